@@ -1,0 +1,56 @@
+"""agentrt: agent programs as processes, on embedded vLLM engines.
+
+Importing this package imports nothing heavy: public names load on first use, since the
+engine core imports `agentrt.scheduler` and the command line must answer at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from agentrt.errors import AgentrtError, ProgramError
+    from agentrt.program import Context, node, program
+    from agentrt.request import Reply, ToolCall
+    from agentrt.runtime import Runtime
+    from agentrt.scheduler.config import SchedulerConfig
+
+_HOMES = {
+    "AgentrtError": "agentrt.errors",
+    "Context": "agentrt.program",
+    "ProgramError": "agentrt.errors",
+    "Reply": "agentrt.request",
+    "Runtime": "agentrt.runtime",
+    "SchedulerConfig": "agentrt.scheduler.config",
+    "ToolCall": "agentrt.request",
+    "node": "agentrt.program",
+    "program": "agentrt.program",
+}
+
+__all__ = [
+    "AgentrtError",
+    "Context",
+    "ProgramError",
+    "Reply",
+    "Runtime",
+    "SchedulerConfig",
+    "ToolCall",
+    "__version__",
+    "node",
+    "program",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'agentrt' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

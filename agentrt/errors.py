@@ -1,0 +1,70 @@
+"""Every error that agentrt raises on purpose, in one tree.
+
+AgentrtError
+├── UsageError            the user's mistake: fix the input (exit code 2)
+│   ├── ConfigError         an option or setting that cannot be
+│   ├── ProgramLoadError    a file without the program that was asked for
+│   └── ModelLoadError      a model that cannot be found or loaded
+├── ProgramError          the user's program raised; its own error is the cause (exit code 1)
+├── EngineError           the engine failed, through no fault of the program
+│   ├── EngineStartError    it did not come up
+│   ├── EngineDiedError     it came up and died; its calls were lost
+│   └── CallRejectedError   it refused one call (too long a prompt, a bad schema, …)
+└── InvariantError        our own bug: state that must not be was seen
+
+Cancellation and preemption are not errors.
+"""
+
+from __future__ import annotations
+
+
+class AgentrtError(Exception):
+    """Base of every error that agentrt raises on purpose."""
+
+
+class UsageError(AgentrtError):
+    """The user's mistake. The message names the thing, what is wrong, and the way out."""
+
+
+class ConfigError(UsageError):
+    """An option or setting that cannot be."""
+
+
+class ProgramLoadError(UsageError):
+    """A file without the program that was asked for."""
+
+
+class ModelLoadError(UsageError):
+    """A model that cannot be found or loaded."""
+
+
+class ProgramError(AgentrtError):
+    """An agent program raised. ``__cause__`` is the program's own error."""
+
+    def __init__(self, program_id: str, program_type: str, cause: BaseException) -> None:
+        super().__init__(
+            f"program {program_id} ({program_type}) failed: {type(cause).__name__}: {cause}"
+        )
+        self.program_id = program_id
+        self.program_type = program_type
+        self.__cause__ = cause
+
+
+class EngineError(AgentrtError):
+    """The engine failed, through no fault of the program."""
+
+
+class EngineStartError(EngineError):
+    """The engine did not come up."""
+
+
+class EngineDiedError(EngineError):
+    """The engine came up and died; the calls that it held were lost."""
+
+
+class CallRejectedError(EngineError):
+    """The engine refused one call: too long a prompt, a schema it cannot compile, …"""
+
+
+class InvariantError(AgentrtError):
+    """Our own bug: state that must not be was seen. Please report it."""

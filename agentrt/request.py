@@ -1,0 +1,129 @@
+"""What a program asks of a model, and what it gets back: plain values, no behaviour.
+
+A `CallSpec` is the program's own words. A `Call` adds who asks, which is what a
+scheduler needs. A `Reply` is what comes back, with the engine's own account of the
+call in a `CallReport`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = Mapping[str, Any]
+"""One chat message, as OpenAI's API has it: ``{"role": …, "content": …}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that a model may call: its name, what it is for, and its arguments' JSON schema."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A model's wish to call a tool. ``arguments`` obey the tool's JSON schema."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpec:
+    """One LLM call in the program's words.
+
+    Exactly one of ``messages`` (a chat), ``prompt`` (raw text) and ``prompt_token_ids``
+    is set. ``max_tokens`` bounds the output (tokens). ``temperature`` 0 is greedy.
+    With ``seed`` None the runtime draws one and records it, so that a call can be run
+    again with the same outcome. ``schema`` is a JSON schema that the output obeys.
+    ``tool_choice`` is ``auto`` (answer or call a tool), ``required`` (call some tool),
+    ``none``, or a tool's name.
+    """
+
+    messages: tuple[Message, ...] | None = None
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str = "auto"
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A `CallSpec` with its identity: what the scheduler ranks.
+
+    ``path_s`` is p(c) of ATLAS, Eq. 2 (seconds of service on the longest path that leads
+    here), None where parents are unknown. ``program_service_s``, ``program_path_s`` and
+    ``program_waiting_s`` are the process table's row when the call was emitted (seconds).
+    """
+
+    call_id: str
+    program_id: str
+    program_type: str
+    spec: CallSpec
+    tenant: str = "default"
+    session: str | None = None
+    path_s: float | None = None
+    program_service_s: float = 0.0
+    program_path_s: float = 0.0
+    program_waiting_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """The engine's account of one call.
+
+    Times are seconds: ``service_s`` in the model executor, ``waiting_s`` in the
+    scheduler's queue (before the first step and after each preemption). ``steps`` are
+    the engine steps that the call ran in; ``arrived_step`` and ``finished_step`` count
+    the engine's steps from its start. ``recomputed_tokens`` were computed again after
+    a preemption; ``cached_tokens`` of the prompt were found in the prefix cache.
+    """
+
+    service_s: float = 0.0
+    waiting_s: float = 0.0
+    preemptions: int = 0
+    demotions: int = 0
+    promotions: int = 0
+    steps: int = 0
+    arrived_step: int = 0
+    finished_step: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a call gave back.
+
+    ``parsed`` is the JSON value when the call had a schema, else None. ``finish_reason``
+    is ``stop`` or ``length``. A `Reply` reads as its text in an f-string.
+    """
+
+    text: str
+    finish_reason: str = "stop"
+    tool_calls: tuple[ToolCall, ...] = ()
+    parsed: Any = None
+    token_ids: tuple[int, ...] = ()
+    report: CallReport = field(default_factory=CallReport)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """This reply as an assistant message, to append to the chat."""
+        return {"role": "assistant", "content": self.text}

@@ -1,0 +1,20 @@
+"""Who runs next: the process table, the queue levels, the policies. Pure and synchronous."""
+
+from __future__ import annotations
+
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import Policy, make_policy, policy_names
+from agentrt.scheduler.queues import LevelQueues, QueuedCall
+from agentrt.scheduler.table import ProcessTable, ProgramRow, ProgramState
+
+__all__ = [
+    "LevelQueues",
+    "Policy",
+    "ProcessTable",
+    "ProgramRow",
+    "ProgramState",
+    "QueuedCall",
+    "SchedulerConfig",
+    "make_policy",
+    "policy_names",
+]

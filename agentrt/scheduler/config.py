@@ -1,0 +1,98 @@
+"""How the scheduler is set: policy, queue levels, quanta, anti-starvation, preemption.
+
+The standard library only: this travels into the engine core as plain JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from itertools import accumulate
+from typing import Any
+
+from agentrt.errors import ConfigError
+
+
+def _default_quanta() -> tuple[float, ...]:
+    return (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Settings of Algorithm 1.
+
+    ``policy`` names what ranks a call. ``quanta`` (seconds of service) are the time
+    quanta of the queue levels Q_1 … Q_{K-1}; the last level, Q_K, has no end. Level i
+    holds ranks from the sum of the quanta before it up to the sum that includes its
+    own, so K = len(quanta) + 1.
+
+    ``beta`` is the anti-starvation threshold: a call is promoted to Q_1 once its
+    program has waited ``beta`` times as long as it was served. At most
+    ``max_promoted`` promoted calls wait at one time, so that a backlog in which all
+    starve does not turn into first come, first served with a storm of preemptions.
+
+    ``preemption`` lets a waiting call of a strictly better level take the place of a
+    running one. A running call is safe for its first ``min_residency_steps`` engine
+    steps, and when at most ``min_remaining_tokens`` of its tokens are left: undoing
+    such a call costs more than letting it be.
+
+    ``stale_after_s``: a program that is not heard of for so long (seconds) is dropped
+    from the engine's table.
+    """
+
+    policy: str = "atlas"
+    quanta: tuple[float, ...] = field(default_factory=_default_quanta)
+    beta: float = 8.0
+    max_promoted: int = 4
+    preemption: bool = True
+    min_residency_steps: int = 4
+    min_remaining_tokens: int = 4
+    stale_after_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "quanta", tuple(float(q) for q in self.quanta))
+        if any(not q > 0 for q in self.quanta):
+            raise ConfigError(f"quanta must be positive seconds, got {list(self.quanta)}")
+        if not self.beta > 0:
+            raise ConfigError(f"beta must be positive (or inf for never), got {self.beta}")
+        for name in ("max_promoted", "min_residency_steps", "min_remaining_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not self.stale_after_s > 0:
+            raise ConfigError(f"stale_after_s must be positive, got {self.stale_after_s}")
+
+    @property
+    def level_ends(self) -> tuple[float, ...]:
+        """Q^hi of each level, in seconds of attained service; the last is infinite."""
+        return (*accumulate(self.quanta), math.inf)
+
+    @property
+    def level_quanta(self) -> tuple[float, ...]:
+        """The quantum of each level in seconds; the last is infinite."""
+        return (*self.quanta, math.inf)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-able values, for vLLM's ``additional_config`` and for reports."""
+        values = asdict(self)
+        values["quanta"] = list(self.quanta)
+        # JSON has no infinity; None stands for "never".
+        values["beta"] = self.beta if math.isfinite(self.beta) else None
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SchedulerConfig:
+        """Read what `to_dict` wrote. Raises `ConfigError` for an unknown key or a bad value."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(
+                f"unknown scheduler setting {unknown[0]!r}; known: {', '.join(sorted(known))}"
+            )
+        given = dict(values)
+        if "beta" in given and given["beta"] is None:
+            given["beta"] = math.inf
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise ConfigError(f"bad scheduler setting: {error}") from error

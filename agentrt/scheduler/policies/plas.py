@@ -1,0 +1,20 @@
+"""PLAS: a call ranks by the service that its program's completed calls had, summed.
+
+Source: Agentix, §4.2.1, Eq. 1.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from agentrt.scheduler.table import ProgramRow
+
+
+class Plas:
+    """Program-level attained service."""
+
+    name: ClassVar[str] = "plas"
+    levelled: ClassVar[bool] = True
+
+    def rank(self, program: ProgramRow, path_s: float | None) -> float:
+        return program.service_s

@@ -1,0 +1,339 @@
+"""Algorithm 1 of Agentix: queue levels, quanta, demotion, promotion, and whom to preempt.
+
+`LevelQueues` is the mechanism; where a call starts is the policy's answer. A call keeps
+its place, (level, sequence), while it runs, so that a preempted call comes back ahead
+of those that came to its level after it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from agentrt.errors import InvariantError
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import make_policy
+from agentrt.scheduler.starvation import Starvation
+from agentrt.scheduler.table import ProgramRow
+
+_EPSILON_S = 1e-9
+
+
+@dataclass(slots=True, eq=False)
+class QueuedCall:
+    """One call in the queues, waiting or running.
+
+    ``item`` is the engine's own request. ``since`` is when its present wait began
+    (None while it runs). ``waited_s`` and ``served_s`` cover its whole life;
+    ``debt_waited_s`` and ``debt_served_s`` count from its last promotion, for the
+    starvation ratio: the paper resets the call's times on promotion, and would then
+    lose that service from the program's total.
+    """
+
+    call_id: str
+    program: ProgramRow
+    item: Any
+    path_s: float | None
+    arrived_at: float
+    level: int = 0
+    seq: int = 0
+    quantum_left: float = math.inf
+    since: float | None = None
+    queued: bool = False
+    held: bool = False
+    promoted: bool = False
+    waited_s: float = 0.0
+    served_s: float = 0.0
+    debt_since: float = 0.0
+    debt_waited_s: float = 0.0
+    debt_served_s: float = 0.0
+    residency_steps: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    demotions: int = 0
+    promotions: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its place: a smaller key runs first."""
+        return (self.level, self.seq)
+
+    def __lt__(self, other: QueuedCall) -> bool:
+        return self.key < other.key
+
+
+class LevelQueues:
+    """The calls of one engine in K levels, first come, first served within a level.
+
+    A call is *added* (ranked), *put* in the queue, *taken* and *started*, *charged* for each engine step,
+    perhaps *stopped* (preempted) and *put* back, and *removed*. A call that was taken can
+    also be put back, for an engine that looks and changes its mind.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.policy = make_policy(config.policy)
+        self._ends = config.level_ends
+        self._quanta = config.level_quanta
+        self._last_level = len(self._quanta) - 1
+        self._heap: list[tuple[int, int, QueuedCall]] = []
+        self._held: list[QueuedCall] = []
+        self._next_seq = 0
+        self._waiting = 0
+        self._promoted_waiting = 0
+        self._starvation = Starvation(config.beta)
+        self.calls: dict[str, QueuedCall] = {}
+
+    # -- the life of a call ------------------------------------------------------------
+
+    def add(
+        self, call_id: str, program: ProgramRow, item: Any, path_s: float | None, now: float
+    ) -> QueuedCall:
+        """Rank a new call. It waits from now on, but still has to be `put` in the queue."""
+        if call_id in self.calls:
+            raise InvariantError(f"call {call_id} is queued already")
+        call = QueuedCall(call_id, program, item, path_s, arrived_at=now, since=now, debt_since=now)
+        self.calls[call_id] = call
+        rank = self.policy.rank(program, path_s) if self.policy.levelled else 0.0
+        self._enter_level(call, bisect_right(self._ends, max(rank, 0.0)))
+        self._watch(call)
+        return call
+
+    def start(self, call: QueuedCall, now: float) -> None:
+        """A call was taken and runs now."""
+        if call.since is None or call.queued:
+            raise InvariantError(f"call {call.call_id} starts but was not taken from its queue")
+        call.waited_s += now - call.since
+        call.debt_waited_s += now - call.debt_since
+        call.since = None
+        call.residency_steps = 0
+        if call.promoted:
+            self._settle_promotion(call)
+
+    def stop(self, call: QueuedCall, now: float) -> None:
+        """A running call was preempted. It still has to be `put` back."""
+        if call.since is not None:
+            raise InvariantError(f"call {call.call_id} is preempted but does not run")
+        call.since = call.debt_since = now
+        call.preemptions += 1
+        self._watch(call)
+
+    def charge(self, call: QueuedCall, seconds: float) -> bool:
+        """A call ran in one engine step of so many seconds. True if that demoted it."""
+        call.served_s += seconds
+        call.debt_served_s += seconds
+        call.steps += 1
+        call.residency_steps += 1
+        call.quantum_left -= seconds
+        if call.quantum_left > _EPSILON_S or call.level == self._last_level:
+            return False
+        if not self.policy.levelled:
+            return False
+        call.demotions += 1
+        self._enter_level(call, call.level + 1)
+        if call.since is not None:
+            # It was preempted with this step in flight: its deadline moved.
+            self._watch(call)
+        return True
+
+    def remove(self, call: QueuedCall, now: float) -> None:
+        """A call finished or was aborted, in whatever state."""
+        if self.calls.pop(call.call_id, None) is None:
+            return
+        if call.since is not None:
+            call.waited_s += now - call.since
+            call.since = None
+        if call.promoted:
+            self._settle_promotion(call)
+        self.discard(call)
+        self._starvation.forget(call)
+
+    def program_changed(self, program: ProgramRow) -> None:
+        """A program's service or waiting changed: its calls starve sooner, or later."""
+        self._starvation.refresh(program)
+
+    # -- the waiting calls, in order ---------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many calls wait, those held back included."""
+        return self._waiting
+
+    def head(self) -> QueuedCall | None:
+        """The call that should run next, or None."""
+        heap = self._heap
+        while heap:
+            level, seq, call = heap[0]
+            if call.queued and not call.held and call.seq == seq and call.level == level:
+                return call
+            heapq.heappop(heap)
+        return None
+
+    def take(self) -> QueuedCall:
+        """Take the head out, to start it or to put it back."""
+        call = self.head()
+        if call is None:
+            raise InvariantError("no call waits")
+        heapq.heappop(self._heap)
+        call.queued = False
+        self._waiting -= 1
+        return call
+
+    def put(self, call: QueuedCall, *, hold: bool = False) -> None:
+        """Queue a waiting call at its place; held back, it is counted but not offered."""
+        if call.queued:
+            raise InvariantError(f"call {call.call_id} is queued twice")
+        call.queued = True
+        self._waiting += 1
+        if hold:
+            call.held = True
+            self._held.append(call)
+        else:
+            heapq.heappush(self._heap, (call.level, call.seq, call))
+
+    def discard(self, call: QueuedCall) -> bool:
+        """Take a call out of the queue wherever it stands; False if it was not in it."""
+        if not call.queued:
+            return False
+        call.queued = False
+        self._waiting -= 1
+        if call.held:
+            call.held = False
+            self._held.remove(call)
+        return True
+
+    def release(self, ready: Callable[[QueuedCall], bool]) -> None:
+        """Offer the held calls again that are ``ready``."""
+        if not self._held:
+            return
+        kept = []
+        for call in self._held:
+            if ready(call):
+                call.held = False
+                heapq.heappush(self._heap, (call.level, call.seq, call))
+            else:
+                kept.append(call)
+        self._held = kept
+
+    def in_order(self) -> list[QueuedCall]:
+        """All waiting calls, best first. O(n log n): for people and tests."""
+        return sorted((c for c in self.calls.values() if c.queued), key=lambda c: c.key)
+
+    # -- anti-starvation and preemption ------------------------------------------------
+
+    def promote(self, now: float) -> list[QueuedCall]:
+        """Move starved calls to Q_1, those that starve longest first (Alg. 1, lines 24-30)."""
+        if not self.policy.levelled:
+            return []
+        promoted = []
+        while self._promoted_waiting < self.config.max_promoted:
+            call = self._starvation.pop_starved(now)
+            if call is None:
+                break
+            call.debt_waited_s = call.debt_served_s = 0.0
+            call.debt_since = now
+            call.promotions += 1
+            call.promoted = True
+            self._promoted_waiting += 1
+            self._enter_level(call, 0)
+            promoted.append(call)
+        return promoted
+
+    def victims(
+        self,
+        running: Sequence[QueuedCall],
+        free_slots: int,
+        free_blocks: int,
+        blocks_needed: Callable[[QueuedCall], int],
+        blocks_held: Callable[[QueuedCall], int],
+        spared: Callable[[QueuedCall], bool],
+    ) -> list[QueuedCall]:
+        """Which running calls to preempt so that better waiting calls run in this step.
+
+        ``running`` is sorted by key, the worst last. Only a call of a strictly worse
+        level gives way, only when that makes enough room (batch slots and KV blocks)
+        for the waiting call to run, and never one that hysteresis protects or the
+        engine has ``spared``.
+        """
+        head = self.head()
+        if not self.config.preemption or head is None or not running:
+            return []
+        if head.level >= running[-1].level:
+            return []
+        pool = [c for c in running if c.level > head.level and self._may_stop(c, spared)]
+        chosen: list[QueuedCall] = []
+        with self._heads() as heads:
+            for call in heads:
+                worse = len(pool) - len(chosen)
+                if worse <= 0 or pool[worse - 1].level <= call.level:
+                    break
+                needed = blocks_needed(call)
+                more = 0
+                slots, blocks = free_slots, free_blocks
+                while slots < 1 or blocks < needed:
+                    at = worse - 1 - more
+                    if at < 0 or pool[at].level <= call.level:
+                        return chosen
+                    slots += 1
+                    blocks += blocks_held(pool[at])
+                    more += 1
+                chosen.extend(pool[worse - more : worse][::-1])
+                free_slots, free_blocks = slots - 1, blocks - needed
+        return chosen
+
+    def check_integrity(self) -> None:
+        """For tests. Raises `InvariantError` on a state that must not be."""
+        queued = [c for c in self.calls.values() if c.queued]
+        if len(queued) != self._waiting:
+            raise InvariantError(f"{self._waiting} calls counted as waiting, {len(queued)} are")
+        offered = {id(c) for lv, sq, c in self._heap if c.queued and c.key == (lv, sq)}
+        for call in queued:
+            if call.since is None:
+                raise InvariantError(f"call {call.call_id} runs and is queued")
+            if not call.held and id(call) not in offered:
+                raise InvariantError(f"call {call.call_id} waits but is not offered")
+        if self._promoted_waiting != sum(c.promoted for c in self.calls.values()):
+            raise InvariantError("promoted calls are miscounted")
+        self._starvation.check_integrity(self.calls)
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _enter_level(self, call: QueuedCall, level: int) -> None:
+        call.level = min(level, self._last_level)
+        call.seq = self._next_seq
+        self._next_seq += 1
+        call.quantum_left = self._quanta[call.level]
+        if call.queued and not call.held:
+            heapq.heappush(self._heap, (call.level, call.seq, call))
+
+    def _watch(self, call: QueuedCall) -> None:
+        # A call in Q_1 cannot be promoted any further.
+        if call.level > 0 and self.policy.levelled:
+            self._starvation.watch(call)
+
+    def _settle_promotion(self, call: QueuedCall) -> None:
+        call.promoted = False
+        self._promoted_waiting -= 1
+
+    def _may_stop(self, call: QueuedCall, spared: Callable[[QueuedCall], bool]) -> bool:
+        return call.residency_steps >= self.config.min_residency_steps and not spared(call)
+
+    @contextmanager
+    def _heads(self) -> Iterator[Iterator[QueuedCall]]:
+        """The waiting calls best first, without taking them; cost grows with how far one looks."""
+        seen: list[tuple[int, int, QueuedCall]] = []
+
+        def walk() -> Iterator[QueuedCall]:
+            while (call := self.head()) is not None:
+                seen.append(heapq.heappop(self._heap))
+                yield call
+
+        try:
+            yield walk()
+        finally:
+            for entry in seen:
+                heapq.heappush(self._heap, entry)

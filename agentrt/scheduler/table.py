@@ -1,0 +1,197 @@
+"""The process table: one row per live program (Agentix, §4.2.1).
+
+Pure and synchronous. The runtime keeps one over all engines; each engine core keeps
+one for the programs whose calls it runs. Times are seconds; ``now`` is the caller's
+clock, which must not run backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agentrt.errors import InvariantError
+from agentrt.request import CallReport
+
+
+class ProgramState(StrEnum):
+    """What a live program is doing, the engine first: a call outweighs a tool."""
+
+    RUNNING = "running"
+    IN_TOOL = "in tool"
+    WAITING_FOR_HUMAN = "waiting for a human"
+    STALE = "stale"
+
+
+@dataclass(slots=True, eq=False)
+class ProgramRow:
+    """One program's metrics.
+
+    ``service_s`` is the sum of its completed calls' service (PLAS); ``path_s`` the
+    longest path of service seen (ATLAS' scalar); ``waiting_s`` its completed calls'
+    time in the engine's queue. ``calls`` are its active calls (threads), each with its
+    arrival time. ``home`` is the replica that holds its context.
+    """
+
+    program_id: str
+    type: str
+    tenant: str = "default"
+    session: str | None = None
+    started_at: float = 0.0
+    service_s: float = 0.0
+    path_s: float = 0.0
+    waiting_s: float = 0.0
+    interrupt_s: float = 0.0
+    calls: dict[str, float] = field(default_factory=dict)
+    tools: int = 0
+    humans: int = 0
+    home: str | None = None
+    last_arrival: float = 0.0
+    last_completion: float = 0.0
+    finished_calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+
+    @property
+    def last_heard(self) -> float:
+        """When this program last began or ended something."""
+        return max(self.last_arrival, self.last_completion)
+
+    def state(self, now: float, stale_after_s: float) -> ProgramState:
+        """What the program is doing at ``now``."""
+        if self.calls:
+            return ProgramState.RUNNING
+        if self.tools:
+            return ProgramState.IN_TOOL
+        if self.humans:
+            return ProgramState.WAITING_FOR_HUMAN
+        if now - self.last_heard >= stale_after_s:
+            return ProgramState.STALE
+        return ProgramState.RUNNING
+
+
+class ProcessTable:
+    """Rows by program id, the longest unheard-of first."""
+
+    def __init__(self) -> None:
+        # A dict keeps insertion order; touching a row moves it to the end, so that
+        # stale rows are found at the front without a scan.
+        self._rows: dict[str, ProgramRow] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, program_id: object) -> bool:
+        return program_id in self._rows
+
+    def __iter__(self) -> Iterator[ProgramRow]:
+        return iter(list(self._rows.values()))
+
+    def get(self, program_id: str) -> ProgramRow | None:
+        """The row of a live program, else None."""
+        return self._rows.get(program_id)
+
+    def start_program(
+        self,
+        program_id: str,
+        type: str,
+        now: float,
+        *,
+        tenant: str = "default",
+        session: str | None = None,
+    ) -> ProgramRow:
+        """Add a row. Raises `InvariantError` if the program is live already."""
+        if program_id in self._rows:
+            raise InvariantError(f"program {program_id} is in the process table already")
+        row = ProgramRow(program_id, type, tenant, session, started_at=now, last_arrival=now)
+        self._rows[program_id] = row
+        return row
+
+    def end_program(self, program_id: str) -> ProgramRow | None:
+        """Drop a program's row, whatever its state. Idempotent."""
+        return self._rows.pop(program_id, None)
+
+    def call_arrived(self, row: ProgramRow, call_id: str, now: float) -> None:
+        """A call of the program was emitted."""
+        row.calls[call_id] = now
+        row.last_arrival = now
+        self._touch(row)
+
+    def call_ended(
+        self, row: ProgramRow, call_id: str, now: float, path_s: float | None, report: CallReport
+    ) -> None:
+        """A call completed, failed or was aborted; ``report`` is what it used.
+
+        ``path_s`` is its p(c) of Eq. 2, None where its parents are unknown: then the
+        paper's scalar takes its place (Alg. 1, line 4).
+        """
+        row.calls.pop(call_id, None)
+        start = row.path_s if path_s is None else path_s
+        row.path_s = max(row.path_s, start + report.service_s)
+        row.service_s += report.service_s
+        row.waiting_s += report.waiting_s
+        row.finished_calls += 1
+        row.prompt_tokens += report.prompt_tokens
+        row.output_tokens += report.output_tokens
+        row.cached_tokens += report.cached_tokens
+        row.recomputed_tokens += report.recomputed_tokens
+        row.preemptions += report.preemptions
+        row.last_completion = now
+        self._touch(row)
+
+    def interrupt_started(self, row: ProgramRow, now: float, *, human: bool) -> None:
+        """A tool call began, or a question to a human."""
+        if human:
+            row.humans += 1
+        else:
+            row.tools += 1
+        row.last_arrival = now
+        self._touch(row)
+
+    def interrupt_ended(
+        self, row: ProgramRow, now: float, *, human: bool, seconds: float
+    ) -> None:
+        """The tool or the human answered after ``seconds``."""
+        if human:
+            row.humans -= 1
+        else:
+            row.tools -= 1
+        row.interrupt_s += seconds
+        row.last_completion = now
+        self._touch(row)
+
+    def catch_up(
+        self, row: ProgramRow, service_s: float, path_s: float, waiting_s: float
+    ) -> None:
+        """Raise a row to what another table knows: service elsewhere counts here too."""
+        row.service_s = max(row.service_s, service_s)
+        row.path_s = max(row.path_s, path_s)
+        row.waiting_s = max(row.waiting_s, waiting_s)
+
+    def stale(self, now: float, stale_after_s: float) -> list[ProgramRow]:
+        """Rows with nothing active that were not heard of for ``stale_after_s``; cheap."""
+        found: list[ProgramRow] = []
+        for row in self._rows.values():
+            if now - row.last_heard < stale_after_s:
+                break
+            if not (row.calls or row.tools or row.humans):
+                found.append(row)
+        return found
+
+    def check_integrity(self) -> None:
+        """For tests. Raises `InvariantError` on a state that must not be."""
+        for program_id, row in self._rows.items():
+            if row.program_id != program_id:
+                raise InvariantError(f"row of {row.program_id} is filed under {program_id}")
+            if row.tools < 0 or row.humans < 0:
+                raise InvariantError(f"program {program_id} ended more interrupts than it began")
+            if row.path_s > row.service_s + 1e-6:
+                raise InvariantError(f"program {program_id} has a path longer than its service")
+
+    def _touch(self, row: ProgramRow) -> None:
+        if self._rows.pop(row.program_id, None) is not None:
+            self._rows[row.program_id] = row

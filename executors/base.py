@@ -1,0 +1,43 @@
+"""The seam between the runtime and whatever runs its LLM calls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentrt.request import Call, Reply
+
+Progress = Callable[[str], None]
+"""Told, in a few words, what a slow start is doing now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a call's output. The last chunk, and only it, carries the whole ``reply``."""
+
+    text: str
+    reply: Reply | None = None
+
+
+class Executor(Protocol):
+    """Runs LLM calls. One per replica; all methods belong to one event loop."""
+
+    async def start(self, progress: Progress) -> None:
+        """Come up, or raise `ModelLoadError`, `ConfigError` or `EngineStartError`."""
+
+    def generate(self, call: Call) -> AsyncIterator[Chunk]:
+        """Run one call, yielding its text as it grows.
+
+        Closing the iterator, or cancelling the task that reads it, aborts the call and
+        frees its KV cache. Raises `CallRejectedError` or `EngineDiedError`.
+        """
+
+    async def end_program(self, program_id: str) -> None:
+        """Forget a program: it ended, failed or was cancelled. Idempotent."""
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        """What runs and what waits, and behind what: JSON-able, for people and tests."""
+
+    async def close(self) -> None:
+        """Stop within seconds, leaving no process behind. Idempotent."""

@@ -1,0 +1,114 @@
+"""The only file that names vLLM's internals.
+
+What is used and is not public API: `AsyncScheduler` (the documented seam
+``scheduler_cls``, whose interface vLLM does not promise), its queues, `_preempt_request`,
+`_connector_finished`, the KV-cache manager's block pool, and the lookup of utility
+methods on `EngineCore`. Read against vLLM 0.32.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import Request
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+UTILITY = "agentrt"
+"""The name under which a client reaches our scheduler: `EngineCore.agentrt(op, argument)`."""
+
+
+def install_control() -> None:
+    """Let clients call ``scheduler.control(op, argument)`` in the engine core.
+
+    vLLM looks utility methods up by name on the engine core when a message arrives, so
+    one class attribute, set where the scheduler class is imported, is the whole door.
+    """
+
+    def agentrt(self: Any, op: str, argument: Any = None) -> Any:
+        return self.scheduler.control(op, argument)
+
+    setattr(EngineCore, UTILITY, agentrt)
+
+
+def admitted(output: SchedulerOutput) -> Iterable[str]:
+    """The requests that began to run in this step, for the first time or again."""
+    for new in output.scheduled_new_reqs:
+        yield new.req_id
+    yield from output.scheduled_cached_reqs.resumed_req_ids
+
+
+def free_slots(scheduler: Scheduler) -> int:
+    """Batch slots that no running request holds."""
+    taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
+    limit = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
+    return int(limit - taken)
+
+
+def free_blocks(scheduler: Scheduler) -> int:
+    """KV-cache blocks that can be handed out now."""
+    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+def blocks_held(scheduler: Scheduler, request: Request) -> int:
+    """KV-cache blocks that preempting this request would free."""
+    groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+    return sum(1 for group in groups for block in group if block.ref_cnt == 1)
+
+
+def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
+    """KV-cache blocks that this waiting request takes out of the free ones, all its tokens.
+
+    Its cached prefix is looked up only when the request would not fit without one.
+    """
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    whole = sum(-(-(request.num_tokens + 1) // manager.block_size) for manager in managers)
+    if whole <= free:
+        return whole
+    cached = scheduler.kv_cache_manager.get_computed_blocks(request)[0].blocks
+    shared = sum(1 for group in cached for block in group if block.ref_cnt > 0)
+    return whole - shared
+
+
+def may_preempt(scheduler: Scheduler, request: Request) -> bool:
+    """Whether preempting this running request frees its blocks at once."""
+    ask: Callable[[Request], bool] | None = getattr(
+        scheduler, "_request_blocks_can_be_freed", None
+    )
+    return ask is None or ask(request)
+
+
+def tokens_left(request: Request) -> int:
+    """Tokens that the request may still produce, those in flight counted as produced."""
+    done = len(request.output_token_ids) + request.num_output_placeholders
+    return int(request.max_tokens) - done
+
+
+def extra_args(request: Request) -> dict[str, Any]:
+    """What the client attached to the request's sampling parameters."""
+    params = request.sampling_params
+    return (params.extra_args or {}) if params is not None else {}
+
+
+__all__ = [
+    "UTILITY",
+    "AsyncScheduler",
+    "Request",
+    "RequestQueue",
+    "SchedulerOutput",
+    "admitted",
+    "blocks_held",
+    "blocks_needed",
+    "extra_args",
+    "free_blocks",
+    "free_slots",
+    "install_control",
+    "may_preempt",
+    "tokens_left",
+]

@@ -1,0 +1,67 @@
+"""Who a vLLM request belongs to, read from what its client attached.
+
+agentrt's own executor sends one nested value; a client of `vllm serve` can send flat
+ones (``vllm_xargs``) or vLLM's own session id. Without any of them a request is a
+program of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrt.request import Call
+
+NESTED = "agentrt"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The program of a request and what its client knows of it (seconds of service)."""
+
+    program_id: str
+    program_type: str = "unknown"
+    tenant: str = "default"
+    call_id: str | None = None
+    path_s: float | None = None
+    service_s: float = 0.0
+    program_path_s: float = 0.0
+    waiting_s: float = 0.0
+    report: bool = False
+    lone: bool = False
+
+
+def attach(call: Call) -> dict[str, Any]:
+    """A call's identity as ``extra_args`` of vLLM's sampling parameters."""
+    return {
+        NESTED: {
+            "program_id": call.program_id,
+            "program_type": call.program_type,
+            "tenant": call.tenant,
+            "call_id": call.call_id,
+            "path_s": call.path_s,
+            "service_s": call.program_service_s,
+            "program_path_s": call.program_path_s,
+            "waiting_s": call.program_waiting_s,
+            "report": True,
+        }
+    }
+
+
+def identify(request_id: str, extra: Mapping[str, Any], session_id: str | None) -> Identity:
+    """Read a request's identity; whatever is malformed counts as not given."""
+    nested = extra.get(NESTED)
+    if isinstance(nested, Mapping) and nested.get("program_id"):
+        return Identity(**{k: v for k, v in nested.items() if k in Identity.__slots__})
+    program_id = extra.get("agentrt_program") or session_id
+    if not program_id:
+        return Identity(program_id=request_id, lone=True)
+    path = extra.get("agentrt_path_s")
+    return Identity(
+        program_id=str(program_id),
+        program_type=str(extra.get("agentrt_type", "unknown")),
+        tenant=str(extra.get("agentrt_tenant", "default")),
+        path_s=float(path) if isinstance(path, int | float) else None,
+        report=bool(extra.get("agentrt_report", False)),
+    )

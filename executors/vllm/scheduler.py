@@ -1,0 +1,305 @@
+"""vLLM's scheduler, made to rank calls by their program.
+
+`ProgramScheduler` is a subclass of vLLM's async scheduler, named to vLLM by
+``scheduler_cls``. Before each step it promotes the starved, sorts the running calls so
+that vLLM's own memory preemption meets the worst first, and preempts for better waiting
+calls; then vLLM schedules as ever. Settings come in ``additional_config["agentrt"]``.
+With policy ``fcfs`` vLLM's own queue stays and only the account is kept.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentrt.errors import ConfigError
+from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm.identity import Identity, identify
+from agentrt.executors.vllm.queue import LevelRequestQueue
+from agentrt.request import CallReport
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.queues import LevelQueues, QueuedCall
+from agentrt.scheduler.table import ProcessTable
+
+SETTINGS = "agentrt"
+_STALE_CHECK_STEPS = 256
+_KEPT_REPORTS = 1024
+
+_compat.install_control()
+
+
+@dataclass(slots=True, eq=False)
+class _Account:
+    """What the engine core notes of one request, beside its place in the queues."""
+
+    identity: Identity
+    arrived_step: int
+    cached_tokens: int | None = None
+    computed_at_stop: int = 0
+    recomputed_tokens: int = 0
+
+
+class ProgramScheduler(_compat.AsyncScheduler):
+    """Program-aware scheduling inside vLLM's engine core."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = dict((self.vllm_config.additional_config or {}).get(SETTINGS, {}))
+        if settings.pop("embedded", False):
+            _leave_interrupts_to_parent()
+        self.table = ProcessTable()
+        self.steps = 0
+        self._accounts: dict[str, _Account] = {}
+        self._aborted: OrderedDict[str, CallReport] = OrderedDict()
+        self._dispatched: dict[int, float] = {}
+        self._last_update = 0.0
+        self._stock_waiting = self.waiting
+        self._use(SchedulerConfig.from_dict(settings))
+
+    def _use(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.queues = LevelQueues(config)
+        self._levelled = self.queues.policy.levelled
+        self._unsorted = False
+        if self._levelled:
+            self.waiting = LevelRequestQueue(self.queues)
+        else:
+            self.waiting = self._stock_waiting
+
+    # -- vLLM's own calls, with an account kept ----------------------------------------
+
+    def add_request(self, request: _compat.Request) -> None:
+        if request.request_id not in self.requests:
+            self._open_account(request)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> _compat.SchedulerOutput:
+        now = time.monotonic()
+        if self._levelled:
+            self.queues.release(_settled)
+            self.queues.promote(now)
+            self._make_room(now)
+        output = super().schedule(*args, **kwargs)
+        for request_id in _compat.admitted(output):
+            self._begin(request_id, output.num_scheduled_tokens[request_id], now)
+        if output.num_scheduled_tokens:
+            self._dispatched[id(output)] = time.monotonic()
+        return output
+
+    def update_from_output(
+        self, scheduler_output: _compat.SchedulerOutput, model_runner_output: Any
+    ) -> Any:
+        dispatched = self._dispatched.pop(id(scheduler_output), None)
+        if dispatched is not None:
+            self._charge_step(scheduler_output, dispatched)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _preempt_request(
+        self, request: _compat.Request, timestamp: float, *args: Any, **kwargs: Any
+    ) -> None:
+        call = self.queues.calls.get(request.request_id)
+        if call is not None:
+            self.queues.stop(call, time.monotonic())
+            self._accounts[request.request_id].computed_at_stop = request.num_computed_tokens
+        super()._preempt_request(request, timestamp, *args, **kwargs)
+
+    def _connector_finished(
+        self, request: _compat.Request
+    ) -> tuple[bool, dict[str, Any] | None]:
+        delay, params = super()._connector_finished(request)
+        report = self._close_account(request)
+        if report is not None:
+            params = {**(params or {}), SETTINGS: asdict(report)}
+        return delay, params
+
+    # -- the step ----------------------------------------------------------------------
+
+    def _make_room(self, now: float) -> None:
+        """Preempt running calls of a worse level for waiting calls of a better one."""
+        calls = self.queues.calls
+        if self._unsorted:
+            self.running.sort(key=lambda request: calls[request.request_id].key)
+            self._unsorted = False
+        head = self.queues.head()
+        if head is None or not self.running:
+            return
+        # The one comparison that nearly every step comes down to.
+        if head.level >= calls[self.running[-1].request_id].level:
+            return
+        free = _compat.free_blocks(self)
+        victims = self.queues.victims(
+            [calls[request.request_id] for request in self.running],
+            _compat.free_slots(self),
+            free,
+            lambda call: _compat.blocks_needed(self, call.item, free),
+            lambda call: _compat.blocks_held(self, call.item),
+            self._spared,
+        )
+        for call in victims:
+            self._preempt(call, now)
+
+    def _preempt(self, call: QueuedCall, now: float) -> None:
+        request = call.item
+        self.running.remove(request)
+        queue = self.waiting
+        assert isinstance(queue, LevelRequestQueue)
+        # vLLM keeps its own victims out of the step that preempts them; ours are
+        # preempted before the step begins, so the queue has to do it.
+        queue.holding = True
+        self._preempt_request(request, now)
+        queue.holding = False
+        self.prev_step_scheduled_req_ids.discard(request.request_id)
+
+    def _spared(self, call: QueuedCall) -> bool:
+        request = call.item
+        left = _compat.tokens_left(request)
+        return left <= self.config.min_remaining_tokens or not _compat.may_preempt(self, request)
+
+    def _begin(self, request_id: str, scheduled: int, now: float) -> None:
+        call = self.queues.calls.get(request_id)
+        if call is None:
+            return
+        self.queues.start(call, now)
+        self._unsorted = True
+        account = self._accounts[request_id]
+        # vLLM has counted this step's tokens as computed by now; the rest was cached.
+        cached = call.item.num_computed_tokens - scheduled
+        if account.cached_tokens is None:
+            account.cached_tokens = min(cached, call.item.num_prompt_tokens)
+        else:
+            account.recomputed_tokens += max(0, account.computed_at_stop - cached)
+
+    def _charge_step(self, output: _compat.SchedulerOutput, dispatched: float) -> None:
+        """Charge the step's time to the calls in it; with steps in flight, none twice."""
+        now = time.monotonic()
+        seconds = now - max(dispatched, self._last_update)
+        self._last_update = now
+        self.steps += 1
+        calls, charge = self.queues.calls, self.queues.charge
+        for request_id in output.num_scheduled_tokens:
+            call = calls.get(request_id)
+            if call is not None and charge(call, seconds):
+                self._unsorted = True
+        if self.steps % _STALE_CHECK_STEPS == 0:
+            for row in self.table.stale(now, self.config.stale_after_s):
+                self.table.end_program(row.program_id)
+
+    # -- accounts ----------------------------------------------------------------------
+
+    def _open_account(self, request: _compat.Request) -> None:
+        now = time.monotonic()
+        identity = identify(
+            request.request_id, _compat.extra_args(request), getattr(request, "session_id", None)
+        )
+        row = self.table.get(identity.program_id)
+        if row is None:
+            row = self.table.start_program(
+                identity.program_id, identity.program_type, now, tenant=identity.tenant
+            )
+        self.table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
+        self.table.call_arrived(row, request.request_id, now)
+        self._accounts[request.request_id] = _Account(identity, self.steps)
+        self.queues.add(request.request_id, row, request, identity.path_s, now)
+
+    def _close_account(self, request: _compat.Request) -> CallReport | None:
+        """A request ended, one way or another. Its report, if its client asked for it."""
+        call = self.queues.calls.get(request.request_id)
+        if call is None:
+            return None
+        now = time.monotonic()
+        self.queues.remove(call, now)
+        account = self._accounts.pop(request.request_id)
+        report = self._report(call, account)
+        self.table.call_ended(call.program, request.request_id, now, call.path_s, report)
+        self.queues.program_changed(call.program)
+        if account.identity.lone:
+            self.table.end_program(call.program.program_id)
+        if not account.identity.report:
+            return None
+        if request.status.name == "FINISHED_ABORTED" and account.identity.call_id:
+            self._keep(account.identity.call_id, report)
+        return report
+
+    def _report(self, call: QueuedCall, account: _Account) -> CallReport:
+        request = call.item
+        return CallReport(
+            service_s=call.served_s,
+            waiting_s=call.waited_s,
+            preemptions=call.preemptions,
+            demotions=call.demotions,
+            promotions=call.promotions,
+            steps=call.steps,
+            arrived_step=account.arrived_step,
+            finished_step=self.steps,
+            prompt_tokens=request.num_prompt_tokens,
+            output_tokens=len(request.output_token_ids),
+            cached_tokens=account.cached_tokens or 0,
+            recomputed_tokens=account.recomputed_tokens,
+            level=call.level,
+        )
+
+    def _keep(self, call_id: str, report: CallReport) -> None:
+        # An aborted request has no last output to carry its report: it waits here.
+        self._aborted[call_id] = report
+        while len(self._aborted) > _KEPT_REPORTS:
+            self._aborted.popitem(last=False)
+
+    # -- control, from the client's side -----------------------------------------------
+
+    def control(self, op: str, argument: Any = None) -> Any:
+        """Answer a client's message. Values in and out are plain (msgpack).
+
+        ``end``: a program id ended. ``aborted``: the report of an aborted call id, once,
+        else None. ``configure``: new settings, refused while calls are unfinished.
+        ``snapshot``: what runs and waits. Raises `ConfigError` for anything else.
+        """
+        if op == "end":
+            return self.table.end_program(str(argument)) is not None
+        if op == "aborted":
+            report = self._aborted.pop(str(argument), None)
+            return None if report is None else asdict(report)
+        if op == "configure":
+            if self.requests:
+                raise ConfigError(f"{len(self.requests)} calls are unfinished; wait for them")
+            self._use(SchedulerConfig.from_dict(argument))
+            return self.config.to_dict()
+        if op == "snapshot":
+            return self._snapshot()
+        raise ConfigError(f"unknown control operation {op!r}")
+
+    def _snapshot(self) -> dict[str, Any]:
+        waiting = [self.queues.calls[request.request_id] for request in self.waiting]
+        return {
+            "policy": self.config.policy,
+            "steps": self.steps,
+            "programs": [row.program_id for row in self.table],
+            "running": [self._describe(c) for c in self.queues.calls.values() if c.since is None],
+            "waiting": [{**self._describe(c), "ahead": i} for i, c in enumerate(waiting)],
+            "free_blocks": _compat.free_blocks(self),
+            "requests": len(self.requests),
+        }
+
+    def _describe(self, call: QueuedCall) -> dict[str, Any]:
+        return {
+            "call_id": self._accounts[call.call_id].identity.call_id,
+            "program_id": call.program.program_id,
+            "level": call.level,
+            "preemptions": call.preemptions,
+        }
+
+
+def _settled(call: QueuedCall) -> bool:
+    """Whether no output of a preempted call is in flight any more."""
+    return bool(call.item.num_in_flight_tokens == 0)
+
+
+def _leave_interrupts_to_parent() -> None:
+    """Ctrl-C reaches the whole process group; only the parent may decide what stops."""
+    in_child = multiprocessing.parent_process() is not None
+    if in_child and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
