@@ -110,7 +110,8 @@ class Reply:
     """What a call gave back.
 
     ``parsed`` is the JSON value when the call had a schema, else None. ``finish_reason``
-    is ``stop`` or ``length``. A `Reply` reads as its text in an f-string.
+    is ``stop`` or ``length``. ``node`` is the call's id in its program's DAG. A `Reply`
+    reads as its text in an f-string.
     """
 
     text: str
@@ -119,6 +120,7 @@ class Reply:
     parsed: Any = None
     token_ids: tuple[int, ...] = ()
     report: CallReport = field(default_factory=CallReport)
+    node: int = -1
 
     def __str__(self) -> str:
         return self.text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrt.request import Call, Reply
+from agentrt.request import Call, CallReport, Reply
 
 Progress = Callable[[str], None]
 """Told, in a few words, what a slow start is doing now."""
@@ -26,12 +26,15 @@ class Executor(Protocol):
     async def start(self, progress: Progress) -> None:
         """Come up, or raise `ModelLoadError`, `ConfigError` or `EngineStartError`."""
 
-    def generate(self, call: Call) -> AsyncIterator[Chunk]:
-        """Run one call, yielding its text as it grows.
+    def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        """Run one call, yielding its text as it grows, or with ``stream`` off all at once.
 
         Closing the iterator, or cancelling the task that reads it, aborts the call and
         frees its KV cache. Raises `CallRejectedError` or `EngineDiedError`.
         """
+
+    async def aborted(self, call_id: str) -> CallReport:
+        """What a call that was aborted had used; an empty report where nothing is known."""
 
     async def end_program(self, program_id: str) -> None:
         """Forget a program: it ended, failed or was cancelled. Idempotent."""

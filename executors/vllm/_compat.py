@@ -19,6 +19,7 @@ from vllm.v1.request import Request
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 UTILITY = "agentrt"
 """The name under which a client reaches our scheduler: `EngineCore.agentrt(op, argument)`."""
@@ -35,6 +36,11 @@ def install_control() -> None:
         return self.scheduler.control(op, argument)
 
     setattr(EngineCore, UTILITY, agentrt)
+
+
+def start_reader(llm: AsyncLLM) -> None:
+    """Start the client's task that reads the engine core's outputs."""
+    llm._run_output_handler()
 
 
 def admitted(output: SchedulerOutput) -> Iterable[str]:
@@ -110,5 +116,6 @@ __all__ = [
     "free_slots",
     "install_control",
     "may_preempt",
+    "start_reader",
     "tokens_left",
 ]

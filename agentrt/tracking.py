@@ -1,0 +1,403 @@
+"""Which calls had to end before this one, found out from plain asyncio code.
+
+Every task of a program carries a `Scope` with the frontier of what it has seen end. A task
+starts from its creator's frontier; whoever waits for a task takes over its frontier. A task
+factory and a `Task` subclass see creation and waiting; nothing of asyncio is patched.
+
+What is exact, and what is not, is said at `emission_parents`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import CellType
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
+
+from agentrt.errors import InvariantError
+from agentrt.graph.dag import ExecutionDAG
+from agentrt.graph.frontier import Frontier
+
+T = TypeVar("T")
+
+
+class Scope:
+    """Where code runs: ``owner`` (its program), ``frontier`` (what ended before now in this
+    task) and ``path`` (the names of the node functions around it, such as ``main/expand``).
+
+    Copied contexts (callbacks, OS threads) hold the same scope by reference, so that what
+    they see end is seen by the task.
+    """
+
+    __slots__ = ("_family", "_pending", "frontier", "owner", "path")
+
+    def __init__(self, owner: object, path: str = "", frontier: Frontier | None = None) -> None:
+        self.owner = owner
+        self.path = path
+        self.frontier = Frontier() if frontier is None else frontier
+        self._pending = _Pending()
+        self._family = _family_of(owner)
+
+    def fork(self) -> Scope:
+        """The scope of a task that this one creates now."""
+        self.settle()
+        return Scope(self.owner, self.path, self.frontier.fork())
+
+    def within(self, name: str) -> Scope:
+        """The same scope inside the node function ``name``."""
+        inner = Scope(self.owner, f"{self.path}/{name}" if self.path else name, self.frontier)
+        inner._pending = self._pending
+        return inner
+
+    def join(self, ended: Scope) -> None:
+        """This task waited for the task of ``ended``, which must be over."""
+        if ended.owner is self.owner and ended.frontier is not self.frontier:
+            ended.settle()
+            self.frontier.join(ended.frontier)
+
+    def settle(self) -> None:
+        """Join what was waited for through asyncio's own futures and has come to its end."""
+        pending = self._pending
+        if pending.seen:
+            seen, pending.seen = pending.seen, []
+            for ended in seen:
+                self.join(ended)
+        if pending.waits:
+            waits, pending.waits = pending.waits, []
+            for wait in waits:
+                if not wait.over():
+                    pending.waits.append(wait)
+                    continue
+                for ended in wait.causes():
+                    self.join(ended)
+
+
+# The open tasks of each owner, by the owner's identity: an owner need not be hashable. An id
+# is not given again while its entry lives, since only scopes hold it, and they hold the owner.
+_FAMILIES: WeakValueDictionary[int, WeakSet[TrackedTask[Any]]] = WeakValueDictionary()
+
+
+def _family_of(owner: object) -> WeakSet[TrackedTask[Any]]:
+    family = _FAMILIES.get(id(owner))
+    if family is None:
+        family = _FAMILIES[id(owner)] = WeakSet()
+    return family
+
+
+class _Pending:
+    """What callbacks learned while the task itself did not run; joined by `Scope.settle`."""
+
+    __slots__ = ("known", "seen", "waits")
+
+    def __init__(self) -> None:
+        self.seen: list[Scope] = []  # tasks whose result a callback read
+        self.waits: list[_Wait] = []  # waits of which some task has ended
+        # One per gather, shield or group, by asyncio's own object for it.
+        self.known: WeakKeyDictionary[Any, _Wait] | None = None
+
+    def wait_for(self, key: Any, is_group: bool) -> _Wait:
+        if self.known is None:
+            self.known = WeakKeyDictionary()
+        wait = self.known.get(key)
+        if wait is None:
+            wait = self.known[key] = _Wait(key if is_group else None)
+        return wait
+
+
+class _Wait:
+    """One gather, shield or TaskGroup: the tasks that it waits for, and those that ended.
+
+    It holds scopes and weak references only: neither tasks nor their results live longer.
+    """
+
+    __slots__ = ("ended", "expected", "is_group", "target")
+
+    def __init__(self, group: asyncio.TaskGroup | None) -> None:
+        self.expected = 0
+        self.ended: list[Scope] = []
+        self.is_group = group is not None
+        self.target: ref[Any] | None = None if group is None else ref(group)
+
+    def arrived(self, scope: Scope, outer: CellType | None, task: TrackedTask[Any]) -> None:
+        """``task`` has ended; runs just before asyncio's own callback for that."""
+        if outer is not None:
+            # gather() fills the cell only after it has added its callbacks.
+            future = outer.cell_contents
+            if future.done():
+                return  # failed or called off before: nobody waited for this task
+            if self.target is None:
+                self.target = ref(future)
+        task.scope.settle()
+        if not self.ended:
+            scope._pending.waits.append(self)
+        self.ended.append(task.scope)
+
+    def over(self) -> bool:
+        """True once the wait has ended. What nobody can reach any more has, too."""
+        target = None if self.target is None else self.target()
+        if target is None:
+            return True
+        return bool(target._exiting if self.is_group else target.done())
+
+    def causes(self) -> list[Scope]:
+        """The tasks whose end ended the wait: all, or the one that failed first."""
+        early = not self.is_group and len(self.ended) < self.expected
+        return self.ended[-1:] if early else self.ended
+
+
+_SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentrt_scope", default=None)
+# Tasks that `bind` gave a scope; for a TaskGroup, which knows only its task.
+_BOUND: WeakKeyDictionary[asyncio.Task[Any], Scope] = WeakKeyDictionary()
+
+
+def current_scope() -> Scope | None:
+    """The scope of the code that asks, or None outside any program."""
+    return _SCOPE.get()
+
+
+@contextmanager
+def bind(scope: Scope) -> Iterator[Scope]:
+    """Run the body, a program's root, in ``scope``, inside the current task."""
+    token = _SCOPE.set(scope)
+    task = _running_task()
+    before = None if task is None else _BOUND.get(task)
+    if task is not None:
+        _BOUND[task] = scope
+    try:
+        yield scope
+    finally:
+        _SCOPE.reset(token)
+        if task is not None and before is not None:
+            _BOUND[task] = before
+        elif task is not None:
+            _BOUND.pop(task, None)
+
+
+@contextmanager
+def enter_node(name: str) -> Iterator[Scope | None]:
+    """Run the body inside the node function ``name``: its emissions' path ends with it.
+
+    Outside any program this does nothing, so that a node function can be tested alone.
+    """
+    scope = _SCOPE.get()
+    token = _SCOPE.set(None if scope is None else scope.within(name))
+    try:
+        yield _SCOPE.get()
+    finally:
+        _SCOPE.reset(token)
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Run the body outside any program: a task that it starts is nobody's, and outlives it.
+
+    For machinery shared by programs, such as an engine that starts its reader task inside
+    the first call.
+    """
+    token = _SCOPE.set(None)
+    try:
+        yield
+    finally:
+        _SCOPE.reset(token)
+
+
+def start_task(
+    coro: Coroutine[Any, Any, T], scope: Scope, *, name: str | None = None
+) -> TrackedTask[T]:
+    """Start a program's root as a task in ``scope``, on the running loop."""
+    context = contextvars.copy_context()
+    context.run(_SCOPE.set, scope)
+    loop = asyncio.get_running_loop()
+    return TrackedTask(coro, scope=scope, loop=loop, name=name, context=context)
+
+
+async def cancel_tasks(owner: object) -> None:
+    """Cancel every open task of ``owner`` but the current one, and wait until all are over."""
+    family = _family_of(owner)
+    me = asyncio.current_task()
+    # A task can start others while it is being cancelled.
+    while left := [task for task in family if task is not me and not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
+
+
+def emission_parents(scope: Scope, dag: ExecutionDAG, after: Iterable[int] = ()) -> tuple[int, ...]:
+    """The parents of a node that ``scope``'s task emits now, in rising order.
+
+    ``after`` names more nodes of ``dag``, by hand; they must have ended. When the node has
+    ended, tell ``scope.frontier.advance(node_id, parents)``.
+
+    Exact: awaiting a task, wait, wait_for, as_completed, a gather or shield that is awaited
+    before the next emission, TaskGroup, ``result()`` and ``exception()`` of a task. When a
+    gather fails early, only the task that failed counts. Approximate:
+
+    - A gather or shield that is not awaited yet counts once it is over (an edge too many),
+      and counts for the task that made it, even if another awaits it (an edge too few).
+    - So does a task whose result a callback of the program reads.
+    - What passes through a queue, an event, a lock or a plain future is not seen (an edge too
+      few): name it in ``after``. Nor are ``done()`` and ``cancelled()``.
+    - Tasks that share one context object, given as ``context=``, share a frontier.
+    """
+    scope.settle()
+    if after:
+        scope.frontier.include(after)
+    return scope.frontier.prune(dag)
+
+
+class TrackedTask(asyncio.Task[T]):
+    """A task of a program. ``scope`` is its own; at its end it holds its last frontier."""
+
+    def __init__(self, coro: Any, *, scope: Scope, **kwargs: Any) -> None:
+        # First, because an eager task runs inside the constructor.
+        self.scope = scope
+        self._waited = False
+        super().__init__(coro, **kwargs)
+        if not self.done():
+            scope._family.add(self)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        try:
+            return (yield from super().__await__())
+        finally:
+            self._observed()
+
+    __iter__ = __await__
+
+    def result(self) -> T:
+        """The task's result; whoever reads it comes after the task."""
+        self._observed()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        """The task's exception or None; whoever reads it comes after the task."""
+        try:
+            error = super().exception()
+        except asyncio.CancelledError:
+            self._observed()
+            raise
+        # A callback that sees success so far and goes on to read the result says so.
+        if error is not None or _running_task() is not None:
+            self._observed()
+        return error
+
+    def add_done_callback(
+        self, fn: Callable[[Any], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        """As asyncio's; learns here which gather, shield or TaskGroup waits for the task."""
+        scope = _SCOPE.get() if context is None else context.get(_SCOPE)
+        outer = _outer_cell(fn)
+        group = getattr(fn, "__self__", None)
+        if isinstance(group, asyncio.TaskGroup):
+            scope = _scope_of(group) or scope
+            self._expect(scope, group, None)
+        elif outer is not None:
+            self._expect(scope, fn, outer)
+        super().add_done_callback(fn, context=context)
+
+    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+        """As asyncio's; learns here that asyncio.wait is over."""
+        # The last thing that asyncio.wait does, in the task that waited.
+        if _running_task() is not None:
+            self._observed()
+        return super().remove_done_callback(fn)
+
+    def _expect(self, scope: Scope | None, key: Any, outer: CellType | None) -> None:
+        if scope is None or scope.owner is not self.scope.owner:
+            return
+        wait = scope._pending.wait_for(key, is_group=outer is None)
+        wait.expected += 1
+        self._waited = True
+        super().add_done_callback(partial(wait.arrived, scope, outer))
+
+    def _observed(self) -> None:
+        """The code that runs now knows that this task is over, if it is."""
+        scope = _SCOPE.get()
+        if scope is None or scope.owner is not self.scope.owner or not self.done():
+            return
+        if _running_task() is not None:
+            scope.join(self.scope)
+        elif not self._waited:
+            # A callback: the task that it runs for may be in the middle of an emission.
+            self.scope.settle()
+            scope._pending.seen.append(self.scope)
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # an OS thread without a loop
+        return None
+
+
+def _outer_cell(fn: Callable[[Any], object]) -> CellType | None:
+    """The cell of the future that asyncio's gather or shield made, if ``fn`` is its callback."""
+    closure = getattr(fn, "__closure__", None)
+    if not closure or getattr(fn, "__module__", "") != "asyncio.tasks":
+        return None
+    names: tuple[str, ...] = fn.__code__.co_freevars
+    return closure[names.index("outer")] if "outer" in names else None
+
+
+def _scope_of(group: asyncio.TaskGroup) -> Scope | None:
+    """The scope of the task that opened ``group``: it waits, whoever adds tasks."""
+    task = getattr(group, "_parent_task", None)
+    if task is None:
+        return None
+    return _BOUND.get(task) or getattr(task, "scope", None)
+
+
+class _Factory:
+    """The task factory. ``installs`` counts; at 0 it only passes on to the one before it."""
+
+    def __init__(self, previous: Callable[..., Any] | None) -> None:
+        self.previous = previous
+        self.installs = 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> Any:
+        scope = _SCOPE.get()
+        if scope is None or not self.installs:
+            make = self.previous or _plain_task
+            return make(loop, coro, **kwargs)
+        child = scope.fork()
+        context = kwargs.pop("context", None) or contextvars.copy_context()
+        context.run(_SCOPE.set, child)
+        if self.previous is not None and self.previous is _EAGER:
+            kwargs.setdefault("eager_start", True)
+        return TrackedTask(coro, scope=child, loop=loop, context=context, **kwargs)
+
+
+_EAGER = getattr(asyncio, "eager_task_factory", None)
+_FACTORIES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Factory] = WeakKeyDictionary()
+
+
+def _plain_task(loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
+    return asyncio.Task(coro, loop=loop, **kwargs)
+
+
+def install(loop: asyncio.AbstractEventLoop) -> None:
+    """Track tasks that programs create on ``loop``. Each call needs one `uninstall`."""
+    factory = _FACTORIES.get(loop)
+    if factory is None:
+        factory = _FACTORIES[loop] = _Factory(loop.get_task_factory())
+        loop.set_task_factory(factory)
+    factory.installs += 1
+
+
+def uninstall(loop: asyncio.AbstractEventLoop) -> None:
+    """Undo one `install`. The last one puts back the factory that was there before."""
+    factory = _FACTORIES.get(loop)
+    if factory is None:
+        raise InvariantError("tracking was uninstalled more often than installed")
+    factory.installs -= 1
+    if factory.installs:
+        return
+    previous = factory.previous
+    del _FACTORIES[loop]
+    # Somebody may have wrapped ours since: then it stays, and only passes on.
+    if loop.get_task_factory() is factory:
+        loop.set_task_factory(previous)

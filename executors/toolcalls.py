@@ -1,0 +1,112 @@
+"""Tool calls held to their schema: any model, even a tiny one, stays in form.
+
+The tools are told to the model in a system message, and its output is constrained to a
+JSON object that either names a tool with arguments that obey its schema, or answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agentrt.errors import CallRejectedError, ConfigError
+from agentrt.request import CallSpec, Message, ToolCall, ToolSpec
+
+_ANSWER = "answer"
+
+
+def output_schema(spec: CallSpec) -> Mapping[str, Any] | None:
+    """The JSON schema that the output must obey, or None for free text.
+
+    Raises `ConfigError` when ``tool_choice`` names no tool of the call.
+    """
+    if not spec.tools or spec.tool_choice == "none":
+        return spec.schema
+    tools = _chosen(spec)
+    forms = [_call_form(tool) for tool in tools]
+    if spec.tool_choice == "auto":
+        forms.append(_answer_form(spec.schema))
+    return forms[0] if len(forms) == 1 else {"anyOf": forms}
+
+
+def with_tools(spec: CallSpec) -> tuple[Message, ...]:
+    """The chat with the tools explained, ahead of the program's own messages."""
+    messages = spec.messages or ()
+    if not spec.tools or spec.tool_choice == "none":
+        return messages
+    text = _explain(_chosen(spec), may_answer=spec.tool_choice == "auto")
+    if messages and messages[0].get("role") == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return (first, *messages[1:])
+    return ({"role": "system", "content": text}, *messages)
+
+
+def read_output(spec: CallSpec, text: str) -> tuple[str, tuple[ToolCall, ...], Any]:
+    """The answer's text, the tool calls, and the JSON value of an output.
+
+    An output that was cut off by ``max_tokens`` is no JSON: its text comes back as it
+    is, with no tool call and no value.
+    """
+    schema = output_schema(spec)
+    if schema is None:
+        return text, (), None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text, (), None
+    if schema is spec.schema:
+        return text, (), value
+    if "name" in value and "arguments" in value:
+        return text, (ToolCall(value["name"], value["arguments"]),), None
+    answer = value[_ANSWER]
+    return (answer if isinstance(answer, str) else json.dumps(answer)), (), answer
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raise `CallRejectedError` for what is no JSON object, hence no schema."""
+    try:
+        json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        raise CallRejectedError(f"schema is not JSON: {error}") from error
+
+
+def _chosen(spec: CallSpec) -> list[ToolSpec]:
+    if spec.tool_choice in ("auto", "required"):
+        return list(spec.tools)
+    chosen = [tool for tool in spec.tools if tool.name == spec.tool_choice]
+    if not chosen:
+        names = ", ".join(tool.name for tool in spec.tools)
+        raise ConfigError(
+            f"tool_choice {spec.tool_choice!r} names no tool of this call; "
+            f"it can be auto, required, none, {names}"
+        )
+    return chosen
+
+
+def _call_form(tool: ToolSpec) -> dict[str, Any]:
+    return _closed({"name": {"const": tool.name}, "arguments": dict(tool.parameters)})
+
+
+def _answer_form(schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    return _closed({_ANSWER: dict(schema) if schema is not None else {"type": "string"}})
+
+
+def _closed(properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _explain(tools: list[ToolSpec], *, may_answer: bool) -> str:
+    lines = ["You can call one of these tools:"]
+    for tool in tools:
+        arguments = json.dumps(tool.parameters.get("properties", {}))
+        lines.append(f"- {tool.name}: {tool.description} Arguments: {arguments}")
+    lines.append('To call a tool, reply with JSON: {"name": TOOL, "arguments": {...}}')
+    if may_answer:
+        lines.append('When you know the answer, reply with JSON: {"answer": TEXT}')
+    return "\n".join(lines)

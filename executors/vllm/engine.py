@@ -1,0 +1,233 @@
+"""The embedded engine: vLLM's AsyncLLM with our scheduler in its engine core."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import (
+    CallRejectedError,
+    ConfigError,
+    EngineDiedError,
+    EngineStartError,
+    ModelLoadError,
+)
+from agentrt.executors.base import Chunk, Progress
+from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
+from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.identity import NESTED, attach
+from agentrt.executors.vllm.options import (
+    EngineOptions,
+    check_model,
+    engine_args,
+    prepare_environment,
+)
+from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.scheduler.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_SHUTDOWN_S = 3.0
+
+
+class VLLMEngine:
+    """An `Executor` that owns one vLLM engine, its core in a process of its own."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        self.model = options.model or ""
+        self._llm: AsyncLLM | None = None
+        self._tokenizer: Any = None
+
+    # -- life --------------------------------------------------------------------------
+
+    async def start(self, progress: Progress) -> None:
+        prepare_environment(self.options)
+        progress("importing vLLM")
+        await asyncio.to_thread(_import_vllm)
+        if self.options.model is None:
+            self.model = await asyncio.to_thread(default_model, progress)
+        check_model(self.model)
+        progress(f"loading {_short(self.model)}")
+        self._llm = await asyncio.to_thread(self._load)
+        _start_reader(self._llm)
+        self._tokenizer = self._llm.get_tokenizer()
+        progress("ready")
+
+    def _load(self) -> AsyncLLM:
+        import torch
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        args = engine_args(self.options, self.model, on_gpu=torch.cuda.is_available())
+        try:
+            config = args.create_engine_config()
+        except Exception as error:
+            raise _config_fault(self.model, error) from error
+        try:
+            return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
+        except Exception as error:
+            raise EngineStartError(
+                f"the engine did not start with model {self.model!r}: {error} "
+                "(run again with --verbose for vLLM's own log)"
+            ) from error
+
+    async def close(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, _SHUTDOWN_S)
+
+    # -- calls -------------------------------------------------------------------------
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        llm = self._engine()
+        prompt = self._prompt(call.spec)
+        params = self._sampling(call, len(prompt["prompt_token_ids"]), stream=stream)
+        text = ""
+        try:
+            outputs = llm.generate(prompt, params, call.call_id)
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    piece = output.outputs[0].text
+                    text += piece
+                    reply = self._reply(call, output, text) if output.finished else None
+                    yield Chunk(piece, reply)
+        except EngineDeadError as error:
+            raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
+        except (EngineGenerateError, ValueError) as error:
+            raise CallRejectedError(f"call {call.call_id}: {error}") from error
+
+    def _engine(self) -> AsyncLLM:
+        if self._llm is None:
+            raise EngineDiedError("the engine is not running")
+        return self._llm
+
+    def _prompt(self, spec: CallSpec) -> dict[str, Any]:
+        if spec.prompt_token_ids is not None:
+            return {"prompt_token_ids": list(spec.prompt_token_ids)}
+        if spec.messages is None:
+            return {"prompt_token_ids": self._tokenizer.encode(spec.prompt or "")}
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                [dict(message) for message in with_tools(spec)],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+            )
+        except Exception as error:
+            raise CallRejectedError(f"the chat template of {self.model}: {error}") from error
+        return {"prompt_token_ids": ids}
+
+    def _sampling(self, call: Call, prompt_tokens: int, *, stream: bool) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        spec = call.spec
+        room = self._engine().model_config.max_model_len - prompt_tokens
+        if room < 1:
+            raise CallRejectedError(
+                f"call {call.call_id}: its prompt has {prompt_tokens} tokens, and the engine "
+                f"takes {prompt_tokens + room - 1} and one of output; shorten the chat or raise "
+                "--max-model-len"
+            )
+        schema = output_schema(spec)
+        if schema is not None:
+            check_schema(schema)
+        return SamplingParams(
+            max_tokens=min(spec.max_tokens, room),
+            temperature=spec.temperature,
+            top_p=spec.top_p,
+            seed=spec.seed,
+            stop=list(spec.stop),
+            ignore_eos=spec.ignore_eos,
+            structured_outputs=schema
+            and StructuredOutputsParams(json=dict(schema), disable_any_whitespace=True),
+            output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+            extra_args=attach(call),
+        )
+
+    def _reply(self, call: Call, output: RequestOutput, whole: str) -> Reply:
+        report = CallReport(**((output.kv_transfer_params or {}).get(NESTED) or {}))
+        text, tool_calls, parsed = read_output(call.spec, whole)
+        last = output.outputs[0]
+        return Reply(
+            text=text,
+            finish_reason=last.finish_reason or "stop",
+            tool_calls=tool_calls,
+            parsed=parsed,
+            token_ids=tuple(last.token_ids),
+            report=report,
+        )
+
+    # -- control -----------------------------------------------------------------------
+
+    async def aborted(self, call_id: str) -> CallReport:
+        values = await self._control("aborted", call_id)
+        return CallReport(**values) if values else CallReport()
+
+    async def end_program(self, program_id: str) -> None:
+        await self._control("end", program_id)
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        values = await self._control("snapshot")
+        return values if isinstance(values, dict) else {}
+
+    async def configure(self, config: SchedulerConfig) -> None:
+        """Change the scheduler's settings. Raises `ConfigError` while calls are unfinished."""
+        try:
+            await self._engine().engine_core.call_utility_async(
+                "agentrt", "configure", config.to_dict()
+            )
+        except Exception as error:
+            raise ConfigError(f"the engine refuses these settings: {error}") from error
+
+    async def _control(self, op: str, argument: Any = None) -> Any:
+        """A control message; None where the engine is gone and there is nothing to tell."""
+        if self._llm is None or self._llm.errored:
+            return None
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        with contextlib.suppress(EngineDeadError):
+            return await self._llm.engine_core.call_utility_async("agentrt", op, argument)
+        return None
+
+
+def _import_vllm() -> None:
+    try:
+        import vllm.v1.engine.async_llm  # noqa: F401
+    except ImportError as error:
+        raise ModelLoadError(
+            f"vLLM cannot be imported ({error}); install agentrt[engine] on a machine with a "
+            "GPU, agentrt[engine-cpu] on one without"
+        ) from error
+
+
+def _start_reader(llm: AsyncLLM) -> None:
+    """Start the task that reads the engine core's outputs now, when no program runs.
+
+    vLLM would start it in the first call, whose context it would then keep alive.
+    """
+    from agentrt.executors.vllm._compat import start_reader
+
+    start_reader(llm)
+
+
+def _config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
+    first = str(error).strip().split("\n")[0]
+    if "additional_config" in first or "validation error" in first:
+        return ConfigError(f"vLLM refuses these options: {' '.join(str(error).split())}")
+    return ModelLoadError(
+        f"model {model!r} cannot be loaded: {first} (give --model a folder or a hub name)"
+    )
+
+
+def _short(model: str) -> str:
+    return model.rstrip("/").split("/")[-1]
+
+

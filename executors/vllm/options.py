@@ -1,0 +1,133 @@
+"""How an embedded vLLM engine is set: ours, what the machine suggests, and vLLM's own options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import ConfigError, ModelLoadError
+from agentrt.scheduler.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+SCHEDULER = "agentrt.executors.vllm.scheduler.ProgramScheduler"
+
+# vLLM's default block of 128 tokens on a CPU makes a preempted call compute up to 127
+# tokens again; at 32 it is half a block, 16 on average.
+_ON_CPU = {
+    "block_size": 32,
+    "max_model_len": 4096,
+    "max_num_seqs": 16,
+    "kv_cache_memory_bytes": 1 << 30,
+    "enforce_eager": True,
+    "disable_log_stats": True,
+}
+_ON_GPU = {"disable_log_stats": True}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """``model`` None is the embedded default. ``max_num_seqs`` is the batch's size (calls).
+
+    ``flags`` are vLLM's own command-line flags, as `vllm serve` takes them; they win
+    over what the machine suggests.
+    """
+
+    model: str | None = None
+    max_num_seqs: int | None = None
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    flags: Sequence[str] = ()
+    verbose: bool = False
+
+
+def prepare_environment(options: EngineOptions) -> None:
+    """Set what vLLM reads from the environment, before it is imported. Yours wins."""
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "INFO" if options.verbose else "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # On a CPU this puts the model into the engine core's own process: half the
+        # start-up time and one process less. GPUs are not affected.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # OpenMP threads that spin at barriers starve each other on a busy machine.
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEngineArgs:
+    """vLLM's arguments. Raises `ConfigError` for a flag that vLLM does not know."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    given = _parse_flags(options.flags)
+    if "scheduler_cls" in given or "scheduling_policy" in given:
+        raise ConfigError("agentrt sets vLLM's scheduler itself; choose with --policy")
+    values: dict[str, Any] = dict(_ON_GPU if on_gpu else _ON_CPU)
+    limit = None if on_gpu else _context_length(model)
+    if limit is not None:
+        values["max_model_len"] = min(values["max_model_len"], limit)
+    if options.max_num_seqs is not None:
+        values["max_num_seqs"] = options.max_num_seqs
+    values.update(given)
+    values["model"] = model
+    values["scheduler_cls"] = SCHEDULER
+    extra = dict(values.get("additional_config") or {})
+    extra["agentrt"] = {**options.scheduler.to_dict(), "embedded": True}
+    values["additional_config"] = extra
+    return AsyncEngineArgs(**values)
+
+
+def check_model(model: str) -> None:
+    """Raise `ModelLoadError` for a local folder that cannot be a model."""
+    path = Path(model).expanduser()
+    looks_local = model.startswith((".", "/", "~")) or path.exists()
+    if not looks_local:
+        return
+    if not path.exists():
+        raise ModelLoadError(f"model {model!r}: no such folder")
+    if path.is_dir() and not (path / "config.json").exists():
+        raise ModelLoadError(f"model {model!r}: the folder has no config.json")
+
+
+def _parse_flags(flags: Sequence[str]) -> Mapping[str, Any]:
+    """Only the options that the flags name, by vLLM's own parser."""
+    if not flags:
+        return {}
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> Any:
+            raise ConfigError(f"vLLM's options: {message}")
+
+    parser = AsyncEngineArgs.add_cli_args(Parser(add_help=False, exit_on_error=False))
+    try:
+        parsed = parser.parse_args(list(flags))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"vLLM's options: {error}") from error
+    untouched = vars(parser.parse_args([]))
+    fields = AsyncEngineArgs.__dataclass_fields__
+    return {
+        name: value
+        for name, value in vars(parsed).items()
+        if name in fields and value != untouched.get(name)
+    }
+
+
+def _context_length(model: str) -> int | None:
+    import json
+
+    path = Path(model).expanduser() / "config.json"
+    if not path.exists():
+        return None
+    length = json.loads(path.read_text()).get("max_position_embeddings")
+    return int(length) if length else None
