@@ -1,6 +1,6 @@
 """agentrt: agent programs as processes, on embedded vLLM engines.
 
-Importing this package imports nothing heavy: public names load on first use, since the
+Importing this package imports nothing heavy: most public names load on first use, since the
 engine core imports `agentrt.scheduler` and the command line must answer at once.
 """
 
@@ -9,25 +9,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# Not on first use: whoever imports the module agentrt.program first (the runtime does) binds
+# its name here to the module, and this puts the decorator back, once and for all.
+from agentrt.program import Context, node, program
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from agentrt.errors import AgentrtError, ProgramError
-    from agentrt.program import Context, node, program
     from agentrt.request import Reply, ToolCall
     from agentrt.runtime import Runtime
     from agentrt.scheduler.config import SchedulerConfig
 
 _HOMES = {
     "AgentrtError": "agentrt.errors",
-    "Context": "agentrt.program",
     "ProgramError": "agentrt.errors",
     "Reply": "agentrt.request",
     "Runtime": "agentrt.runtime",
     "SchedulerConfig": "agentrt.scheduler.config",
     "ToolCall": "agentrt.request",
-    "node": "agentrt.program",
-    "program": "agentrt.program",
 }
 
 __all__ = [

@@ -297,6 +297,8 @@ class TrackedTask(asyncio.Task[T]):
             self._expect(scope, group, None)
         elif outer is not None:
             self._expect(scope, fn, outer)
+        # An explicit None would mean the context of whoever ends the task, that is, its own.
+        context = contextvars.copy_context() if context is None else context
         super().add_done_callback(fn, context=context)
 
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
@@ -364,7 +366,9 @@ class _Factory:
             make = self.previous or _plain_task
             return make(loop, coro, **kwargs)
         child = scope.fork()
-        context = kwargs.pop("context", None) or contextvars.copy_context()
+        context = kwargs.pop("context", None)
+        if context is None:
+            context = contextvars.copy_context()
         context.run(_SCOPE.set, child)
         if self.previous is not None and self.previous is _EAGER:
             kwargs.setdefault("eager_start", True)

@@ -115,12 +115,17 @@ class LevelQueues:
         if call.promoted:
             self._settle_promotion(call)
 
-    def stop(self, call: QueuedCall, now: float) -> None:
-        """A running call was preempted. It still has to be `put` back."""
+    def stop(self, call: QueuedCall, now: float, *, to_tail: bool = False) -> None:
+        """A running call was preempted. It still has to be `put` back.
+
+        It keeps its place in its level, or goes ``to_tail``.
+        """
         if call.since is not None:
             raise InvariantError(f"call {call.call_id} is preempted but does not run")
         call.since = call.debt_since = now
         call.preemptions += 1
+        if to_tail:
+            call.seq = self._new_seq()
         self._watch(call)
 
     def charge(self, call: QueuedCall, seconds: float) -> bool:
@@ -304,11 +309,14 @@ class LevelQueues:
 
     def _enter_level(self, call: QueuedCall, level: int) -> None:
         call.level = min(level, self._last_level)
-        call.seq = self._next_seq
-        self._next_seq += 1
+        call.seq = self._new_seq()
         call.quantum_left = self._quanta[call.level]
         if call.queued and not call.held:
             heapq.heappush(self._heap, (call.level, call.seq, call))
+
+    def _new_seq(self) -> int:
+        self._next_seq += 1
+        return self._next_seq
 
     def _watch(self, call: QueuedCall) -> None:
         # A call in Q_1 cannot be promoted any further.

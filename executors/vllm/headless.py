@@ -6,21 +6,23 @@ real blocks and a real prefix cache; each scheduled call simply gets a token.
 
 from __future__ import annotations
 
+import atexit
+import copy
 import json
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.request import Request
 
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
-
+SchedulerT = TypeVar("SchedulerT", bound="AsyncScheduler")
 BLOCK_SIZE = 16
 TOKEN = 7
 """What every call 'generates'. Prompts that avoid it share no output blocks."""
@@ -29,8 +31,8 @@ TOKEN = 7
 @cache
 def tiny_model() -> str:
     """The folder of a two-layer Llama's configuration: enough to configure an engine."""
-    folder = tempfile.TemporaryDirectory(prefix="agentrt-tiny-")
-    _KEEP.append(folder)
+    folder = tempfile.mkdtemp(prefix="agentrt-tiny-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -44,17 +46,12 @@ def tiny_model() -> str:
         "rms_norm_eps": 1e-5,
         "torch_dtype": "float32",
     }
-    Path(folder.name, "config.json").write_text(json.dumps(config))
-    return folder.name
+    Path(folder, "config.json").write_text(json.dumps(config))
+    return folder
 
 
-_KEEP: list[tempfile.TemporaryDirectory[str]] = []
-
-
-def engine_config(
-    *, max_num_seqs: int, max_num_batched_tokens: int = 2048, settings: dict[str, Any] | None = None
-) -> VllmConfig:
-    """vLLM's configuration for a tiny model, with our settings where there are any."""
+@cache
+def _base_config() -> VllmConfig:
     from vllm.engine.arg_utils import EngineArgs
 
     args = EngineArgs(
@@ -64,24 +61,35 @@ def engine_config(
         enforce_eager=True,
         block_size=BLOCK_SIZE,
         max_model_len=8192,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        additional_config={"agentrt": settings} if settings is not None else {},
+        max_num_batched_tokens=2048,
     )
     return args.create_engine_config()
 
 
-def make_scheduler(config: VllmConfig, cls: type[AsyncScheduler], blocks: int) -> AsyncScheduler:
-    """A scheduler of class ``cls`` over ``blocks`` KV-cache blocks."""
+def make_scheduler(
+    cls: type[SchedulerT],
+    *,
+    max_num_seqs: int,
+    blocks: int,
+    settings: Mapping[str, Any] | None = None,
+) -> SchedulerT:
+    """A scheduler of class ``cls`` over ``blocks`` KV-cache blocks of `BLOCK_SIZE` tokens.
+
+    ``settings`` are those of `SchedulerConfig`, for our own scheduler.
+    """
     import torch
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: F401
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
+    config = copy.copy(_base_config())
+    config.scheduler_config = copy.copy(config.scheduler_config)
+    config.scheduler_config.max_num_seqs = max_num_seqs
+    config.cache_config = copy.copy(config.cache_config)
+    config.cache_config.num_gpu_blocks = blocks
+    config.additional_config = {"agentrt": dict(settings or {})}
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
-    config.cache_config.num_gpu_blocks = blocks
     return cls(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
@@ -108,13 +116,20 @@ class HeadlessEngine:
     """A scheduler with a stand-in for the model, one token a call and step.
 
     ``in_flight`` steps are scheduled before the first one's output comes back, as async
-    scheduling does on a GPU.
+    scheduling does on a GPU. Our scheduler's clock is a virtual one: each step takes
+    ``step_s`` seconds.
     """
 
     scheduler: AsyncScheduler
     in_flight: int = 1
+    step_s: float = 1.0
+    now: float = 0.0
     requests: dict[str, Request] = field(default_factory=dict)
     _queue: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if hasattr(self.scheduler, "clock"):
+            self.scheduler.clock = lambda: self.now
 
     def add(
         self,
@@ -125,11 +140,8 @@ class HeadlessEngine:
     ) -> None:
         """Submit a call with its prompt's token ids."""
         from vllm import SamplingParams
-        from vllm.utils.hashing import sha256
-        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.request import Request
 
-        init_none_hash(sha256)
         request = Request(
             request_id=request_id,
             prompt_token_ids=list(prompt),
@@ -137,7 +149,7 @@ class HeadlessEngine:
                 max_tokens=max_tokens, ignore_eos=True, extra_args=extra
             ),
             pooling_params=None,
-            block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256),
+            block_hasher=_block_hasher(),
         )
         self.requests[request_id] = request
         self.scheduler.add_request(request)
@@ -153,6 +165,7 @@ class HeadlessEngine:
         """Schedule one step, and take in the output of the oldest one in flight."""
         output = self.scheduler.schedule()
         self._queue.append(output)
+        self.now += self.step_s
         finished: list[str] = []
         while self._queue and (
             len(self._queue) >= self.in_flight or not output.num_scheduled_tokens
@@ -197,13 +210,10 @@ class HeadlessEngine:
         return [TOKEN] if end >= request.num_prompt_tokens + len(request.output_token_ids) else []
 
 
-def program_scheduler(
-    *, max_num_seqs: int, blocks: int, settings: dict[str, Any] | None = None
-) -> ProgramScheduler:
-    """Our scheduler, headless."""
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+@cache
+def _block_hasher() -> Any:
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
-    config = engine_config(max_num_seqs=max_num_seqs, settings=settings or {})
-    scheduler = make_scheduler(config, ProgramScheduler, blocks)
-    assert isinstance(scheduler, ProgramScheduler)
-    return scheduler
+    init_none_hash(sha256)
+    return get_request_block_hasher(BLOCK_SIZE, sha256)

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,6 +53,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         settings = dict((self.vllm_config.additional_config or {}).get(SETTINGS, {}))
         if settings.pop("embedded", False):
             _leave_interrupts_to_parent()
+        self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = 0
         self._accounts: dict[str, _Account] = {}
@@ -79,7 +81,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> _compat.SchedulerOutput:
-        now = time.monotonic()
+        now = self.clock()
         if self._levelled:
             self.queues.release(_settled)
             self.queues.promote(now)
@@ -88,7 +90,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         for request_id in _compat.admitted(output):
             self._begin(request_id, output.num_scheduled_tokens[request_id], now)
         if output.num_scheduled_tokens:
-            self._dispatched[id(output)] = time.monotonic()
+            self._dispatched[id(output)] = self.clock()
         return output
 
     def update_from_output(
@@ -104,7 +106,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
     ) -> None:
         call = self.queues.calls.get(request.request_id)
         if call is not None:
-            self.queues.stop(call, time.monotonic())
+            self.queues.stop(call, self.clock())
             self._accounts[request.request_id].computed_at_stop = request.num_computed_tokens
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
@@ -176,7 +178,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
 
     def _charge_step(self, output: _compat.SchedulerOutput, dispatched: float) -> None:
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
-        now = time.monotonic()
+        now = self.clock()
         seconds = now - max(dispatched, self._last_update)
         self._last_update = now
         self.steps += 1
@@ -192,7 +194,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
     # -- accounts ----------------------------------------------------------------------
 
     def _open_account(self, request: _compat.Request) -> None:
-        now = time.monotonic()
+        now = self.clock()
         identity = identify(
             request.request_id, _compat.extra_args(request), getattr(request, "session_id", None)
         )
@@ -211,7 +213,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         call = self.queues.calls.get(request.request_id)
         if call is None:
             return None
-        now = time.monotonic()
+        now = self.clock()
         self.queues.remove(call, now)
         account = self._accounts.pop(request.request_id)
         report = self._report(call, account)

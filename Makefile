@@ -1,0 +1,38 @@
+# Each target works alone on a fresh clone: it makes .venv first when that is missing or old.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+ACCELERATOR := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+# Written last, so that a set-up that was broken off is done again.
+INSTALLED := .venv/.installed-$(ACCELERATOR)
+
+.PHONY: help setup demo test lint format clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml .ci/setup .ci/excluded-on-cpu.txt
+	@.ci/setup $(ACCELERATOR)
+	@touch $@
+
+setup: $(INSTALLED) ## Make .venv: agentrt, an engine for this machine, the tools
+
+demo: $(INSTALLED) ## Run an agent program on a real engine
+	$(BIN)/agentrt run demos/react.py
+
+test: lint ## Check the style, the types and the layers, then run all tests
+	$(BIN)/pytest
+
+lint: $(INSTALLED) ## Check the style, the types and the layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## Format the code and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove .venv and what tools have left
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

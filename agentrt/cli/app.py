@@ -1,0 +1,69 @@
+"""The ``agentrt`` command: its subcommands by name, and one place where errors end.
+
+Subcommands load when they run, so that ``agentrt --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from agentrt import __version__
+from agentrt.cli.faults import exit_code_of
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
+}
+"""Subcommands: name → (``module:attribute``, one line for ``agentrt --help``)."""
+
+
+class App(click.Group):
+    """A group whose subcommands are imported on use, and whose errors are one line each."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in COMMANDS:
+            known = ", ".join(COMMANDS)
+            hint = f"; did you mean 'agentrt run {name}'?" if name.endswith(".py") else ""
+            raise click.UsageError(f"no such command {name!r}; there is: {known}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        try:
+            code = super().main(*args, standalone_mode=False, **kwargs)
+        except BaseException as error:
+            if not standalone_mode:
+                raise
+            code = exit_code_of(error)
+        if standalone_mode:
+            sys.exit(code if isinstance(code, int) else 0)
+        return code
+
+
+@click.command(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", message="agentrt %(version)s")
+def app() -> None:
+    """Run agent programs: many LLM calls, one program, scheduled as one.
+
+    Try: agentrt run demos/react.py
+    """

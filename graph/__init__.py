@@ -1,0 +1,23 @@
+"""The live execution DAG of a program: nodes, edges, critical path, frontiers, export."""
+
+from __future__ import annotations
+
+from agentrt.graph.dag import CriticalPath, ExecutionDAG, Totals
+from agentrt.graph.export import to_json, to_mermaid, to_networkx, write
+from agentrt.graph.frontier import Frontier, maximal
+from agentrt.graph.node import Node, NodeKind, NodeState
+
+__all__ = [
+    "CriticalPath",
+    "ExecutionDAG",
+    "Frontier",
+    "Node",
+    "NodeKind",
+    "NodeState",
+    "Totals",
+    "maximal",
+    "to_json",
+    "to_mermaid",
+    "to_networkx",
+    "write",
+]

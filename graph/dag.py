@@ -1,0 +1,296 @@
+"""The live execution DAG of one program: which calls and interrupts had to end before which.
+
+Events come in with their time (seconds); each costs O(1) beyond the edges that it adds.
+The longest path of attained service (ATLAS, Eq. 2) is kept up to date as nodes end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentrt.errors import InvariantError
+from agentrt.graph.integrity import check
+from agentrt.graph.node import Node, NodeKind, NodeState
+from agentrt.request import CallReport
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The path with the most attained service: its seconds, and its node ids from root to end."""
+
+    seconds: float
+    nodes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Totals:
+    """A snapshot of one program's sums: nodes by kind and by end, seconds, tokens."""
+
+    calls: int = 0
+    interrupts: int = 0
+    done: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    service_s: float = 0.0
+    waiting_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Lineage:
+    """What a set of parents gives to a child: depth, p(c), and the parent that p(c) is from."""
+
+    parents: tuple[int, ...]
+    depth: int
+    path_s: float
+    via: int | None
+
+
+_ROOT = _Lineage((), 0, 0.0, None)
+
+
+class ExecutionDAG:
+    """The nodes and edges of one program, fed by events.
+
+    ``state`` is ``RUNNING`` until `close` gives it an end; ``closed_at`` is that time.
+    A broken rule (an unknown id, an event out of order) raises `InvariantError`.
+    """
+
+    __slots__ = (
+        "_best",
+        "_lineage",
+        "_nodes",
+        "_running",
+        "_sinks",
+        "_totals",
+        "_waiting",
+        "closed_at",
+        "program_id",
+        "program_type",
+        "state",
+    )
+
+    def __init__(self, program_id: str, program_type: str) -> None:
+        self.program_id = program_id
+        self.program_type = program_type
+        self.state = NodeState.RUNNING
+        self.closed_at: float | None = None
+        self._nodes: list[Node] = []
+        # Open nodes are apart, so that asking for them never scans the ended ones.
+        self._waiting: dict[int, Node] = {}
+        self._running: dict[int, Node] = {}
+        self._sinks: dict[int, Node] = {}
+        self._totals = Totals()
+        self._best: Node | None = None
+        self._lineage = _ROOT
+
+    # -- events ---------------------------------------------------------------------------
+
+    def add(
+        self, kind: NodeKind, name: str, scope: str, parents: tuple[int, ...], at: float
+    ) -> Node:
+        """A node was emitted at ``at`` (seconds), after all of ``parents`` (ids) had ended."""
+        if self.closed_at is not None:
+            raise InvariantError(f"program {self.program_id} is closed: cannot add {name!r}")
+        lineage = self._lineage_of(parents)
+        node = Node(
+            id=len(self._nodes),
+            kind=kind,
+            name=name,
+            scope=scope,
+            parents=lineage.parents,
+            created_at=at,
+            path_s=lineage.path_s,
+            depth=lineage.depth,
+            via=lineage.via,
+        )
+        self._nodes.append(node)
+        self._waiting[node.id] = node
+        for parent in lineage.parents:
+            self._sinks.pop(parent, None)
+        self._sinks[node.id] = node
+        if kind is NodeKind.CALL:
+            self._totals.calls += 1
+        else:
+            self._totals.interrupts += 1
+        return node
+
+    def start(self, node_id: int, at: float) -> Node:
+        """The node began to run at ``at``. A start after `requeue` keeps the first time."""
+        node = self._take(node_id)
+        if node.state is not NodeState.WAITING:
+            raise InvariantError(f"{self._label(node)} starts, but is {node.state}")
+        node.state = NodeState.RUNNING
+        node.wait = ""
+        if node.started_at is None:
+            node.started_at = at
+        del self._waiting[node_id]
+        self._running[node_id] = node
+        return node
+
+    def requeue(self, node_id: int, wait: str) -> Node:
+        """The node lost its place (preempted, or its engine died) and waits again, for ``wait``."""
+        node = self._take(node_id)
+        if node.state is not NodeState.RUNNING:
+            raise InvariantError(f"{self._label(node)} is requeued, but is {node.state}")
+        node.state = NodeState.WAITING
+        node.wait = wait
+        del self._running[node_id]
+        self._waiting[node_id] = node
+        return node
+
+    def finish(self, node_id: int, at: float, report: CallReport | None = None) -> Node:
+        """The node did its work. Legal without `start`, for executors that do not tell of it."""
+        return self._end(node_id, NodeState.DONE, at, report, None)
+
+    def fail(self, node_id: int, at: float, error: str, report: CallReport | None = None) -> Node:
+        """The node ended with ``error`` (text for people); service it used still counts."""
+        return self._end(node_id, NodeState.FAILED, at, report, error)
+
+    def cancel(self, node_id: int, at: float, report: CallReport | None = None) -> Node:
+        """The node was called off; service it used still counts."""
+        return self._end(node_id, NodeState.CANCELLED, at, report, None)
+
+    def close(self, at: float, state: NodeState) -> tuple[Node, ...]:
+        """The program ended in ``state``. Cancels whatever is open, and returns those nodes."""
+        if self.closed_at is not None or not state.ended:
+            raise InvariantError(f"program {self.program_id} is {self.state}: not to {state}")
+        left = tuple(self.waiting()) + tuple(self.running())
+        for node in left:
+            self.cancel(node.id, at)
+        self.state = state
+        self.closed_at = at
+        return left
+
+    # -- questions ------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def node(self, node_id: int) -> Node:
+        """The node with this id."""
+        # A negative index would be legal for a list and wrong for us.
+        if not 0 <= node_id < len(self._nodes):
+            raise InvariantError(f"program {self.program_id} has no node {node_id}")
+        return self._nodes[node_id]
+
+    def nodes(self) -> Sequence[Node]:
+        """All nodes, by id: a live view, not to be changed."""
+        return self._nodes
+
+    def parents(self, node_id: int) -> tuple[int, ...]:
+        """The ids of the nodes that had to end before this one, in rising order."""
+        return self.node(node_id).parents
+
+    def waiting(self) -> list[Node]:
+        """Nodes that were emitted and do not run, longest emitted first."""
+        return list(self._waiting.values())
+
+    def running(self) -> list[Node]:
+        """Nodes that run now, in the order in which they started."""
+        return list(self._running.values())
+
+    @property
+    def live(self) -> int:
+        """How many nodes are open: waiting or running."""
+        return len(self._waiting) + len(self._running)
+
+    def sinks(self) -> list[Node]:
+        """Nodes that no other node waited for, by id: where the program is now, or ended."""
+        return list(self._sinks.values())
+
+    @property
+    def totals(self) -> Totals:
+        """The program's sums so far, as a copy."""
+        return replace(self._totals)
+
+    def critical_path(self) -> CriticalPath:
+        """The ended path with the most service. Of equals, the one with the lowest ids.
+
+        Nodes without service are on it only where they link two that have some.
+        """
+        path: list[int] = []
+        step = self._best.id if self._best else None
+        while step is not None:
+            path.append(step)
+            step = self._nodes[step].via
+        path.reverse()
+        return CriticalPath(self._best.path_end_s if self._best else 0.0, tuple(path))
+
+    # -- inside ---------------------------------------------------------------------------
+
+    def _take(self, node_id: int) -> Node:
+        node = self.node(node_id)
+        if node.state.ended:
+            raise InvariantError(f"{self._label(node)} has ended already ({node.state})")
+        return node
+
+    def _label(self, node: Node) -> str:
+        return f"node {node.id} ({node.name}) of program {self.program_id}"
+
+    def _end(
+        self,
+        node_id: int,
+        state: NodeState,
+        at: float,
+        report: CallReport | None,
+        error: str | None,
+    ) -> Node:
+        node = self._take(node_id)
+        del (self._running if node.state is NodeState.RUNNING else self._waiting)[node_id]
+        node.state, node.ended_at, node.error, node.report = state, at, error, report
+        node.wait = ""
+        if report is not None and node.kind is NodeKind.CALL:
+            node.service_s = report.service_s
+        self._count(node)
+        if self._best is None or _longer(node, self._best):
+            self._best = node
+        return node
+
+    def _count(self, node: Node) -> None:
+        sums, report = self._totals, node.report
+        sums.done += node.state is NodeState.DONE
+        sums.failed += node.state is NodeState.FAILED
+        sums.cancelled += node.state is NodeState.CANCELLED
+        sums.service_s += node.service_s
+        if report is None:
+            return
+        sums.waiting_s += report.waiting_s
+        sums.prompt_tokens += report.prompt_tokens
+        sums.cached_tokens += report.cached_tokens
+        sums.output_tokens += report.output_tokens
+
+    def _lineage_of(self, parents: tuple[int, ...]) -> _Lineage:
+        if not parents:
+            return _ROOT
+        # A wide fan-out hands the same tuple to every child: look at its members once.
+        # That is sound because ended nodes never change.
+        if parents is self._lineage.parents:
+            return self._lineage
+        unique = parents if len(parents) == 1 else tuple(sorted(set(parents)))
+        nodes = [self.node(parent) for parent in unique]
+        for node in nodes:
+            if not node.state.ended:
+                raise InvariantError(f"{self._label(node)} is {node.state}: not yet a parent")
+        via = nodes[0]
+        for node in nodes:
+            if _longer(node, via):
+                via = node
+        depth = 1 + max(node.depth for node in nodes)
+        kept = parents if parents == unique else unique
+        self._lineage = _Lineage(kept, depth, via.path_end_s, via.id)
+        return self._lineage
+
+    def check_integrity(self) -> None:
+        """Recompute everything that is kept up to date; raise `InvariantError` on a difference."""
+        check(self)
+
+
+def _longer(one: Node, other: Node) -> bool:
+    """True when ``one`` ends a longer path of service; the lower id wins a tie."""
+    if one.path_end_s != other.path_end_s:
+        return one.path_end_s > other.path_end_s
+    return one.id < other.id

@@ -1,0 +1,147 @@
+"""An execution DAG for other eyes: JSON, networkx, and a Mermaid drawing.
+
+The JSON shape (``version`` 1; times in seconds, tokens in the reports):
+
+``program`` {id, type, state, closed_at}, ``nodes`` [every field of `Node`, ``report`` as an
+object or null], ``edges`` [{from, to}], ``critical_path`` {seconds, nodes}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import ConfigError
+from agentrt.graph.dag import ExecutionDAG
+from agentrt.graph.node import Node, NodeKind
+
+if TYPE_CHECKING:
+    import networkx
+
+_SHAPES = {
+    NodeKind.CALL: ("[", "]"),
+    NodeKind.TOOL: ("([", "])"),
+    NodeKind.HUMAN: ("{{", "}}"),
+}
+_PLAIN = frozenset(" .,:/_-+*()=%@!?'")
+_CRITICAL = "classDef critical stroke:#d33,stroke-width:3px"
+
+
+def to_json(dag: ExecutionDAG) -> dict[str, Any]:
+    """The DAG as plain JSON values, in the shape that the module's docstring gives."""
+    path = dag.critical_path()
+    return {
+        "version": 1,
+        "program": {
+            "id": dag.program_id,
+            "type": dag.program_type,
+            "state": dag.state.value,
+            "closed_at": dag.closed_at,
+        },
+        "nodes": [_node_json(node) for node in dag.nodes()],
+        "edges": [{"from": parent, "to": child} for parent, child in _edges(dag)],
+        "critical_path": {"seconds": path.seconds, "nodes": list(path.nodes)},
+    }
+
+
+def to_networkx(dag: ExecutionDAG) -> networkx.DiGraph[int]:
+    """The DAG as a networkx graph: nodes by id, with the JSON's fields as attributes."""
+    # Slow to import, and few programs need it.
+    import networkx
+
+    graph: networkx.DiGraph[int] = networkx.DiGraph()
+    graph.graph.update(program_id=dag.program_id, program_type=dag.program_type)
+    for node in dag.nodes():
+        fields = _node_json(node)
+        del fields["id"]
+        graph.add_node(node.id, **fields)
+    graph.add_edges_from(_edges(dag))
+    return graph
+
+
+def to_mermaid(dag: ExecutionDAG) -> str:
+    """The DAG as a Mermaid flowchart. Calls are boxes, tools rounded, humans hexagons."""
+    return "\n".join(["flowchart TD", *_body(dag, "n", "    "), f"    {_CRITICAL}", ""])
+
+
+def write(dags: ExecutionDAG | Sequence[ExecutionDAG], path: str | os.PathLike[str]) -> None:
+    """Write one DAG or several to ``path``, as its suffix says: ``.json`` or ``.mmd``.
+
+    Several DAGs make a JSON array, or one subgraph each. Another suffix is a `ConfigError`.
+    """
+    target = Path(path)
+    if target.suffix == ".json":
+        text = json.dumps(_json_of(dags), indent=2, ensure_ascii=False) + "\n"
+    elif target.suffix == ".mmd":
+        text = to_mermaid(dags) if isinstance(dags, ExecutionDAG) else _subgraphs(dags)
+    else:
+        raise ConfigError(
+            f"cannot write a graph to {target.name!r}: "
+            "name a file that ends in .json (data) or .mmd (a Mermaid drawing)"
+        )
+    target.write_text(text, encoding="utf-8")
+
+
+def _json_of(dags: ExecutionDAG | Sequence[ExecutionDAG]) -> Any:
+    if isinstance(dags, ExecutionDAG):
+        return to_json(dags)
+    return [to_json(dag) for dag in dags]
+
+
+def _node_json(node: Node) -> dict[str, Any]:
+    fields = asdict(node)
+    fields["kind"] = node.kind.value
+    fields["state"] = node.state.value
+    fields["parents"] = list(node.parents)
+    return fields
+
+
+def _edges(dag: ExecutionDAG) -> Iterator[tuple[int, int]]:
+    for node in dag.nodes():
+        for parent in node.parents:
+            yield parent, node.id
+
+
+def _subgraphs(dags: Sequence[ExecutionDAG]) -> str:
+    lines = ["flowchart TD"]
+    for index, dag in enumerate(dags):
+        title = _escape(f"{dag.program_type} {dag.program_id}")
+        lines.append(f'    subgraph p{index}["{title}"]')
+        lines.extend(_body(dag, f"p{index}n", "        "))
+        lines.append("    end")
+    return "\n".join([*lines, f"    {_CRITICAL}", ""])
+
+
+def _body(dag: ExecutionDAG, prefix: str, indent: str) -> Iterator[str]:
+    for node in dag.nodes():
+        left, right = _SHAPES[node.kind]
+        yield f'{indent}{prefix}{node.id}{left}"{_label(node)}"{right}'
+    for parent, child in _edges(dag):
+        yield f"{indent}{prefix}{parent} --> {prefix}{child}"
+    critical = dag.critical_path().nodes
+    if critical:
+        names = ",".join(f"{prefix}{node_id}" for node_id in critical)
+        yield f"{indent}class {names} critical"
+
+
+def _label(node: Node) -> str:
+    """Name, scope, and seconds: of service for a call, of wall clock for an interrupt."""
+    if node.ended_at is None:
+        last = node.state.value
+    else:
+        call = node.kind is NodeKind.CALL
+        seconds = node.service_s if call else node.ended_at - node.created_at
+        last = f"{seconds:.3g} s" if node.error is None else f"{seconds:.3g} s, failed"
+    return "<br/>".join(_escape(part) for part in (node.name, node.scope, last) if part)
+
+
+def _escape(text: str) -> str:
+    """``text`` for a quoted Mermaid label: what could be syntax becomes a number code."""
+    # Quotes, brackets, backticks, # and & all mean something somewhere; letters of any
+    # script do not. A line break would end the statement.
+    flat = " ".join(text.split())
+    return "".join(c if c.isalnum() or c in _PLAIN else f"#{ord(c)};" for c in flat)

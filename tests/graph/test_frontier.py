@@ -1,0 +1,252 @@
+"""Frontiers are forked, advanced and joined by hand, and compared with sets written by hand."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+from agentrt.graph import ExecutionDAG, Frontier, Node, NodeKind, maximal
+
+
+class Counting(ExecutionDAG):
+    """Counts how often a node is looked at."""
+
+    looked = 0
+
+    def node(self, node_id: int) -> Node:
+        self.looked += 1
+        return super().node(node_id)
+
+
+def emit(dag: ExecutionDAG, frontier: Frontier) -> int:
+    """A node that is emitted and ends at once."""
+    parents = frontier.prune(dag)
+    node = dag.add(NodeKind.CALL, "m", "main", parents, 0.0)
+    dag.finish(node.id, 0.0)
+    frontier.advance(node.id, parents)
+    return node.id
+
+
+def chain(dag: ExecutionDAG, length: int) -> Frontier:
+    frontier = Frontier()
+    for _ in range(length):
+        emit(dag, frontier)
+    return frontier
+
+
+def test_fork_and_join() -> None:
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 1)
+    left, right, idle = main.fork(), main.fork(), main.fork()
+    emit(dag, left)
+    emit(dag, right)
+    for child in (left, right, idle):
+        main.join(child)
+    assert main.ids == (1, 2)
+
+
+def test_a_child_that_emitted_nothing_brings_nothing() -> None:
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 1)
+    idle = main.fork()
+    emit(dag, main)
+    main.join(idle)
+    assert main.ids == (1,)
+
+
+def test_late_join_keeps_both() -> None:
+    """1. fork 2. both emit 3. join: neither end comes before the other."""
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 1)
+    child = main.fork()
+    emit(dag, child)
+    emit(dag, main)
+    main.join(child)
+    assert main.ids == (1, 2)
+
+
+def test_joining_twice_changes_nothing() -> None:
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 1)
+    child = main.fork()
+    emit(dag, child)
+    main.join(child)
+    emit(dag, main)
+    main.join(child)
+    assert main.ids == (2,)
+
+
+def test_joining_another_threads_child_twice_changes_nothing() -> None:
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 1)
+    shared, other = main.fork(), main.fork()
+    emit(dag, shared)
+    for _ in range(3):
+        other.join(shared)
+        emit(dag, other)
+    assert [dag.parents(n) for n in (2, 3, 4)] == [(1,), (2,), (3,)]
+
+
+def test_child_that_only_joined_supersedes_its_base() -> None:
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 1)
+    child = main.fork()
+    grandchild = child.fork()
+    emit(dag, grandchild)
+    child.join(grandchild)
+    main.join(child)
+    assert main.ids == (1,)
+
+
+def test_join_across_threads_is_pruned_at_the_next_emission() -> None:
+    """t2 waits for t1; main waits for both: only t2's node is a parent."""
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 1)
+    t1, t2 = main.fork(), main.fork()
+    emit(dag, t1)
+    t2.join(t1)
+    emit(dag, t2)
+    main.join(t1)
+    main.join(t2)
+    assert main.prune(dag) == (2,)
+
+
+def test_knowledge_through_a_third_thread_prunes_later_joins() -> None:
+    """main hears of t1 through t2 and emits; waiting for t1 itself then adds nothing."""
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 1)
+    t1, t2 = main.fork(), main.fork()
+    emit(dag, t1)
+    t2.join(t1)
+    main.join(t2)
+    emit(dag, main)
+    main.join(t1)
+    assert main.prune(dag) == (2,)
+    assert dag.parents(2) == (1,)
+
+
+def test_unpruned_fork_prunes_for_itself() -> None:
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 1)
+    t1, t2 = main.fork(), main.fork()
+    emit(dag, t1)
+    t2.join(t1)
+    emit(dag, t2)
+    main.join(t1)
+    main.join(t2)
+    child = main.fork()
+    assert dag.parents(emit(dag, child)) == (2,)
+    main.join(child)
+    assert main.prune(dag) == (3,)
+
+
+def test_overlapping_emissions_of_one_thread_both_stay() -> None:
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 1)
+    parents = main.prune(dag)
+    for _ in range(2):
+        dag.add(NodeKind.CALL, "m", "main", parents, 0.0)
+    for node_id in (1, 2):
+        dag.finish(node_id, 0.0)
+        main.advance(node_id, parents)
+    assert main.ids == (1, 2)
+
+
+def test_include_names_nodes_by_hand() -> None:
+    dag = ExecutionDAG("p", "t")
+    main = chain(dag, 2)
+    other = chain(dag, 1)
+    main.include([0, *other.ids])
+    assert main.prune(dag) == (1, 2)
+
+
+def test_grown_views_are_shared_until_something_changes() -> None:
+    main = Frontier([3, 1])
+    first, second = main.fork(), main.fork()
+    assert first.ids is second.ids is main.ids
+    assert main.ids == (1, 3)
+    assert len(main) == 2
+
+
+def test_ten_thousand_in_a_row_look_at_nothing() -> None:
+    dag = Counting("p", "t")
+    frontier = Frontier()
+    for _ in range(10_000):
+        emit(dag, frontier)
+    # add looks at the one parent, finish at the node itself.
+    assert dag.looked <= 2 * 10_000
+    assert frontier.ids == (9999,)
+    dag.check_integrity()
+
+
+def test_ten_thousand_children_in_a_row_look_at_nothing() -> None:
+    dag = Counting("p", "t")
+    main = Frontier()
+    for _ in range(10_000):
+        child = main.fork()
+        emit(dag, child)
+        main.join(child)
+    assert dag.looked <= 2 * 10_000
+    assert main.ids == (9999,)
+
+
+def test_wide_fan_out_and_join_look_at_each_edge_once() -> None:
+    dag = Counting("p", "t")
+    main = Frontier()
+    emit(dag, main)
+    for layer in range(3):
+        children = [main.fork() for _ in range(1000)]
+        for child in children:
+            emit(dag, child)
+        for child in children:
+            main.join(child)
+        assert len(main) == 1000
+        assert main.ids[0] == 1 + 1000 * layer
+    # Parents are looked at once per layer, and each node once at its end.
+    assert dag.looked <= 3 * (1000 + 1000) + 1 + 1000
+
+
+def test_threads_do_not_keep_each_other_alive() -> None:
+    first = Frontier()
+    gone = weakref.ref(first)
+    frontier = first
+    for _ in range(100_000):
+        frontier = frontier.fork()
+    del first
+    gc.collect()
+    assert gone() is None
+
+
+def test_maximal_takes_out_ancestors_only() -> None:
+    dag = ExecutionDAG("p", "t")
+    for parents in ((), (0,), (0,), (1, 2), (2,), ()):
+        dag.add(NodeKind.CALL, "m", "main", parents, 0.0)
+        dag.finish(len(dag) - 1, 0.0)
+    assert maximal([], dag) == ()
+    assert maximal([1, 1], dag) == (1,)
+    assert maximal([0, 3], dag) == (3,)
+    assert maximal([1, 2, 4], dag) == (1, 4)
+    assert maximal([0, 1, 2, 3, 4, 5], dag) == (3, 4, 5)
+    assert maximal([1, 5], dag) == (1, 5)
+
+
+def test_maximal_keeps_an_ancestor_beyond_its_budget() -> None:
+    """A redundant edge is harmless; a search of the whole program is not."""
+    dag = Counting("p", "t")
+    chain(dag, 10_000)
+    dag.looked = 0
+    assert maximal([9_000, 9_999], dag, budget=100) == (9_000, 9_999)
+    assert dag.looked <= 2 * (100 + 4 * 2) + 2
+    assert maximal([9_000, 9_999], dag, budget=2_000) == (9_999,)
+
+
+def test_maximal_of_equals_looks_no_further() -> None:
+    dag = Counting("p", "t")
+    root = chain(dag, 500)
+    leaves = []
+    for _ in range(100):
+        leaf = root.fork()
+        leaves.append(emit(dag, leaf))
+    dag.looked = 0
+    assert maximal(leaves, dag) == tuple(leaves)
+    assert dag.looked == 100

@@ -1,0 +1,301 @@
+"""The queue levels: decisions for events, and invariants under anything."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrt.errors import InvariantError
+from agentrt.scheduler import LevelQueues, ProcessTable, QueuedCall, SchedulerConfig
+from agentrt.simulator.steps import ToyCall, ToyEngine, ToyProgram
+
+
+def config(**changes: object) -> SchedulerConfig:
+    values: dict[str, object] = {
+        "policy": "plas",
+        "quanta": (1.0, 2.0),
+        "beta": math.inf,
+        "min_residency_steps": 0,
+        "min_remaining_tokens": 0,
+    }
+    return SchedulerConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class Desk:
+    """Queues and a table, with one-line events."""
+
+    def __init__(self, **changes: object) -> None:
+        self.table = ProcessTable()
+        self.queues = LevelQueues(config(**changes))
+
+    def arrive(
+        self, call_id: str, program: str, now: float = 0, service: float = 0, waited: float = 0
+    ) -> QueuedCall:
+        row = self.table.get(program) or self.table.start_program(program, "t", now)
+        self.table.catch_up(row, service, service, waited)
+        call = self.queues.add(call_id, row, call_id, None, now)
+        self.queues.put(call)
+        return call
+
+    def run(self, call: QueuedCall, now: float = 0) -> QueuedCall:
+        assert self.queues.take() is call
+        self.queues.start(call, now)
+        return call
+
+    def victims(
+        self, running: list[QueuedCall], slots: int = 0, blocks: int = 100, size: int = 1
+    ) -> list[QueuedCall]:
+        running = sorted(running, key=lambda c: c.key)
+        return self.queues.victims(
+            running, slots, blocks, lambda c: size, lambda c: size, lambda c: False
+        )
+
+
+def test_a_call_enters_the_level_of_its_programs_service() -> None:
+    desk = Desk()
+    levels = [desk.arrive(f"c{s}", f"p{s}", service=s).level for s in (0, 0.99, 1, 2.99, 3, 99)]
+    assert levels == [0, 0, 1, 1, 2, 2]
+
+
+def test_levels_run_in_order_and_first_come_first_served_within() -> None:
+    desk = Desk()
+    late, early = desk.arrive("a", "old", service=5), desk.arrive("b", "new")
+    second = desk.arrive("c", "newer")
+    assert [desk.queues.take() for _ in range(3)] == [early, second, late]
+    assert desk.queues.head() is None
+
+
+def test_a_spent_quantum_demotes_to_the_tail_of_the_next_level() -> None:
+    desk = Desk()
+    call = desk.run(desk.arrive("a", "p"))
+    assert not desk.queues.charge(call, 0.5)
+    assert desk.queues.charge(call, 0.5)
+    assert (call.level, call.quantum_left, call.demotions) == (1, 2.0, 1)
+    desk.queues.charge(call, 2.0)
+    assert not desk.queues.charge(call, 1e9), "the last level has no end"
+    assert call.level == 2
+
+
+def test_a_preempted_call_comes_back_ahead_of_later_ones() -> None:
+    desk = Desk()
+    first = desk.run(desk.arrive("a", "p"))
+    desk.arrive("b", "q")
+    desk.queues.stop(first, now=3)
+    desk.queues.put(first)
+    assert desk.queues.head() is first
+    assert first.preemptions == 1
+
+
+def test_a_held_call_counts_but_is_not_offered_until_released() -> None:
+    desk = Desk()
+    call = desk.run(desk.arrive("a", "p"))
+    desk.queues.stop(call, now=1)
+    desk.queues.put(call, hold=True)
+    assert desk.queues.head() is None
+    assert len(desk.queues) == 1
+    desk.queues.release(lambda c: False)
+    assert desk.queues.head() is None
+    desk.queues.release(lambda c: True)
+    assert desk.queues.head() is call
+
+
+def test_waiting_time_covers_every_wait() -> None:
+    desk = Desk()
+    call = desk.arrive("a", "p", now=1)
+    desk.run(call, now=4)
+    desk.queues.stop(call, now=10)
+    desk.queues.put(call)
+    desk.queues.remove(call, now=12)
+    assert call.waited_s == 3 + 2
+
+
+def test_only_a_strictly_better_level_preempts() -> None:
+    desk = Desk()
+    running = desk.run(desk.arrive("a", "p", service=1))
+    desk.arrive("same", "q", service=1)
+    assert desk.victims([running]) == []
+    desk.arrive("better", "r")
+    assert desk.victims([running]) == [running]
+
+
+def test_the_worst_goes_first_and_no_more_than_needed() -> None:
+    desk = Desk()
+    bad = desk.run(desk.arrive("bad", "p", service=1))
+    worse = desk.run(desk.arrive("worse", "q", service=9))
+    desk.arrive("x", "r")
+    assert desk.victims([bad, worse]) == [worse]
+    desk.arrive("y", "s")
+    assert desk.victims([bad, worse]) == [worse, bad]
+    assert desk.victims([bad, worse], slots=1) == [worse]
+    assert desk.victims([bad, worse], slots=2) == []
+
+
+def test_memory_preempts_only_when_that_makes_enough_room() -> None:
+    desk = Desk()
+    running = desk.run(desk.arrive("a", "p", service=9))
+    desk.arrive("x", "r")
+    assert desk.victims([running], slots=5, blocks=0, size=3) == [running]
+    one_short = desk.queues.victims([running], 5, 0, lambda c: 4, lambda c: 3, lambda c: False)
+    assert one_short == [], "a preemption that does not help is not made"
+
+
+def test_hysteresis_protects_the_newly_started_and_the_spared() -> None:
+    desk = Desk(min_residency_steps=2)
+    running = desk.run(desk.arrive("a", "p", service=9))
+    desk.arrive("x", "r")
+    assert desk.victims([running]) == []
+    desk.queues.charge(running, 0.1)
+    desk.queues.charge(running, 0.1)
+    assert desk.victims([running]) == [running]
+    spared = desk.queues.victims([running], 0, 9, lambda c: 1, lambda c: 1, lambda c: True)
+    assert spared == []
+
+
+def test_without_preemption_nobody_gives_way() -> None:
+    desk = Desk(preemption=False)
+    running = desk.run(desk.arrive("a", "p", service=9))
+    desk.arrive("x", "r")
+    assert desk.victims([running]) == []
+
+
+def test_a_starved_call_is_promoted_when_its_ratio_reaches_beta() -> None:
+    """W/T of the program with the call's own: (0 + w) / (4 + 0) >= 2 at w = 8."""
+    desk = Desk(beta=2.0)
+    call = desk.arrive("a", "p", now=10, service=4)
+    assert desk.queues.promote(17.9) == []
+    assert desk.queues.promote(18.0) == [call]
+    assert (call.level, call.promotions, call.quantum_left) == (0, 1, 1.0)
+    assert desk.queues.head() is call
+
+
+def test_a_change_of_the_program_moves_the_deadline() -> None:
+    desk = Desk(beta=2.0)
+    call = desk.arrive("a", "p", now=0, service=4)
+    call.program.service_s = 10
+    desk.queues.program_changed(call.program)
+    assert desk.queues.promote(19.9) == []
+    call.program.waiting_s = 5
+    desk.queues.program_changed(call.program)
+    assert desk.queues.promote(15.0) == [call]
+
+
+def test_at_most_so_many_promoted_calls_wait_at_once() -> None:
+    desk = Desk(beta=1.0, max_promoted=2)
+    calls = [desk.arrive(f"c{i}", f"p{i}", now=i, service=5) for i in range(4)]
+    assert desk.queues.promote(100) == calls[:2], "those that starve longest first"
+    assert desk.queues.promote(100) == []
+    desk.run(calls[0], now=100)
+    assert desk.queues.promote(100) == [calls[2]]
+
+
+def test_a_call_is_neither_queued_nor_started_twice() -> None:
+    desk = Desk()
+    call = desk.arrive("a", "p")
+    with pytest.raises(InvariantError, match="queued twice"):
+        desk.queues.put(call)
+    with pytest.raises(InvariantError, match="not taken"):
+        desk.queues.start(call, 0)
+    with pytest.raises(InvariantError, match="queued already"):
+        desk.arrive("a", "p")
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[ToyProgram]:
+    made = []
+    for index in range(draw(st.integers(1, 6))):
+        calls = []
+        for i in range(draw(st.integers(1, 5))):
+            after = draw(st.sets(st.integers(0, i - 1))) if i else set()
+            calls.append(ToyCall(draw(st.integers(1, 9)), tuple(sorted(after))))
+        made.append(ToyProgram(f"{chr(65 + index)}-", tuple(calls), draw(st.integers(0, 12))))
+    return made
+
+
+configs = st.builds(
+    SchedulerConfig,
+    policy=st.sampled_from(["atlas", "atlas-scalar", "plas", "mlfq", "fcfs"]),
+    quanta=st.lists(st.integers(1, 5), max_size=4).map(tuple),
+    beta=st.sampled_from([0.5, 2.0, math.inf]),
+    max_promoted=st.integers(0, 50),
+    min_residency_steps=st.integers(0, 3),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs(), configs, st.integers(1, 4), st.booleans())
+def test_nothing_is_lost_doubled_or_left_behind(
+    made: list[ToyProgram], settings_: SchedulerConfig, batch: int, strict: bool
+) -> None:
+    engine = ToyEngine(settings_, batch, strict=strict)
+    engine.submit(made)
+    served: dict[str, int] = {}
+    while engine.busy:
+        ran = engine.step()
+        assert len(ran) == len(set(ran)) <= batch
+        for call_id in ran:
+            served[call_id] = served.get(call_id, 0) + 1
+        engine.queues.check_integrity()
+        engine.table.check_integrity()
+        assert engine.now < 2_000
+    wanted = {f"{p.name}{i}": c.steps for p in made for i, c in enumerate(p.calls)}
+    assert served == wanted
+    assert len(engine.table) == len(engine.queues) == len(engine.queues.calls) == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(programs(), configs, st.integers(1, 3))
+def test_levels_and_slots_are_respected(
+    made: list[ToyProgram], settings_: SchedulerConfig, batch: int
+) -> None:
+    """No slot is idle while a call waits, and none of a worse level keeps out a better one."""
+    engine = ToyEngine(settings_, batch, strict=False)
+    engine.submit(made)
+
+    def check(ran: list[str], waiting_before: set[str]) -> None:
+        if len(ran) < batch:
+            assert not waiting_before - set(ran)
+
+    watched = engine._serve
+
+    def serve() -> object:
+        waiting = engine.queues.in_order()
+        check([c.call_id for c in engine.running], {c.call_id for c in waiting})
+        if engine.queues.policy.levelled and waiting:
+            safe = settings_.min_residency_steps
+            worst = [c.level for c in engine.running if c.residency_steps >= safe]
+            assert all(level <= waiting[0].level for level in worst)
+        return watched()
+
+    engine._serve = serve  # type: ignore[method-assign, assignment]
+    while engine.busy:
+        engine.step()
+
+
+@settings(max_examples=100, deadline=None)
+@given(programs(), configs, st.integers(1, 3))
+def test_waiting_is_bounded_by_beta(
+    made: list[ToyProgram], settings_: SchedulerConfig, batch: int
+) -> None:
+    """After promotion no call below Q_1 starves, unless the allowed number already wait."""
+    engine = ToyEngine(settings_, batch, strict=False)
+    engine.submit(made)
+    queues = engine.queues
+    watched = queues.promote
+
+    def promote(now: float) -> list[QueuedCall]:
+        promoted = watched(now)
+        if queues.policy.levelled and sum(c.promoted for c in queues.calls.values()) < (
+            settings_.max_promoted
+        ):
+            for call in queues.in_order():
+                waited = call.program.waiting_s + call.debt_waited_s + now - call.debt_since
+                service = call.program.service_s + call.debt_served_s
+                assert call.level == 0 or waited < settings_.beta * service + 1e-6
+        return promoted
+
+    queues.promote = promote  # type: ignore[method-assign]
+    while engine.busy:
+        engine.step()

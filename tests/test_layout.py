@@ -1,0 +1,82 @@
+"""The packages that setuptools is told of, the links and the tree agree: docs/adr/0001."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LINKED_ROOMS = ("executors", "graph", "integrations", "serving")
+CODE_FOLDERS = ("agentrt", *LINKED_ROOMS, "tests", "demos")
+MAX_LINES = 400
+
+
+@pytest.fixture
+def setuptools_settings() -> dict[str, Any]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    settings: dict[str, Any] = project["tool"]["setuptools"]
+    return settings
+
+
+def python_files(folder: str) -> Iterator[Path]:
+    """The files of one top-level folder. Links are not followed: no file comes twice."""
+    for path, folders, names in os.walk(ROOT / folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        yield from (Path(path) / name for name in names if name.endswith(".py"))
+
+
+def packages_in_tree() -> set[str]:
+    rooms = ("agentrt", *LINKED_ROOMS)
+    return {import_name(file.parent) for room in rooms for file in python_files(room)}
+
+
+def import_name(folder: Path) -> str:
+    name = ".".join(folder.relative_to(ROOT).parts)
+    return name if name.split(".")[0] == "agentrt" else f"agentrt.{name}"
+
+
+def test_setuptools_lists_every_package(setuptools_settings: dict[str, Any]) -> None:
+    listed = setuptools_settings["packages"]
+    assert set(listed) == packages_in_tree()
+    assert len(listed) == len(set(listed))
+
+
+def test_every_package_outside_agentrt_is_mapped(setuptools_settings: dict[str, Any]) -> None:
+    in_rooms = {
+        import_name(file.parent): file.parent.relative_to(ROOT).as_posix()
+        for room in LINKED_ROOMS
+        for file in python_files(room)
+    }
+    assert setuptools_settings["package-dir"] == in_rooms
+
+
+def test_every_package_has_an_init_file() -> None:
+    folders = {file.parent for room in ("agentrt", *LINKED_ROOMS) for file in python_files(room)}
+    assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+@pytest.mark.parametrize("room", LINKED_ROOMS)
+def test_room_is_linked_into_agentrt(room: str) -> None:
+    link = ROOT / "agentrt" / room
+    assert link.is_symlink()
+    assert link.readlink() == Path("..", room)
+    assert link.resolve() == ROOT / room
+
+
+def test_agentrt_has_no_other_links() -> None:
+    links = {path.name for path in (ROOT / "agentrt").iterdir() if path.is_symlink()}
+    assert links == set(LINKED_ROOMS)
+
+
+@pytest.mark.parametrize("folder", CODE_FOLDERS)
+def test_no_file_is_too_long(folder: str) -> None:
+    lengths = {
+        str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines())
+        for file in python_files(folder)
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
