@@ -1,0 +1,1 @@
+"""`agentrt bench`: measurements that print their own tables, both sides in one run."""

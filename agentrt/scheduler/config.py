@@ -35,7 +35,8 @@ class SchedulerConfig:
     ``preemption`` lets a waiting call of a strictly better level take the place of a
     running one. A running call is safe for its first ``min_residency_steps`` engine
     steps, and when at most ``min_remaining_tokens`` of its tokens are left: undoing
-    such a call costs more than letting it be.
+    such a call costs more than letting it be. ``max_preemptions_per_step`` bounds what
+    one step spends on preempting and admitting anew.
 
     ``stale_after_s``: a program that is not heard of for so long (seconds) is dropped
     from the engine's table.
@@ -48,6 +49,7 @@ class SchedulerConfig:
     preemption: bool = True
     min_residency_steps: int = 4
     min_remaining_tokens: int = 4
+    max_preemptions_per_step: int = 2
     stale_after_s: float = 3600.0
 
     def __post_init__(self) -> None:
@@ -56,7 +58,12 @@ class SchedulerConfig:
             raise ConfigError(f"quanta must be positive seconds, got {list(self.quanta)}")
         if not self.beta > 0:
             raise ConfigError(f"beta must be positive (or inf for never), got {self.beta}")
-        for name in ("max_promoted", "min_residency_steps", "min_remaining_tokens"):
+        for name in (
+            "max_promoted",
+            "min_residency_steps",
+            "min_remaining_tokens",
+            "max_preemptions_per_step",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if not self.stale_after_s > 0:

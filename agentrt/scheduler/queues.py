@@ -262,33 +262,34 @@ class LevelQueues:
         ``running`` is sorted by key, the worst last. Only a call of a strictly worse
         level gives way, only when that makes enough room (batch slots and KV blocks)
         for the waiting call to run, and never one that hysteresis protects or the
-        engine has ``spared``.
+        engine has ``spared``. Once ``max_preemptions_per_step`` are chosen, the other
+        waiting calls have to wait for the next step.
         """
         head = self.head()
         if not self.config.preemption or head is None or not running:
             return []
         if head.level >= running[-1].level:
             return []
-        pool = [c for c in running if c.level > head.level and self._may_stop(c, spared)]
-        chosen: list[QueuedCall] = []
+        pool = _Lazy(c for c in reversed(running) if self._may_stop(c, spared))
+        taken = 0
         with self._heads() as heads:
             for call in heads:
-                worse = len(pool) - len(chosen)
-                if worse <= 0 or pool[worse - 1].level <= call.level:
+                if taken >= self.config.max_preemptions_per_step:
                     break
                 needed = blocks_needed(call)
-                more = 0
-                slots, blocks = free_slots, free_blocks
+                more, slots, blocks = 0, free_slots, free_blocks
                 while slots < 1 or blocks < needed:
-                    at = worse - 1 - more
-                    if at < 0 or pool[at].level <= call.level:
-                        return chosen
+                    victim = pool.at(taken + more)
+                    if victim is None or victim.level <= call.level:
+                        return pool.first(taken)
                     slots += 1
-                    blocks += blocks_held(pool[at])
+                    blocks += blocks_held(victim)
                     more += 1
-                chosen.extend(pool[worse - more : worse][::-1])
+                taken += more
                 free_slots, free_blocks = slots - 1, blocks - needed
-        return chosen
+                if call.level >= running[-1].level:
+                    break
+        return pool.first(taken)
 
     def check_integrity(self) -> None:
         """For tests. Raises `InvariantError` on a state that must not be."""
@@ -345,3 +346,22 @@ class LevelQueues:
         finally:
             for entry in seen:
                 heapq.heappush(self._heap, entry)
+
+
+class _Lazy:
+    """A sequence drawn from an iterator only as far as one looks."""
+
+    def __init__(self, source: Iterator[QueuedCall]) -> None:
+        self._source = source
+        self._drawn: list[QueuedCall] = []
+
+    def at(self, index: int) -> QueuedCall | None:
+        while len(self._drawn) <= index:
+            call = next(self._source, None)
+            if call is None:
+                return None
+            self._drawn.append(call)
+        return self._drawn[index]
+
+    def first(self, count: int) -> list[QueuedCall]:
+        return self._drawn[:count]

@@ -133,6 +133,14 @@ def test_the_worst_goes_first_and_no_more_than_needed() -> None:
     assert desk.victims([bad, worse], slots=2) == []
 
 
+def test_preemptions_are_bounded_per_step() -> None:
+    desk = Desk(max_preemptions_per_step=1)
+    running = [desk.run(desk.arrive(f"r{i}", f"p{i}", service=9)) for i in range(3)]
+    for i in range(3):
+        desk.arrive(f"w{i}", f"q{i}")
+    assert desk.victims(running) == [running[-1]]
+
+
 def test_memory_preempts_only_when_that_makes_enough_room() -> None:
     desk = Desk()
     running = desk.run(desk.arrive("a", "p", service=9))
@@ -221,6 +229,7 @@ configs = st.builds(
     beta=st.sampled_from([0.5, 2.0, math.inf]),
     max_promoted=st.integers(0, 50),
     min_residency_steps=st.integers(0, 3),
+    max_preemptions_per_step=st.just(99),
 )
 
 
@@ -263,7 +272,7 @@ def test_levels_and_slots_are_respected(
     def serve() -> object:
         waiting = engine.queues.in_order()
         check([c.call_id for c in engine.running], {c.call_id for c in waiting})
-        if engine.queues.policy.levelled and waiting:
+        if engine.queues.policy.levelled and waiting and settings_.preemption:
             safe = settings_.min_residency_steps
             worst = [c.level for c in engine.running if c.residency_steps >= safe]
             assert all(level <= waiting[0].level for level in worst)
