@@ -12,7 +12,7 @@ from typing import TypeVar
 from agentrt import tracking
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.events import Event, NodeEnded, NodeStarted
-from agentrt.executors.base import Executor
+from agentrt.executors.base import Chunk, Executor
 from agentrt.graph import Node, NodeKind
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.run import Run
@@ -33,6 +33,16 @@ class Services:
     tell: Callable[[Event], None]
     ask_human: AskHuman
     seed: int
+
+
+async def _outside(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    """Read an executor's chunks so that a task which it starts belongs to no program."""
+    while True:
+        with tracking.outside():
+            chunk = await anext(chunks, None)
+        if chunk is None:
+            return
+        yield chunk
 
 
 class RunEmitter:
@@ -78,7 +88,7 @@ class RunEmitter:
         try:
             chunks = self._with.executor.generate(call, stream=stream)
             async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
+                async for chunk in _outside(chunks):
                     reply = chunk.reply
                     if reply is not None:
                         reply = dataclasses.replace(reply, node=node.id)

@@ -1,10 +1,8 @@
 """Which calls had to end before this one, found out from plain asyncio code.
 
-Every task of a program carries a `Scope` with the frontier of what it has seen end. A task
-starts from its creator's frontier; whoever waits for a task takes over its frontier. A task
-factory and a `Task` subclass see creation and waiting; nothing of asyncio is patched.
-
-What is exact, and what is not, is said at `emission_parents`.
+A task starts from its creator's frontier; whoever waits for it takes over its own. A task
+factory and a `Task` subclass see both, with nothing of asyncio patched; scope, task and
+factory are one mechanism, hence one long file. Limits: see `emission_parents`.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import CellType
 from typing import Any, TypeVar
@@ -56,8 +54,14 @@ class Scope:
     def join(self, ended: Scope) -> None:
         """This task waited for the task of ``ended``, which must be over."""
         if ended.owner is self.owner and ended.frontier is not self.frontier:
-            ended.settle()
+            ended.seal()
             self.frontier.join(ended.frontier)
+
+    def seal(self) -> None:
+        """The task is over: what it did not wait for by now, it never will."""
+        self.settle()
+        self._pending.waits.clear()
+        self._pending.sealed = True
 
     def settle(self) -> None:
         """Join what was waited for through asyncio's own futures and has come to its end."""
@@ -91,11 +95,12 @@ def _family_of(owner: object) -> WeakSet[TrackedTask[Any]]:
 class _Pending:
     """What callbacks learned while the task itself did not run; joined by `Scope.settle`."""
 
-    __slots__ = ("known", "seen", "waits")
+    __slots__ = ("known", "sealed", "seen", "waits")
 
     def __init__(self) -> None:
         self.seen: list[Scope] = []  # tasks whose result a callback read
         self.waits: list[_Wait] = []  # waits of which some task has ended
+        self.sealed = False
         # One per gather, shield or group, by asyncio's own object for it.
         self.known: WeakKeyDictionary[Any, _Wait] | None = None
 
@@ -131,8 +136,8 @@ class _Wait:
                 return  # failed or called off before: nobody waited for this task
             if self.target is None:
                 self.target = ref(future)
-        task.scope.settle()
-        if not self.ended:
+        task.scope.seal()
+        if not self.ended and not scope._pending.sealed:
             scope._pending.waits.append(self)
         self.ended.append(task.scope)
 
@@ -160,49 +165,47 @@ def current_scope() -> Scope | None:
 
 
 @contextmanager
-def bind(scope: Scope) -> Iterator[Scope]:
-    """Run the body, a program's root, in ``scope``, inside the current task."""
+def _inside(scope: Scope | None) -> Iterator[Scope | None]:
     token = _SCOPE.set(scope)
-    task = _running_task()
-    before = None if task is None else _BOUND.get(task)
-    if task is not None:
-        _BOUND[task] = scope
     try:
         yield scope
     finally:
         _SCOPE.reset(token)
-        if task is not None and before is not None:
-            _BOUND[task] = before
-        elif task is not None:
-            _BOUND.pop(task, None)
 
 
 @contextmanager
-def enter_node(name: str) -> Iterator[Scope | None]:
+def bind(scope: Scope) -> Iterator[Scope]:
+    """Run the body, a program's root, in ``scope``, inside the current task."""
+    task = _running_task()
+    if task is None:
+        raise InvariantError("a program's scope is bound to a task, and there is none")
+    before = _BOUND.get(task)
+    _BOUND[task] = scope
+    try:
+        with _inside(scope):
+            yield scope
+    finally:
+        del _BOUND[task]
+        if before is not None:
+            _BOUND[task] = before
+
+
+def enter_node(name: str) -> AbstractContextManager[Scope | None]:
     """Run the body inside the node function ``name``: its emissions' path ends with it.
 
     Outside any program this does nothing, so that a node function can be tested alone.
     """
     scope = _SCOPE.get()
-    token = _SCOPE.set(None if scope is None else scope.within(name))
-    try:
-        yield _SCOPE.get()
-    finally:
-        _SCOPE.reset(token)
+    return _inside(None if scope is None else scope.within(name))
 
 
-@contextmanager
-def outside() -> Iterator[None]:
+def outside() -> AbstractContextManager[object]:
     """Run the body outside any program: a task that it starts is nobody's, and outlives it.
 
     For machinery shared by programs, such as an engine that starts its reader task inside
     the first call.
     """
-    token = _SCOPE.set(None)
-    try:
-        yield
-    finally:
-        _SCOPE.reset(token)
+    return _inside(None)
 
 
 def start_task(
@@ -325,7 +328,7 @@ class TrackedTask(asyncio.Task[T]):
             scope.join(self.scope)
         elif not self._waited:
             # A callback: the task that it runs for may be in the middle of an emission.
-            self.scope.settle()
+            self.scope.seal()
             scope._pending.seen.append(self.scope)
 
 

@@ -19,16 +19,17 @@ from typing import Any
 
 from agentrt import Context, node, program
 
-WIDTH, ITERATIONS = 3, 6
+WIDTH, HAND, ITERATIONS = 3, 4, 10
 PUZZLES = ["1 2 3 4", "4 6 8 2", "2 3 4 6", "1 4 5 6", "3 5 6 8", "2 2 6 9", "3 4 6 8", "1 3 8 8"]
 VALUES = {"dead": 0.0, "impossible": 0.1, "likely": 0.5, "sure": 0.9, "solved": 1.0}
 Numbers = tuple[Fraction, ...]
+GOAL: Numbers = (Fraction(24),)
 
 
 def legal_moves(numbers: Numbers) -> dict[str, Numbers]:
     """What can be done with two of the numbers, and which numbers that leaves."""
     moves = {}
-    for a, b, *rest in permutations(numbers):
+    for a, b, *rest in permutations(numbers) if len(numbers) > 1 else ():
         results = {"+": a + b, "*": a * b, "-": a - b} if a >= b else {}
         results |= {"/": a / b} if b else {}
         for sign, value in results.items():
@@ -38,14 +39,7 @@ def legal_moves(numbers: Numbers) -> dict[str, Numbers]:
 
 def last_move(numbers: Numbers) -> str | None:
     """A move that makes 24 of the last two numbers, if there is one."""
-    return next((move for move, left in legal_moves(numbers).items() if left == (24,)), None)
-
-
-def is_solution(numbers: Numbers, steps: tuple[str, ...]) -> bool:
-    """Whether every step is a legal move, and the last one leaves 24 alone."""
-    for step in steps:
-        numbers = legal_moves(numbers).get(step) or (Fraction(0), Fraction(0))
-    return numbers == (24,)
+    return next((move for move, left in legal_moves(numbers).items() if left == GOAL), None)
 
 
 @dataclass(eq=False)
@@ -77,8 +71,8 @@ class State:
 
 
 def select(state: State) -> State | None:
-    """The state to expand: the best by UCT all the way down, or None when all is tried."""
-    while children := state.open_children():
+    """The state to expand: down by UCT, but a state seen often gets more children first."""
+    while (children := state.open_children()) and len(state.children) >= math.sqrt(state.visits):
         state = max(children, key=State.uct)
     return state if state.untried else None
 
@@ -115,8 +109,8 @@ async def evaluate(ctx: Context, state: State) -> None:
 
 
 async def expand(ctx: Context, state: State) -> list[State]:
-    """Children of a state. Each call chooses from a hand of its own, so that they differ."""
-    moves = list(state.untried)
+    """New children. Each call chooses from a hand of its own, so that they differ."""
+    moves = sorted(state.untried, key=lambda move: "/" in move)[: WIDTH * HAND]
     hands = [moves[i::WIDTH] for i in range(min(WIDTH, len(moves)))]
     children = await asyncio.gather(*(choose(ctx, state, hand) for hand in hands))
     await asyncio.gather(*(evaluate(ctx, child) for child in children))
@@ -129,16 +123,20 @@ async def expand(ctx: Context, state: State) -> list[State]:
 
 @program
 async def mcts(ctx: Context, puzzle: str | None = None) -> dict[str, Any]:
-    text = puzzle or PUZZLES[sum(ctx.program_id.encode()) % len(PUZZLES)]
-    numbers = tuple(Fraction(number) for number in re.findall(r"\d+", str(text)))
+    text = str(puzzle or PUZZLES[sum(ctx.program_id.encode()) % len(PUZZLES)])
+    numbers = tuple(Fraction(number) for number in re.findall(r"\d+", text))
     if len(numbers) != 4:
         raise ValueError(f"the Game of 24 takes four numbers, got {text!r}")
-    root, trace, found = State(numbers), [], None
+    root, trace, found = State(numbers), list[dict[str, Any]](), None
     while len(trace) < ITERATIONS and not found and (state := select(root)):
         children = await expand(ctx, state)
         found = next((child for child in children if child.verdict == "solved"), None)
-        tried = {" ; ".join(child.steps): child.verdict for child in children}
+        tried = {"; ".join(child.steps[len(state.steps) :]): child.verdict for child in children}
         trace.append({"after": list(state.steps), "tried": tried})
-    solved = bool(found and await ctx.tool(is_solution, numbers, found.steps))
     answer = list(found.steps) if found else None
-    return {"numbers": list(map(int, numbers)), "solved": solved, "answer": answer, "trace": trace}
+    return {
+        "numbers": list(map(int, numbers)),
+        "found": bool(found),
+        "answer": answer,
+        "trace": trace,
+    }

@@ -8,8 +8,9 @@ observation that it rests on, so that even a tiny model stays in form. It may st
 
 from __future__ import annotations
 
+import json
+import re
 import sqlite3
-from contextlib import closing
 from typing import Any, Literal
 
 from agentrt import Context, Reply, node, program
@@ -25,6 +26,12 @@ QUESTIONS = [  # which one is asked without an input depends on the program's id
     "How many packs of flour did Joe order?",
     "How many packs of coffee are in stock?",
 ]
+EXAMPLES = [
+    ("How much is a pack of tea?", "I need the price of tea.", "price_of", {"item": "tea"}),
+    ("How much salt is in stock?", "I need the stock of salt.", "stock_of", {"item": "salt"}),
+    ("What did Ann buy?", "I need the orders of Ann.", "orders_of", {"customer": "Ann"}),
+    ("Which city is tea from?", "I need the origin of tea.", "origin_of", {"item": "tea"}),
+]
 TABLES = """
     CREATE TABLE supplier (name TEXT, city TEXT);
     INSERT INTO supplier VALUES ('Hill Farm', 'Oslo'), ('Sun Mill', 'Rome'), ('Bay Trade', 'Lima');
@@ -38,7 +45,8 @@ TABLES = """
         ('Ann', 3, 'tea'), ('Ann', 1, 'honey'), ('Bob', 6, 'rice'), ('Bob', 2, 'salt'),
         ('Eve', 5, 'coffee'), ('Eve', 4, 'milk'), ('Eve', 1, 'sugar'), ('Joe', 8, 'flour');
 """
-SYSTEM = "You answer questions about a shop. Find facts with tools, never guess."
+THINK = "Which fact is needed? Think in one sentence."
+Chat = list[dict[str, Any]]
 Item = Literal["tea", "coffee", "sugar", "flour", "rice", "honey", "salt", "milk"]
 
 
@@ -50,7 +58,6 @@ class Shop:
         self.db.executescript(TABLES)
         tools = (self.price_of, self.stock_of, self.origin_of, self.orders_of, self.calculate)
         self.tools = {tool.__name__: tool for tool in tools}
-        self.close = self.db.close
 
     def price_of(self, item: Item) -> str:
         """What one pack of an item costs."""
@@ -71,67 +78,81 @@ class Shop:
     def orders_of(self, customer: Literal["Ann", "Bob", "Eve", "Joe"]) -> str:
         """What a customer ordered."""
         rows = self.db.execute("SELECT amount, item FROM purchase WHERE customer = ?", [customer])
-        return (
-            f"{customer} ordered {', '.join(f'{amount} packs of {item}' for amount, item in rows)}."
-        )
+        return f"{customer} ordered " + ", ".join(f"{n} packs of {item}" for n, item in rows) + "."
 
-    def calculate(self, a: int, operator: Literal["+", "-", "*", "/"], b: int) -> str:
+    def calculate(self, a: int, operator: Literal["+", "-", "*"], b: int) -> str:
         """Calculate with two numbers."""
-        if operator == "/" and b == 0:
-            return "Nothing can be divided by 0."
-        value = {"+": a + b, "-": a - b, "*": a * b, "/": a / (b or 1)}[operator]
-        return f"{a} {operator} {b} = {value:g}"
+        return f"{a} {operator} {b} = { {'+': a + b, '-': a - b, '*': a * b}[operator] }"
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def worked_examples() -> Chat:
+    """What a first step looks like: a small model copies the form."""
+    chat = [{"role": "system", "content": "You work in a shop. Find facts with tools."}]
+    for question, thought, name, arguments in EXAMPLES:
+        call = json.dumps({"name": name, "arguments": arguments})
+        chat += [user(f"{question} {THINK}"), {"role": "assistant", "content": thought}]
+        chat += [user("Call a tool."), {"role": "assistant", "content": call}]
+    return chat
 
 
 @node
-async def think(ctx: Context, chat: list[dict[str, Any]]) -> Reply:
-    ask = {"role": "user", "content": "Think in one sentence: which fact is needed next?"}
-    return await ctx.llm([*chat, ask], max_tokens=48)
+async def think(ctx: Context, chat: Chat) -> Reply:
+    return await ctx.llm(chat, max_tokens=48)
 
 
 @node
-async def act(ctx: Context, chat: list[dict[str, Any]], shop: Shop, first: bool) -> dict[str, Any]:
-    reply = await ctx.llm(
-        [*chat, {"role": "user", "content": "Call a tool" + (".", " or answer.")[not first]}],
-        tools=shop.tools.values(),
-        tool_choice="required" if first else "auto",
-        max_tokens=64,
-    )
+async def act(ctx: Context, chat: Chat, shop: Shop, choice: str) -> dict[str, Any] | None:
+    """One tool call, or None when the model would rather answer."""
+    tools = shop.tools.values()
+    reply = await ctx.llm(chat, tools=tools, tool_choice=choice, max_tokens=64)
     if not reply.tool_calls:
-        return {}
+        return None
     call = reply.tool_calls[0]
     observation = await ctx.tool(shop.tools[call.name], **call.arguments)
+    chat += [reply.message, user(f"Observation: {observation}")]
     return {"tool": call.name, "arguments": call.arguments, "observation": observation}
 
 
 @node
-async def conclude(ctx: Context, chat: list[dict[str, Any]], seen: list[str]) -> dict[str, Any]:
-    """The answer, and the observation that it rests on; "nothing" when none of them helps."""
+async def answer(ctx: Context, question: str, seen: list[str]) -> dict[str, Any]:
+    """The answer, and the observation that it rests on: "nothing" when none of them helps."""
     fields = {
         "evidence": {"enum": [*seen, "nothing"]},
         "answer": {"type": "string", "maxLength": 60},
     }
     schema = {"type": "object", "properties": fields, "required": list(fields)}
-    ask = {"role": "user", "content": "Which observation answers the question? Answer briefly."}
-    reply = await ctx.llm([*chat, ask], schema=schema, max_tokens=128)
-    return reply.parsed or {"evidence": "nothing", "answer": ""}
+    example = {"evidence": "One pack of tea costs 4 euros.", "answer": "4 euros"}
+    chat = [user(f"{example['evidence']} How much is a pack of tea?")]
+    chat += [{"role": "assistant", "content": json.dumps(example)}]
+    reply = await ctx.llm(
+        [*chat, user(f"{' '.join(seen)} {question}")], schema=schema, max_tokens=128
+    )
+    return reply.parsed or {"evidence": "nothing", "answer": None}
+
+
+def is_grounded(evidence: str, answer: str | None) -> bool:
+    """Whether there is evidence, and each number in the answer is one of its numbers."""
+    numbers = set(re.findall(r"\d+", answer or ""))
+    return evidence != "nothing" and numbers <= set(re.findall(r"\d+", evidence))
 
 
 @program
 async def react(ctx: Context, question: str | None = None) -> dict[str, Any]:
     question = question or QUESTIONS[sum(ctx.program_id.encode()) % len(QUESTIONS)]
-    chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    shop, chat = Shop(), [*worked_examples(), user(f"{question} {THINK}")]
     steps: list[dict[str, Any]] = []
-    with closing(Shop()) as shop:
-        while len(steps) < MAX_STEPS:
-            thought = await think(ctx, chat)
-            chat.append(thought.message)
-            step = await act(ctx, chat, shop, first=not steps)
-            if not step or step in steps:  # it wants to answer, or goes round in circles
-                break
-            steps.append(step)
-            chat.append({"role": "user", "content": f"Observation: {step['observation']}"})
-    end = await conclude(ctx, chat, [step["observation"] for step in steps])
-    found = end["evidence"] != "nothing"
-    answer = end["answer"] if found else None
-    return {"question": question, "found": found, "answer": answer, **end, "steps": steps}
+    while len(steps) < MAX_STEPS:
+        thought = await think(ctx, chat)
+        chat += [thought.message, user("Call a tool, or answer." if steps else "Call a tool.")]
+        print("THOUGHT", ctx.program_id, thought.text)
+        step = await act(ctx, chat, shop, "auto" if steps else "required")
+        if step is None or step in steps:  # it knows enough, or goes round in circles
+            break
+        steps.append(step)
+        chat.append(user(THINK))
+    end = await answer(ctx, question, [step["observation"] for step in steps])
+    return {"question": question, "found": is_grounded(**end), **end, "steps": steps}

@@ -131,7 +131,7 @@ class Frontier:
     def _news(self, child: Frontier, own: bool) -> tuple[int, ...]:
         """What ``child`` knows that this thread has never had in its frontier."""
         ids = child.ids
-        if not own or (child._moved and not child._mixed):
+        if not own or child._moved:
             return ids
         # What is still there of the base, this thread has, or has superseded since.
         base = set(child._base)

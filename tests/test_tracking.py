@@ -128,8 +128,14 @@ async def test_nested_gathers_of_chains() -> None:
         await p.emit("end")
 
     assert await run(p, main()) == {
-        "x1": "", "x2": "x1", "x3": "x1", "x4": "x2 x3",
-        "y1": "", "y2": "y1", "y3": "y1", "y4": "y2 y3",
+        "x1": "",
+        "x2": "x1",
+        "x3": "x1",
+        "x4": "x2 x3",
+        "y1": "",
+        "y2": "y1",
+        "y3": "y1",
+        "y4": "y2 y3",
         "end": "x4 y4",
     }
 
@@ -191,7 +197,12 @@ async def test_task_awaited_late() -> None:
         await p.emit("e")
 
     assert await run(p, main()) == {
-        "a": "", "early": "a", "b": "a", "c": "b", "d": "c early", "e": "d"
+        "a": "",
+        "early": "a",
+        "b": "a",
+        "c": "b",
+        "d": "c early",
+        "e": "d",
     }
 
 
@@ -257,7 +268,12 @@ async def test_tasks_handed_on_to_another_task() -> None:
         await two
 
     assert await run(p, main()) == {
-        "x": "", "y": "", "x-inner": "x", "y-inner": "y", "a": "x y", "b": "a x-inner"
+        "x": "",
+        "y": "",
+        "x-inner": "x",
+        "y-inner": "y",
+        "a": "x y",
+        "b": "a x-inner",
     }
 
 
@@ -277,7 +293,12 @@ async def test_wait_first_completed_loop() -> None:
             step += 1
 
     assert await run(p, main()) == {
-        "t0": "", "t1": "", "t2": "", "s0": "t0", "s1": "s0 t1", "s2": "s1 t2"
+        "t0": "",
+        "t1": "",
+        "t2": "",
+        "s0": "t0",
+        "s1": "s0 t1",
+        "s2": "s1 t2",
     }
 
 
@@ -323,7 +344,11 @@ async def test_wait_for_in_time_and_too_late() -> None:
         await p.emit("c")
 
     assert await run(p, main()) == {
-        "a": "", "b": "a", "begun": "b", "cleanup": "begun", "c": "cleanup"
+        "a": "",
+        "b": "a",
+        "begun": "b",
+        "cleanup": "begun",
+        "c": "cleanup",
     }
 
 
@@ -366,7 +391,12 @@ async def test_shield() -> None:
         await p.emit("e")
 
     assert await run(p, main()) == {
-        "a": "", "b": "a", "slow": "b", "slow2": "slow", "c": "b", "d": "c",
+        "a": "",
+        "b": "a",
+        "slow": "b",
+        "slow2": "slow",
+        "c": "b",
+        "d": "c",
         "e": "d slow2",
     }
 
@@ -417,9 +447,7 @@ async def test_async_generator() -> None:
             async for node in nodes:
                 await p.emit("after-" + node.name)
 
-    assert await run(p, main()) == {
-        "g1": "", "after-g1": "g1", "g2": "after-g1", "after-g2": "g2"
-    }
+    assert await run(p, main()) == {"g1": "", "after-g1": "g1", "g2": "after-g1", "after-g2": "g2"}
 
 
 # -- TaskGroup ----------------------------------------------------------------------------------
@@ -438,7 +466,11 @@ async def test_group_whose_body_emits_meanwhile() -> None:
         await p.emit("b")
 
     assert await run(p, main()) == {
-        "a": "", "child": "a", "body": "a", "child2": "body", "body2": "body",
+        "a": "",
+        "child": "a",
+        "body": "a",
+        "child2": "body",
+        "body2": "body",
         "b": "body2 child child2",
     }
 
@@ -498,7 +530,10 @@ async def test_group_that_grows_from_inside() -> None:
         await p.emit("b")
 
     assert await run(p, main()) == {
-        "child": "", "grandchild": "child", "child2": "child", "child3": "child2",
+        "child": "",
+        "grandchild": "child",
+        "child2": "child",
+        "child3": "child2",
         "b": "child3 grandchild",
     }
 
@@ -684,6 +719,53 @@ async def test_result_read_in_a_callback_counts_from_then_on() -> None:
     assert seen == ["x"]
 
 
+async def test_exception_read_in_a_callback_counts_only_if_there_is_one() -> None:
+    """A callback that looks for failures, as logging does, waits for nothing."""
+    p = Program()
+
+    async def main() -> None:
+        for fails in (False, True):
+            task = asyncio.create_task(p.emit(f"x{fails}", fails=fails))
+            task.add_done_callback(lambda done: done.exception())
+            await p.emit(f"a{fails}", 9)
+        await p.emit("b")
+
+    assert await run(p, main()) == {
+        "xFalse": "",
+        "aFalse": "",
+        "xTrue": "aFalse",
+        "aTrue": "aFalse",
+        "b": "aTrue xTrue",
+    }
+
+
+@pytest.mark.parametrize("way", ["gather", "group", "callback"])
+async def test_task_that_ended_before_its_own_gather(way: str) -> None:
+    """1. t leaves a gather behind 2. t ends 3. the gather ends 4. main hears of t only."""
+    p = Program()
+    read: list[Any] = []
+
+    async def leaves() -> None:
+        await p.emit("t")
+        read.append(asyncio.gather(p.emit("quick", 0), p.emit("left", 9)))
+
+    async def main() -> None:
+        if way == "gather":
+            await asyncio.gather(leaves(), ticks(30))
+        elif way == "group":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(leaves())
+                await ticks(30)
+        else:
+            task = asyncio.create_task(leaves())
+            task.add_done_callback(lambda done: read.append(done.result()))
+            await ticks(30)
+        assert read[0].done()
+        await p.emit("b")
+
+    assert await run(p, main()) == {"t": "", "quick": "t", "left": "t", "b": "t"}
+
+
 # -- scopes ---------------------------------------------------------------------------------------
 
 
@@ -706,7 +788,10 @@ async def test_paths_of_nested_node_functions() -> None:
     edges = await run(p, main())
     assert edges == {"x": "", "y": "", "z": "x y", "end": "z"}
     assert paths == {
-        "x": "main/expand/leaf", "y": "main/expand/leaf", "z": "main/expand", "end": "main"
+        "x": "main/expand/leaf",
+        "y": "main/expand/leaf",
+        "z": "main/expand",
+        "end": "main",
     }
 
 
@@ -752,6 +837,52 @@ async def test_bind_runs_a_program_in_the_task_that_is_there() -> None:
     assert current_scope() is None
 
 
+async def test_bound_scope_waits_for_its_group_whoever_adds_to_it() -> None:
+    p = Program()
+
+    async def child(group: asyncio.TaskGroup) -> None:
+        await p.emit("child")
+        group.create_task(p.emit("grandchild", 5))
+
+    with installed(), tracking.bind(Scope(p, "main")):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(child(group))
+        await p.emit("b")
+    assert p.edges() == {"child": "", "grandchild": "child", "b": "grandchild"}
+
+
+async def test_programs_do_not_learn_of_each_other_through_one_task() -> None:
+    """p gathers q's task, which a callback of q reads: q learns of it, p does not."""
+    p, q = Program("p"), Program("q")
+
+    async def second(tasks: list[asyncio.Task[Node]], started: asyncio.Event) -> None:
+        task = asyncio.create_task(q.emit("x", 5))
+        tasks.append(task)
+        started.set()
+        await ticks(2)
+        task.add_done_callback(lambda done: done.result())
+        await ticks(9)
+        await q.emit("y")
+
+    async def main() -> None:
+        await p.emit("a")
+        tasks: list[asyncio.Task[Node]] = []
+        started = asyncio.Event()
+        other = tracking.start_task(second(tasks, started), Scope(q, "second"))
+        await started.wait()
+        await asyncio.gather(*tasks)
+        await other
+        await p.emit("b")
+
+    assert await run(p, main()) == {"a": "", "b": "a"}
+    assert q.edges() == {"x": "", "y": "x"}
+    scope = Scope(p)
+    ended = Scope(q)
+    ended.frontier.advance(0)
+    scope.join(ended)
+    assert len(scope.frontier) == 0
+
+
 async def test_after_names_parents_by_hand() -> None:
     """What comes through a queue is not seen; ``after`` says it, and what it implies goes."""
     p = Program()
@@ -773,7 +904,11 @@ async def test_after_names_parents_by_hand() -> None:
         await p.emit("last")
 
     assert await run(p, main()) == {
-        "first": "", "item": "first", "unsaid": "", "said": "item unsaid", "last": "said"
+        "first": "",
+        "item": "first",
+        "unsaid": "",
+        "said": "item unsaid",
+        "last": "said",
     }
 
 
@@ -899,7 +1034,7 @@ async def test_ten_thousand_calls_cost_the_same_each() -> None:
     p = Program(dag=Counting)
 
     async def main() -> None:
-        for i in range(5_000):
+        for _ in range(5_000):
             await p.emit("", 0)
             await asyncio.gather(p.emit("", 0))
             assert len(current_scope().frontier) <= 1  # type: ignore[union-attr]
@@ -934,13 +1069,12 @@ async def test_wide_fan_outs_cost_one_look_per_edge(way: str) -> None:
     assert [len(p.dag.parents(i)) for i in (1, 1001, 2002)] == [1, 1000, 1000]
 
 
-async def test_finished_tasks_and_programs_are_let_go() -> None:
+async def let_go() -> list[weakref.ref[Any]]:
     p = Program()
     gone: list[weakref.ref[Any]] = []
 
     async def child(name: str) -> None:
-        task = asyncio.current_task()
-        gone.append(weakref.ref(task))
+        gone.append(weakref.ref(asyncio.current_task()))
         await p.emit(name)
 
     async def main() -> None:
@@ -953,12 +1087,15 @@ async def test_finished_tasks_and_programs_are_let_go() -> None:
         del gathered, group
         gc.collect()
         assert [ref() for ref in gone] == [None] * 6
-        gone.append(weakref.ref(asyncio.current_task()))  # type: ignore[arg-type]
+        gone.append(weakref.ref(asyncio.current_task()))
 
     await run(p, main())
-    gone.append(weakref.ref(p))
-    del p, child, main
-    await ticks(1)  # the handle that runs now holds the task that it was woken by
+    return [*gone, weakref.ref(p)]
+
+
+async def test_finished_tasks_and_programs_are_let_go() -> None:
+    gone = await let_go()
+    await ticks(1)  # the handle that ran until now held the task that it was woken by
     gc.collect()
     assert [ref() for ref in gone] == [None] * 8
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 def main() -> None:
     """The entry point of the ``agentrt`` command."""
-    from agentrt.cli.app import app
+    from agentrt.cli.app import call
     from agentrt.cli.interrupts import leave
 
-    try:
-        app(prog_name="agentrt")
-    except SystemExit as end:
-        leave(end.code)
+    leave(call())

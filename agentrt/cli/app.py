@@ -5,9 +5,8 @@ Subcommands load when they run, so that ``agentrt --help`` answers at once.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 import click
 
@@ -16,6 +15,7 @@ from agentrt.cli.faults import exit_code_of
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
+    "bench": ("agentrt.cli.bench:bench", "Measure policies, and what scheduling costs."),
 }
 """Subcommands: name → (``module:attribute``, one line for ``agentrt --help``)."""
 
@@ -48,17 +48,6 @@ class App(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
-        try:
-            code = super().main(*args, standalone_mode=False, **kwargs)
-        except BaseException as error:
-            if not standalone_mode:
-                raise
-            code = exit_code_of(error)
-        if standalone_mode:
-            sys.exit(code if isinstance(code, int) else 0)
-        return code
-
 
 @click.command(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", message="agentrt %(version)s")
@@ -67,3 +56,15 @@ def app() -> None:
 
     Try: agentrt run demos/react.py
     """
+
+
+def call(args: Sequence[str] | None = None) -> int:
+    """Run the command with ``args`` (the process' own by default). Returns its exit code.
+
+    Whatever goes wrong is said on stderr; nothing is raised.
+    """
+    try:
+        code = app.main(args, prog_name="agentrt", standalone_mode=False)
+    except BaseException as error:
+        return exit_code_of(error)
+    return code if isinstance(code, int) else 0

@@ -33,38 +33,57 @@ class StoppedError(AgentrtError):
         self.code = 128 + number
 
 
+class ImportFailedError(AgentrtError):
+    """The user's file raised while it was imported. ``__cause__`` is its own error."""
+
+
 def exit_code_of(error: BaseException) -> int:
     """Say on stderr what went wrong, and return the exit code for it."""
     match error:
         case SystemExit():
             return error.code if isinstance(error.code, int) else FAILED
-        case click.exceptions.NoArgsIsHelpError():
-            error.show()
-            return USAGE
-        case click.ClickException():
-            _say(_of_click(error))
-            return USAGE
+        case BrokenPipeError():
+            return _reader_left()
         case click.Abort() | KeyboardInterrupt():
             _write("interrupted")
             return 128 + signal.SIGINT
         case StoppedError():
             _write(str(error))
             return error.code
+        case click.exceptions.NoArgsIsHelpError():
+            error.show()
+            return USAGE
+        case click.ClickException():
+            _say(_of_click(error))
+            return USAGE
+        case AgentrtError():
+            return _own_fault(error)
+        case _:
+            return _bug(error)
+
+
+def _own_fault(error: AgentrtError) -> int:
+    match error:
         case UsageError():
             _say(str(error))
             return USAGE
-        case ProgramError():
-            _write(program_fault(error))
-            return FAILED
         case EngineError():
             _say(str(error))
             return FAILED
-        case BrokenPipeError():
-            return _reader_left()
+        case ProgramError():
+            _write(program_fault(error))
+            return FAILED
+        case ImportFailedError():
+            _write(import_fault(error))
+            return FAILED
         case _:
-            _write("".join(traceback.format_exception(error)).rstrip())
-            _say("this is a bug in agentrt; please report it with the lines above")
-            return BUG
+            return _bug(error)
+
+
+def _bug(error: BaseException) -> int:
+    _write("".join(traceback.format_exception(error)).rstrip())
+    _say("this is a bug in agentrt; please report it with the lines above")
+    return BUG
 
 
 def program_fault(error: ProgramError) -> str:
@@ -72,6 +91,13 @@ def program_fault(error: ProgramError) -> str:
     cause = error.__cause__
     assert cause is not None
     return f"{user_traceback(cause)}\nerror: program {error.program_id} failed: {summary(cause)}"
+
+
+def import_fault(error: ImportFailedError) -> str:
+    """A file's failure for people: its own traceback, then one line that names it."""
+    cause = error.__cause__
+    assert cause is not None
+    return f"{user_traceback(cause)}\nerror: {error}: not imported: {summary(cause)}"
 
 
 def summary(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -28,10 +28,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Runs one coroutine; a first signal cancels it, a second one ends the process at once."""
+    """Runs one coroutine; a first signal cancels it, a second one ends the process at once.
 
-    def __init__(self) -> None:
+    ``last_words`` writes a line for people when there is no time left to return.
+    """
+
+    def __init__(self, last_words: Callable[[str], None]) -> None:
         self.number: int | None = None
+        self._last_words = last_words
+        self._over = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -44,15 +49,17 @@ class Interrupts:
         task = self._task = loop.create_task(main)
         before = {number: signal.signal(number, self._caught) for number in _SIGNALS}
         try:
-            return loop.run_until_complete(task)
+            result: T = loop.run_until_complete(task)
+            return result
         except asyncio.CancelledError:
             if self.number is None:
                 raise
-            raise StoppedError(self.number, f"\n{self._note()}") from None
+            raise StoppedError(self.number, self._note()) from None
         finally:
             # Not asyncio.run: it would wait for tools in threads, which cannot be stopped.
             loop.run_until_complete(_finish(loop))
             end_descendants()
+            self._over.set()
             for number, handler in before.items():
                 signal.signal(number, handler)
             asyncio.set_event_loop(None)
@@ -68,13 +75,13 @@ class Interrupts:
         self._loop.call_soon_threadsafe(self._task.cancel)
 
     def _watch(self) -> None:
-        threading.Event().wait(STOP_WITHIN_S)
-        self._end_now()
+        if not self._over.wait(STOP_WITHIN_S):
+            self._end_now()
 
     def _end_now(self) -> NoReturn:
         assert self.number is not None
         end_descendants()
-        os.write(2, f"\n{self._note()}, at once\n".encode())
+        self._last_words(f"{self._note()}, by force")
         os._exit(128 + self.number)
 
     def _note(self) -> str:
@@ -92,7 +99,7 @@ async def _finish(loop: asyncio.AbstractEventLoop) -> None:
     await loop.shutdown_asyncgens()
 
 
-def leave(code: str | int | None) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """End the process with this exit code, without waiting for anything.
 
     With torch loaded the interpreter's own end takes a second, and it waits for threads:
@@ -107,4 +114,4 @@ def leave(code: str | int | None) -> NoReturn:
             stream.flush()
         except OSError:
             code = code or 1
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    os._exit(code)

@@ -24,6 +24,7 @@ from agentrt.executors.vllm.options import (
     engine_args,
     prepare_environment,
 )
+from agentrt.executors.vllm.processes import interrupts_blocked
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.scheduler.config import SchedulerConfig
 
@@ -69,7 +70,8 @@ class VLLMEngine:
         except Exception as error:
             raise _config_fault(self.model, error) from error
         try:
-            return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
+            with interrupts_blocked():
+                return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
         except Exception as error:
             raise EngineStartError(
                 f"the engine did not start with model {self.model!r}: {error} "
@@ -186,6 +188,10 @@ class VLLMEngine:
             )
         except Exception as error:
             raise ConfigError(f"the engine refuses these settings: {error}") from error
+
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache, so that the next calls find nothing computed."""
+        await self._engine().reset_prefix_cache()
 
     async def _control(self, op: str, argument: Any = None) -> Any:
         """A control message; None where the engine is gone and there is nothing to tell."""

@@ -21,6 +21,7 @@ from typing import Any
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm import _compat
 from agentrt.executors.vllm.identity import Identity, identify
+from agentrt.executors.vllm.processes import die_with_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.request import CallReport
 from agentrt.scheduler.config import SchedulerConfig
@@ -53,6 +54,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         settings = dict((self.vllm_config.additional_config or {}).get(SETTINGS, {}))
         if settings.pop("embedded", False):
             _leave_interrupts_to_parent()
+            die_with_parent()
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = 0

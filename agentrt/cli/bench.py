@@ -1,0 +1,105 @@
+"""``agentrt bench``: the measurements behind the tables in docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+
+@click.group()
+def bench() -> None:
+    """Measure policies, and what scheduling costs. Tables go to stdout, as Markdown."""
+
+
+@bench.command()
+@click.option(
+    "--policies",
+    default="fcfs,mlfq,plas,atlas",
+    metavar="NAME,NAME,…",
+    show_default=True,
+    help="Which to compare; fcfs is the baseline and always runs.",
+)
+@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, metavar="N")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N")
+@click.option("--long", "longs", type=click.IntRange(min=0), default=4, show_default=True)
+@click.option("--short", "shorts", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("--max-num-seqs", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name.")
+@click.option("--json", "as_json", is_flag=True, help="Print the medians as one JSON line.")
+def burst(**options: Any) -> None:
+    """A burst of long and short programs at once, on a real engine.
+
+    Every policy runs the same programs in the same order with outputs of fixed length;
+    policies alternate within a repeat. Ratios to fcfs, in engine steps and in seconds.
+    """
+    from agentrt.bench.burst import BASELINE
+    from agentrt.cli.interrupts import Interrupts
+    from agentrt.scheduler.policies import make_policy
+
+    names = list(dict.fromkeys([BASELINE, *options["policies"].split(",")]))
+    for name in names:
+        make_policy(name)
+    ratios, table = Interrupts(_note).run(_burst(names, options))
+    click.echo(table)
+    if options["as_json"]:
+        click.echo(json.dumps(ratios))
+
+
+async def _burst(names: list[str], options: dict[str, Any]) -> tuple[Any, str]:
+    from agentrt.bench.burst import LONG, SHORT, Burst, BurstBench
+    from agentrt.cli.quiet import EngineLog
+    from agentrt.executors.vllm.engine import VLLMEngine
+    from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.runtime import Runtime
+    from agentrt.scheduler.config import SchedulerConfig
+
+    config = SchedulerConfig()
+    engine = VLLMEngine(
+        EngineOptions(options["model"], options["max_num_seqs"], scheduler=config)
+    )
+    runtime = Runtime(engine)
+    log = EngineLog(verbose=False)
+    _note("loading the engine")
+    try:
+        with log.collect():
+            await runtime.open()
+        shapes = Burst({LONG: options["longs"], SHORT: options["shorts"]})
+        measured = BurstBench(runtime, engine, config, shapes, _note)
+        await measured.run(names, options["repeat"], options["seed"])
+        return measured.ratios(), measured.table()
+    finally:
+        await runtime.close()
+        log.discard()
+
+
+@bench.command()
+@click.option("--running", default="4,64", metavar="N,N,…", show_default=True)
+@click.option("--waiting", default="10,100,1000", metavar="N,N,…", show_default=True)
+@click.option("--steps", type=click.IntRange(min=50), default=1000, show_default=True)
+def scheduler(running: str, waiting: str, steps: int) -> None:
+    """The scheduler's own CPU time per engine step, against stock vLLM's.
+
+    Needs no model: the real schedulers run over real KV-cache blocks.
+    """
+    import os
+
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from agentrt.bench.overhead import table
+
+    click.echo(table(_numbers(running), _numbers(waiting), steps, _note))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise click.BadParameter(f"{text!r} is no list of positive numbers such as 4,64")
+    return numbers
+
+
+def _note(message: str) -> None:
+    click.echo(message, err=True)

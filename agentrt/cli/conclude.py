@@ -1,0 +1,85 @@
+"""The end of `agentrt run`: results on stdout, report and errors on stderr, an exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+
+from agentrt.cli.execute import Job
+from agentrt.cli.faults import FAILED, USAGE, program_fault, summary
+from agentrt.cli.human import UnansweredError
+from agentrt.cli.quiet import EngineLog
+from agentrt.cli.report import Outcome, failed, plain, print_report, to_json
+from agentrt.errors import ConfigError, EngineDiedError, ProgramError
+from agentrt.graph import write
+from agentrt.run import Run
+
+_FAULTS_SHOWN = 3
+"""Of many programs that failed, so many are shown in full."""
+
+
+def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as_json: bool) -> int:
+    """Write everything that a finished job has to show. Returns the exit code.
+
+    Raises `ConfigError` if the graph cannot be written, after all else was.
+    """
+    losers = [run for run in outcome.runs if failed(run)]
+    if as_json:
+        click.echo(json.dumps(to_json(outcome), default=plain, ensure_ascii=False))
+    else:
+        _print_results(outcome.runs)
+        print_report(outcome, console)
+    for run in losers[:_FAULTS_SHOWN]:
+        click.echo(_fault(run, job, log), err=True)
+    if len(losers) > _FAULTS_SHOWN:
+        click.echo(f"error: {len(losers)} of {job.n} programs failed", err=True)
+    _write_dag(job, outcome.runs)
+    return _code(losers)
+
+
+def _print_results(runs: Sequence[Run]) -> None:
+    for run in runs:
+        if not failed(run):
+            text = _as_text(run.result)
+            click.echo(f"{run.id}: {text}" if len(runs) > 1 else text)
+
+
+def _as_text(result: Any) -> str:
+    """A result for people: text as it is, all else as JSON."""
+    if isinstance(result, str):
+        return result
+    return json.dumps(result, default=plain, ensure_ascii=False)
+
+
+def _fault(run: Run, job: Job, log: EngineLog) -> str:
+    error = run.error
+    if error is None:
+        late = run.id in job.timed_out
+        why = f"took longer than {job.timeout:g} s (--timeout)" if late else "was cancelled"
+        return f"error: program {run.id} {why}"
+    if isinstance(error, UnansweredError):
+        return f"error: {error}"
+    if isinstance(error, EngineDiedError):
+        return f"error: {summary(error)} ({log.name_it()})"
+    assert isinstance(error, Exception)
+    return program_fault(ProgramError(run.id, run.program.name, error))
+
+
+def _write_dag(job: Job, runs: Sequence[Run]) -> None:
+    if job.dag is None:
+        return
+    dags = [run.dag for run in runs]
+    try:
+        write(dags[0] if len(dags) == 1 else dags, job.dag)
+    except OSError as error:
+        raise ConfigError(f"--dag {str(job.dag)!r}: {error.strerror or error}") from error
+
+
+def _code(losers: Sequence[Run]) -> int:
+    if any(isinstance(run.error, UnansweredError) for run in losers):
+        return USAGE
+    return FAILED if losers else 0

@@ -1,0 +1,194 @@
+"""What a terminal shows of running programs: a line each, and their nodes as a tree.
+
+Pure: programs, an engine's snapshot and a height in, something for rich to draw out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from agentrt.graph import Node, NodeKind, NodeState
+from agentrt.run import Run, RunState
+from agentrt.scheduler.table import ProgramState
+
+_STYLES = {
+    NodeState.DONE: "green",
+    NodeState.FAILED: "red",
+    NodeState.CANCELLED: "yellow",
+    RunState.DONE: "green",
+    RunState.FAILED: "red",
+    RunState.CANCELLED: "yellow",
+    RunState.RUNNING: "cyan",
+}
+_KEPT_ENDED = 3
+"""How many of a program's ended nodes are shown beside its open ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Where the engine has each call: its level, and its place if it waits.
+
+    ``levelled`` is False where calls queue in one line, first come, first served.
+    """
+
+    levels: Mapping[str, int]
+    ahead: Mapping[str, int]
+    levelled: bool = True
+
+    @classmethod
+    def of(cls, snapshot: Mapping[str, Any]) -> Queue:
+        """Read an executor's snapshot; what is missing there is simply not known."""
+        waiting = snapshot.get("waiting") or ()
+        calls = [*(snapshot.get("running") or ()), *waiting]
+        return cls(
+            levels={call["call_id"]: call.get("level", 0) for call in calls},
+            ahead={call["call_id"]: call.get("ahead", 0) for call in waiting},
+            levelled=snapshot.get("policy") != "fcfs",
+        )
+
+    def describe(self, call_id: str) -> str:
+        """What a call does now, in words. Levels count from Q1, as in the paper."""
+        if call_id not in self.levels:
+            return "on its way"
+        level = f"Q{self.levels[call_id] + 1}" if self.levelled else ""
+        if call_id not in self.ahead:
+            return f"running, {level}" if level else "running"
+        before = self.ahead[call_id]
+        place = "next" if before == 0 else f"behind {before} call{'s' * (before > 1)}"
+        return f"waiting at {level}, {place}" if level else f"waiting, {place}"
+
+
+def render(
+    runs: Sequence[Run], snapshot: Mapping[str, Any], now: float, height: int
+) -> RenderableType:
+    """The programs in at most ``height`` rows; ``now`` is on the runs' clock (seconds)."""
+    queue = Queue.of(snapshot)
+    shown, hidden = _fit(runs, height)
+    open_programs = sum(run.state is RunState.RUNNING for run in shown)
+    spare = height - len(shown) - bool(hidden)
+    trees: list[RenderableType] = []
+    for run in shown:
+        rows = 0
+        if run.state is RunState.RUNNING:
+            # Each open program gets its share of what those before it left over.
+            rows = spare // open_programs
+            open_programs -= 1
+        tree = Tree(_headline(run, now), guide_style="dim")
+        spare -= _add_nodes(tree, run, queue, now, rows)
+        trees.append(tree)
+    if hidden:
+        trees.append(_hidden_line(hidden))
+    return Group(*trees)
+
+
+def _fit(runs: Sequence[Run], height: int) -> tuple[list[Run], list[Run]]:
+    """Those that get a line, the running ones first, and those that do not."""
+    if len(runs) <= height:
+        return list(runs), []
+    ranked = sorted(runs, key=lambda run: run.state is not RunState.RUNNING)
+    room = max(1, height - 1)
+    return ranked[:room], ranked[room:]
+
+
+def _hidden_line(hidden: Sequence[Run]) -> Text:
+    states = Counter(str(run.state) for run in hidden)
+    words = ", ".join(f"{count} {state}" for state, count in states.items())
+    return _line(f"… and {len(hidden)} more: {words}", "dim")
+
+
+def _headline(run: Run, now: float) -> Text:
+    row = run.row
+    end = now if run.ended_at is None else run.ended_at
+    line = _line(run.id, "bold")
+    line.append(f"  {_doing(run, now)}", _STYLES[run.state])
+    line.append(f"  {end - run.started_at:.1f} s")
+    calls = row.finished_calls + len(row.calls)
+    line.append(f"  {calls} call{'s' * (calls != 1)}")
+    line.append(f"  {row.prompt_tokens} → {row.output_tokens} tokens", "dim")
+    if row.preemptions:
+        line.append(f"  {row.preemptions} preempted", "dim")
+    return line
+
+
+def _doing(run: Run, now: float) -> str:
+    if run.state is not RunState.RUNNING:
+        return str(run.state)
+    state = run.row.state(now, float("inf"))
+    # A program with no call, tool or question open runs code of its own.
+    idle = state is ProgramState.RUNNING and not run.row.calls
+    return "between calls" if idle else str(state)
+
+
+def _add_nodes(tree: Tree, run: Run, queue: Queue, now: float, rows: int) -> int:
+    """Hang the program's nodes under ``tree``, by scope. Returns the rows that it took."""
+    chosen, used = _choose(run, rows)
+    branches: dict[tuple[str, ...], Tree] = {(): tree}
+    for node in sorted(chosen, key=lambda node: node.id):
+        scope = _scope(run, node)
+        for depth in range(1, len(scope) + 1):
+            part = scope[:depth]
+            if part not in branches:
+                branches[part] = branches[part[:-1]].add(_line(part[-1], "blue"))
+        branches[scope].add(_node_line(run, node, queue, now))
+    return used
+
+
+def _choose(run: Run, rows: int) -> tuple[list[Node], int]:
+    """The nodes that fit, with the rows that they and the names of their scopes take."""
+    chosen: list[Node] = []
+    headers: set[tuple[str, ...]] = set()
+    used = 0
+    for node in _candidates(run):
+        scope = _scope(run, node)
+        new = {scope[:depth] for depth in range(1, len(scope) + 1)} - headers
+        if used + len(new) + 1 > rows:
+            break
+        headers |= new
+        used += len(new) + 1
+        chosen.append(node)
+    return chosen, used
+
+
+def _candidates(run: Run) -> Iterator[Node]:
+    """Open nodes, the oldest first; then the last few that ended, the newest first."""
+    yield from sorted(run.dag.running() + run.dag.waiting(), key=lambda node: node.id)
+    ended = 0
+    for node in reversed(run.dag.nodes()):
+        if node.state.ended:
+            yield node
+            ended += 1
+            if ended == _KEPT_ENDED:
+                return
+
+
+def _scope(run: Run, node: Node) -> tuple[str, ...]:
+    """The node functions around a node, without the program itself."""
+    parts = tuple(part for part in node.scope.split("/") if part)
+    return parts[1:] if parts[:1] == (run.program.name,) else parts
+
+
+def _node_line(run: Run, node: Node, queue: Queue, now: float) -> Text:
+    line = _line(" ".join(node.name.split()))
+    line.append(f"  {_node_state(run, node, queue, now)}", _STYLES.get(node.state, "cyan"))
+    return line
+
+
+def _node_state(run: Run, node: Node, queue: Queue, now: float) -> str:
+    if node.ended_at is not None:
+        seconds = f"{node.ended_at - node.created_at:.1f} s"
+        return f"failed: {node.error}" if node.error else f"{node.state} in {seconds}"
+    seconds = f"{now - node.created_at:.1f} s"
+    if node.kind is NodeKind.CALL:
+        return f"{queue.describe(f'{run.id}/{node.id}')}, {seconds}"
+    return f"waits for a human, {seconds}" if node.kind is NodeKind.HUMAN else f"tool, {seconds}"
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")

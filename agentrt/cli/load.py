@@ -1,0 +1,125 @@
+"""Finds the agent program in a user's file: ``PROGRAM.py`` or ``PROGRAM.py:name``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from agentrt.cli.faults import ImportFailedError
+from agentrt.errors import AgentrtError, ProgramLoadError
+from agentrt.program import Program
+
+_EXAMPLE = "mark an async function with @program:  @program  async def main(ctx): …"
+
+
+def load_program(target: str) -> Program:
+    """The program that ``target`` names.
+
+    Raises `ProgramLoadError` if there is none or more than one fits, and
+    `ImportFailedError` if the file's own code raised.
+    """
+    path, name = _split(target)
+    module = _import(path)
+    own, foreign = _programs(module)
+    if name is not None:
+        return _named(path, name, {**foreign, **own})
+    return _only(path, own or foreign)
+
+
+def _split(target: str) -> tuple[Path, str | None]:
+    path, name = Path(target), None
+    head, colon, tail = target.rpartition(":")
+    if colon and not path.exists():
+        path, name = Path(head), tail
+    if not path.exists():
+        raise ProgramLoadError(f"{path}: no such file")
+    if path.is_dir():
+        raise ProgramLoadError(f"{path}: that is a folder; name a Python file in it")
+    if path.suffix != ".py":
+        raise ProgramLoadError(f"{path}: not a Python file; a program's file ends in .py")
+    if name == "":
+        raise ProgramLoadError(f"{target}: name a program after the colon, or leave it out")
+    return path, name
+
+
+def _import(path: Path) -> ModuleType:
+    """The file as a module, with its folder first on the import path, as python does."""
+    path = path.absolute()
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(_module_name(path), path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses, pydantic and pickle look their module up here.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        where = f"{error.filename or path}:{error.lineno or 1}"
+        raise ProgramLoadError(f"{where}: syntax error: {error.msg}") from error
+    except SystemExit as error:
+        raise ProgramLoadError(
+            f"{path}: it exits while it is imported; put what it does as a script under "
+            "if __name__ == '__main__':"
+        ) from error
+    except AgentrtError as error:
+        raise ProgramLoadError(f"{path}: {error}") from error
+    except (OSError, UnicodeError, ValueError) as error:
+        if error.__traceback__ is not None and _ran(error, path):
+            raise ImportFailedError(str(path)) from error
+        raise ProgramLoadError(f"{path}: cannot be read: {error}") from error
+    except Exception as error:
+        raise ImportFailedError(str(path)) from error
+    return module
+
+
+def _ran(error: Exception, path: Path) -> bool:
+    """Whether the error came from the file's code, and not from reading the file."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _module_name(path: Path) -> str:
+    """The file's own name, unless that would hide a module that exists already."""
+    name = path.stem
+    taken = name in sys.modules or name in sys.stdlib_module_names or name == "agentrt"
+    return f"agentrt_program_{name}" if taken else name
+
+
+def _programs(module: ModuleType) -> tuple[dict[str, Program], dict[str, Program]]:
+    """The module's own programs, and those it imported, each by its variable's name."""
+    own: dict[str, Program] = {}
+    foreign: dict[str, Program] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, Program):
+            is_own = value.function.__module__ == module.__name__
+            (own if is_own else foreign)[name] = value
+    return own, foreign
+
+
+def _only(path: Path, programs: dict[str, Program]) -> Program:
+    distinct = {id(program): name for name, program in reversed(programs.items())}
+    if not distinct:
+        raise ProgramLoadError(f"{path}: no program in it; {_EXAMPLE}")
+    names = sorted(distinct.values())
+    if len(names) > 1:
+        raise ProgramLoadError(
+            f"{path}: several programs ({', '.join(names)}); name one: {path}:{names[0]}"
+        )
+    return programs[names[0]]
+
+
+def _named(path: Path, name: str, programs: dict[str, Program]) -> Program:
+    if name in programs:
+        return programs[name]
+    for program in programs.values():
+        if program.name == name:
+            return program
+    known = f"there is: {', '.join(sorted(programs))}" if programs else f"it has none; {_EXAMPLE}"
+    raise ProgramLoadError(f"{path}: no program {name!r} in it; {known}")

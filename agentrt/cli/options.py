@@ -1,0 +1,39 @@
+"""Options in groups, and ``--`` as the border to the engine's own flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class RunOption(click.Option):
+    """An option that ``--help`` lists under the heading ``group``."""
+
+    def __init__(self, *args: Any, group: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+class RunCommand(click.Command):
+    """A command whose arguments after ``--`` are not its own: ``engine_flags``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        border = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:border])
+        ctx.params["engine_flags"] = tuple(args[border + 1 :])
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return ["PROGRAM.py[:NAME]", "[OPTIONS]", "[-- VLLM_FLAGS]"]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx)
+            if record is not None and isinstance(option, click.Option):
+                group = option.group if isinstance(option, RunOption) else "Other"
+                groups.setdefault(group, []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)

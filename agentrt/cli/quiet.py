@@ -1,0 +1,93 @@
+"""Keeps the terminal clean while an engine starts: its noise goes into a log file.
+
+vLLM, torch and their child processes write to the file descriptors 1 and 2 themselves, so
+those are what is moved. A child keeps the log for its life; this process gets its own
+streams back when the start is over.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self, TextIO
+
+_ENVIRONMENT = {
+    # vLLM would log to stdout, which is the program's.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    # A forked engine would share this process' signal wake-up pipe: a SIGTERM for the
+    # child would be seen here. `vllm serve` spawns, too.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+
+
+class EngineLog:
+    """Where an engine's own words go: a file of its own, or stderr when ``verbose``."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        self.path: Path | None = None
+        self.named = False
+        self._stream: TextIO | None = None
+        if not verbose:
+            file, name = tempfile.mkstemp(prefix="agentrt-engine-", suffix=".log")
+            os.close(file)
+            self.path = Path(name)
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Send what this process and its new children write to the log, meanwhile."""
+        saved = os.dup(1), os.dup(2)
+        streams = sys.stdout, sys.stderr
+        _flush(*streams)
+        target = self._open()
+        try:
+            os.dup2(target, 1)
+            os.dup2(target, 2)
+            # A logger that is set up meanwhile keeps the stream that it finds: it must be
+            # one that stays with the log.
+            self._stream = os.fdopen(target, "w", buffering=1, encoding="utf-8")
+            sys.stdout = sys.stderr = self._stream
+            yield
+        finally:
+            _flush(sys.stdout)
+            os.dup2(saved[0], 1)
+            os.dup2(saved[1], 2)
+            sys.stdout, sys.stderr = streams
+            for file in saved:
+                os.close(file)
+
+    def _open(self) -> int:
+        if self.path is None:
+            return os.dup(2)
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND)
+
+    def name_it(self) -> str:
+        """Where the user can read more, for a message; from now on the file stays."""
+        self.named = True
+        return "see vLLM's own log above" if self.path is None else f"vLLM's own log: {self.path}"
+
+    def lines(self) -> list[str]:
+        """What is in the log now."""
+        if self.path is None or not self.path.exists():
+            return []
+        return self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Delete the file, unless somebody was told to read it."""
+        if self._stream is not None:
+            self._stream.close()
+        if self.path is not None and not self.named:
+            self.path.unlink(missing_ok=True)
+
+
+def _flush(*streams: TextIO) -> None:
+    for stream in streams:
+        stream.flush()

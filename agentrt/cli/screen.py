@@ -1,0 +1,183 @@
+"""Where progress goes, on stderr: a live view on a terminal, a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+
+from agentrt.cli.live import render
+from agentrt.events import Event, ProgramEnded
+from agentrt.run import Run
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_LOADING_FRAME_S = 0.1
+_RUNNING_FRAME_S = 0.25
+
+Snapshot = Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+class Screen(Protocol):
+    """Shows a command's progress. ``console`` is for what comes after it."""
+
+    console: Console
+
+    def progress(self, message: str) -> None:
+        """The engine's start has come so far. May be called from any thread."""
+
+    def saw(self, event: Event) -> None:
+        """Something happened to a program."""
+
+    def showing(self) -> AbstractAsyncContextManager[None]:
+        """While it lasts, the screen is alive."""
+
+    def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
+        """From now on show these programs."""
+
+    def paused(self) -> AbstractContextManager[IO[str]]:
+        """The terminal for somebody else, for a while."""
+
+    def last_words(self, text: str) -> None:
+        """Say this when the process ends before anything can be put in order."""
+
+
+@contextlib.contextmanager
+def open_screen(*, plain: bool = False) -> Iterator[Screen]:
+    """The screen for this process' stderr; ``plain`` where others write there, too."""
+    # A descriptor of its own: the engine's start moves 2 into a log file.
+    display = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="replace")
+    console = Console(file=display)
+    is_live = console.is_terminal and not console.is_dumb_terminal and not plain
+    try:
+        yield LiveScreen(console) if is_live else PlainScreen(console)
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            display.close()
+
+
+class PlainScreen:
+    """A line for each step of the start, and for each program that ends."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._began = time.monotonic()
+        self._programs = 0
+        self._ended = 0
+
+    def progress(self, message: str) -> None:
+        self._say(f"[{time.monotonic() - self._began:.1f} s] {message}")
+
+    def saw(self, event: Event) -> None:
+        if isinstance(event, ProgramEnded):
+            self._ended += 1
+            count = f" ({self._ended} of {self._programs})" if self._programs > 1 else ""
+            self.progress(f"{event.program_id} {event.state}{count}")
+
+    @asynccontextmanager
+    async def showing(self) -> AsyncIterator[None]:
+        yield
+
+    def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
+        self._programs = len(runs)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[IO[str]]:
+        yield self.console.file
+
+    def last_words(self, text: str) -> None:
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        # Whoever was to read stderr may be gone; the program goes on all the same.
+        with contextlib.suppress(BrokenPipeError):
+            self.console.file.write(f"{text}\n")
+
+
+class LiveScreen:
+    """A spinner while the engine starts, then the programs; gone when the view ends."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._spinner = Spinner("dots", "starting")
+        self._began = time.monotonic()
+        self._message = "starting"
+        self._frame: Callable[[], Awaitable[RenderableType]] = self._loading
+        self._pause = _LOADING_FRAME_S
+        self._live: Live | None = None
+
+    def progress(self, message: str) -> None:
+        self._message = message
+
+    def saw(self, event: Event) -> None:
+        """The next frame shows it."""
+
+    @asynccontextmanager
+    async def showing(self) -> AsyncIterator[None]:
+        self._start()
+        task = asyncio.create_task(self._animate(), name="live-view")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            self._stop()
+            if not task.cancelled():
+                task.result()  # a bug in the view must not pass unseen
+
+    def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
+        async def frame() -> RenderableType:
+            height = max(2, self.console.size.height - 1)
+            return render(runs, await snapshot(), now(), height)
+
+        self._frame, self._pause = frame, _RUNNING_FRAME_S
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[IO[str]]:
+        self._stop()
+        try:
+            yield self.console.file
+        finally:
+            self._start()
+
+    def last_words(self, text: str) -> None:
+        # Rich has hidden the cursor, and its lock may be held: straight to the terminal.
+        os.write(self.console.file.fileno(), f"\x1b[?25h\n{text}\n".encode())
+
+    async def _animate(self) -> None:
+        while True:
+            frame = await self._frame()
+            if self._live is not None:
+                self._live.update(frame, refresh=True)
+            await asyncio.sleep(self._pause)
+
+    async def _loading(self) -> RenderableType:
+        self._spinner.update(text=f"{self._message}  {time.monotonic() - self._began:.0f} s")
+        return self._spinner
+
+    def _start(self) -> None:
+        self._live = Live(
+            self._spinner,
+            console=self.console,
+            auto_refresh=False,  # its thread would read DAGs while the loop changes them
+            transient=True,
+            # What a program prints goes above the view, unless it goes elsewhere.
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self._live.start(refresh=True)
+
+    def _stop(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()

@@ -1,0 +1,78 @@
+"""Reads the values that the command line takes as text, and refuses what cannot be."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from agentrt.errors import ConfigError, UsageError
+
+
+def read_input(text: str | None) -> Any:
+    """The value of ``--input``.
+
+    ``@FILE`` is the file's content: JSON if its name ends in .json, else text. What begins
+    with ``{`` or ``[`` is JSON. All else is text; ``@@`` begins text with one ``@``.
+    """
+    if text is None:
+        return None
+    if text.startswith("@@"):
+        return text[1:]
+    if text.startswith("@"):
+        return _read_file(Path(text[1:]))
+    if text.lstrip().startswith(("{", "[")):
+        return _read_json(text, "--input")
+    return text
+
+
+def read_quanta(text: str) -> tuple[float, ...]:
+    """The value of ``--quanta``: seconds, with commas between."""
+    try:
+        quanta = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        quanta = ()
+    if not quanta or not all(math.isfinite(q) and q > 0 for q in quanta):
+        raise ConfigError(
+            f"--quanta {text!r}: give positive seconds with commas between, such as 0.5,1,2"
+        )
+    return quanta
+
+
+def check_dag_path(path: Path | None) -> None:
+    """Raise `ConfigError` for a ``--dag`` that could not be written, before anything runs."""
+    if path is None:
+        return
+    if path.suffix not in (".json", ".mmd"):
+        raise ConfigError(
+            f"--dag {str(path)!r}: name a file that ends in .json (data) or "
+            ".mmd (a Mermaid drawing)"
+        )
+    if path.is_dir():
+        raise ConfigError(f"--dag {str(path)!r}: that is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--dag {str(path)!r}: there is no folder {str(path.parent)!r}; make it")
+
+
+def _read_file(path: Path) -> Any:
+    if not path.name:
+        raise UsageError("--input @: name a file after the @, or write @@ for text with an @")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(
+            f"--input @{path}: {reason.lower()} (for text that begins with @ write @@)"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--input @{path}: the file is not UTF-8 text") from error
+    return _read_json(text, f"--input @{path}") if path.suffix == ".json" else text
+
+
+def _read_json(text: str, source: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        hint = "" if "@" in source else "; for text that begins with { or [ give a file, @FILE.txt"
+        raise UsageError(f"{source}: bad JSON: {error}{hint}") from error

@@ -1,0 +1,74 @@
+"""An engine that answers at once, and a command line that runs in this process on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt.cli.app import call
+from agentrt.executors.base import Chunk, Progress
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.request import Call, CallReport, Reply
+
+Write = Callable[[str], Path]
+Invoke = Callable[..., int]
+
+
+class EchoEngine:
+    """Answers each call with its last message. A call that says 'hang' never ends."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.model = options.model or "echo"
+        self.closed = False
+
+    async def start(self, progress: Progress) -> None:
+        progress("warming up")
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        assert call.spec.messages
+        text = str(call.spec.messages[-1]["content"])
+        while text == "hang":
+            await asyncio.sleep(3600)
+        report = CallReport(service_s=0.5, steps=2, prompt_tokens=3, output_tokens=2)
+        yield Chunk(text, Reply(text, report=report))
+
+    async def aborted(self, call_id: str) -> CallReport:
+        return CallReport()
+
+    async def end_program(self, program_id: str) -> None:
+        pass
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        return {"programs": [], "steps": 7}
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a program file with the usual import line, and returns its path."""
+
+    def put(text: str) -> Path:
+        path = tmp_path / "prog.py"
+        path.write_text(f"from agentrt import program\n{text}", encoding="utf-8")
+        return path
+
+    return put
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """The command line in this process, with `EchoEngine` for vLLM. Returns the exit code."""
+    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", EchoEngine)
+    # This process' children are not the command's.
+    monkeypatch.setattr("agentrt.cli.interrupts.end_descendants", lambda: 0)
+
+    def run(*args: object) -> int:
+        return call([str(arg) for arg in args])
+
+    return run

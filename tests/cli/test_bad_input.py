@@ -1,0 +1,200 @@
+"""Bad usage: exit code 2 and one line that names the thing and the way out."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Invoke, Write
+
+GOOD = "@program\nasync def good(ctx): return 1\n"
+ASKS = "@program\nasync def asks(ctx): return await ctx.human('Which colour?')\n"
+NEEDS = "@program\nasync def needs(ctx, text): return text\n"
+TWO = f"{GOOD}@program\nasync def better(ctx): return 2\n"
+
+
+def only_line(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    lines = err.splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def check(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> None:
+    line = only_line(capsys)
+    assert code == 2
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("source", "suffix", "words"),
+    [
+        ("x = 1\n", "", ["prog.py", "no program in it", "@program"]),
+        (TWO, "", ["several programs (better, good)", "name one", "prog.py:better"]),
+        (TWO, ":best", ["no program 'best'", "there is: better, good"]),
+        (GOOD, ":", ["prog.py:", "name a program after the colon"]),
+        ("def broken(:\n", "", ["prog.py:2", "syntax error"]),
+        ("raise SystemExit(3)\n", "", ["exits while it is imported", "__main__"]),
+        ("@program\ndef plain(ctx): return 1\n", "", ["plain", "must be an 'async def' function"]),
+        ("@program\nasync def none(): return 1\n", "", ["none", "async def none(ctx, input)"]),
+        (NEEDS, "", ["'needs' needs an input", "--input TEXT"]),
+        (ASKS, "", ["asks-1", "'Which colour?'", "--human TEXT"]),
+    ],
+)
+def test_program_file(
+    source: str,
+    suffix: str,
+    words: list[str],
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    check(capsys, invoke("run", f"{write(source)}{suffix}"), *words)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("missing.py", ["missing.py", "no such file"]),
+        ("missing.py:main", ["missing.py", "no such file"]),
+        (".", ["that is a folder", "name a Python file"]),
+        ("notes.txt", ["notes.txt", "not a Python file", ".py"]),
+        ("latin.py", ["latin.py", "syntax error", "utf-8"]),
+        ("zero.py", ["zero.py", "null bytes"]),
+    ],
+)
+def test_target(
+    target: str,
+    words: list[str],
+    tmp_path: Path,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("tea\n")
+    (tmp_path / "latin.py").write_bytes(b"x = 'caf\xe9'\n")
+    (tmp_path / "zero.py").write_bytes(b"x = 1\0\n")
+    check(capsys, invoke("run", target), *words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--policy", "lifo"], ["unknown policy 'lifo'", "known: atlas"]),
+        (["--input", "{goal: tea}"], ["--input", "bad JSON", "@FILE.txt"]),
+        (["--input", "[1, 2"], ["--input", "bad JSON", "@FILE.txt"]),
+        (["--input", "@missing.txt"], ["@missing.txt", "no such file", "@@"]),
+        (["--input", "@bad.json"], ["@bad.json", "bad JSON"]),
+        (["--input", "@bytes.txt"], ["@bytes.txt", "not UTF-8"]),
+        (["--input", "@"], ["--input @", "name a file after the @"]),
+        (["--input", "tea"], ["'good' takes no input", "leave --input out"]),
+        (["--n", "0"], ["'--n'", "x>=1", "run --help"]),
+        (["--n", "two"], ["'--n'", "'two'", "run --help"]),
+        (["--max-num-seqs", "0"], ["'--max-num-seqs'", "x>=1"]),
+        (["--timeout", "0"], ["'--timeout'", "x>0"]),
+        (["--seed", "x"], ["'--seed'", "'x'"]),
+        (["--quanta", "a,b"], ["--quanta 'a,b'", "0.5,1,2"]),
+        (["--quanta", "1,-2"], ["--quanta '1,-2'", "positive seconds"]),
+        (["--quanta", "nan"], ["--quanta 'nan'", "positive seconds"]),
+        (["--beta", "0"], ["beta", "positive", "inf"]),
+        (["--beta", "nan"], ["beta", "positive", "inf"]),
+        (["--dag", "graph.png"], ["graph.png", ".json", ".mmd"]),
+        (["--dag", "nowhere/graph.json"], ["no folder 'nowhere'", "make it"]),
+        (["--dag", "folder.json"], ["folder.json", "that is a folder", "name a file"]),
+        (["--model", "./nothing"], ["model './nothing'", "no such folder"]),
+        (["--model", "."], ["model '.'", "no config.json"]),
+        (["--model", ""], ["--model ''", "folder or a hub name"]),
+        (["--max-model-len", "9"], ["--max-model-len", "options of vLLM go after --"]),
+        (["surplus"], ["surplus", "run --help"]),
+        (["--policy"], ["'--policy'", "requires an argument"]),
+    ],
+)
+def test_option(
+    options: list[str],
+    words: list[str],
+    tmp_path: Path,
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xfa")
+    (tmp_path / "folder.json").mkdir()
+    check(capsys, invoke("run", write(GOOD), *options), *words)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["walk"], ["no such command 'walk'", "there is: run"]),
+        (["prog.py"], ["did you mean 'agentrt run prog.py'"]),
+        (["run"], ["missing argument", "PROGRAM.py", "run --help"]),
+        (["--loud"], ["--loud", "agentrt --help"]),
+    ],
+)
+def test_command(
+    args: list[str], words: list[str], invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(capsys, invoke(*args), *words)
+
+
+def test_a_program_that_raises_is_told_in_its_own_code(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        "import asyncio\n"
+        "async def deep(ctx):\n    await ctx.llm('a')\n    raise KeyError('tea')\n"
+        "@program\nasync def bad(ctx):\n    async with asyncio.TaskGroup() as group:\n"
+        "        group.create_task(deep(ctx))\n"
+    )
+    assert invoke("run", path) == 1
+    err = capsys.readouterr().err
+    frames = [line for line in err.splitlines() if "  File " in line]
+    assert len(frames) == 2
+    assert all(str(path) in frame for frame in frames)
+    assert "KeyError: 'tea'" in err
+    assert "error: program bad-1 failed: ExceptionGroup" in err
+
+
+def test_a_file_that_raises_on_import_is_told_in_its_own_code(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write("import json\nx = json.loads('{')\n")
+    assert invoke("run", path) == 1
+    err = capsys.readouterr().err
+    frames = [line for line in err.splitlines() if "  File " in line]
+    assert frames == [f'  File "{path}", line 3, in <module>']
+    assert err.splitlines()[-1].startswith(f"error: {path}: not imported: JSONDecodeError")
+
+
+def test_a_program_past_its_time_is_cancelled(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write("@program\nasync def slow(ctx): return await ctx.llm('hang')\n")
+    assert invoke("run", path, "--timeout", "0.05") == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == "error: program slow-1 took longer than 0.05 s (--timeout)"
+
+
+def test_our_own_bug_says_so(
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("agentrt.cli.execute.Outcome")
+    assert invoke("run", write(GOOD)) == 70
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "bug in agentrt" in err.splitlines()[-1]
