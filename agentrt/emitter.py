@@ -53,12 +53,9 @@ class RunEmitter:
         self._with = services
 
     async def call(self, spec: CallSpec, after: Iterable[Reply]) -> Reply:
-        reply: Reply | None = None
         async with contextlib.aclosing(self._emit_call(spec, after, stream=False)) as chunks:
-            async for _, reply in chunks:
-                pass
-        assert reply is not None
-        return reply
+            replies = [reply async for _, reply in chunks if reply is not None]
+        return replies[-1]
 
     async def stream(self, spec: CallSpec, after: Iterable[Reply]) -> AsyncIterator[str]:
         async with contextlib.aclosing(self._emit_call(spec, after, stream=True)) as chunks:
@@ -66,9 +63,7 @@ class RunEmitter:
                 if text:
                     yield text
 
-    async def tool(
-        self, name: str, work: Callable[[], Awaitable[T]], after: Iterable[Reply]
-    ) -> T:
+    async def tool(self, name: str, work: Callable[[], Awaitable[T]], after: Iterable[Reply]) -> T:
         return await self._interrupt(NodeKind.TOOL, name, work, after)
 
     async def human(self, question: str, after: Iterable[Reply]) -> str:

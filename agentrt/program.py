@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from agentrt.errors import ConfigError
-from agentrt.request import CallSpec, Message, Reply, ToolSpec
-from agentrt.toolspec import tool_specs
+from agentrt.options import LLMOptions, make_spec
+from agentrt.request import CallSpec, Message, Reply
 from agentrt.tracking import enter_node
 
 P = ParamSpec("P")
@@ -112,12 +112,22 @@ class Context:
 
     @overload
     def llm(
-        self, ask: str | Iterable[Message], *, stream: Literal[True], **options: Any
+        self,
+        ask: str | Iterable[Message],
+        *,
+        stream: Literal[True],
+        after: Iterable[Reply] = (),
+        **options: Unpack[LLMOptions],
     ) -> AsyncIterator[str]: ...
 
     @overload
     def llm(
-        self, ask: str | Iterable[Message], *, stream: Literal[False] = False, **options: Any
+        self,
+        ask: str | Iterable[Message],
+        *,
+        stream: Literal[False] = False,
+        after: Iterable[Reply] = (),
+        **options: Unpack[LLMOptions],
     ) -> Coroutine[Any, Any, Reply]: ...
 
     def llm(
@@ -125,38 +135,16 @@ class Context:
         ask: str | Iterable[Message],
         *,
         stream: bool = False,
-        tools: Iterable[Callable[..., Any] | ToolSpec] = (),
-        tool_choice: str = "auto",
-        schema: Mapping[str, Any] | type | None = None,
-        max_tokens: int = 256,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: str | Iterable[str] = (),
-        ignore_eos: bool = False,
         after: Iterable[Reply] = (),
+        **options: Unpack[LLMOptions],
     ) -> AsyncIterator[str] | Coroutine[Any, Any, Reply]:
         """Call the model with a chat, or with text as the user's message.
 
-        Await it for a `Reply`; with ``stream`` iterate over its text as it grows.
-        ``tools`` are functions (their signature and docstring are told to the model) or
-        specs; the reply's ``tool_calls`` obey their schema. ``schema`` is a JSON schema
-        or a pydantic model; the reply's ``parsed`` obeys it. ``max_tokens`` bounds the
-        output. Raises `CallRejectedError` if the engine cannot take the call, and
-        `ConfigError` for options that cannot be.
+        Await it for a `Reply`; with ``stream`` iterate over its text as it grows. The
+        options are those of `LLMOptions`. Raises `CallRejectedError` if the engine
+        cannot take the call, and `ConfigError` for options that cannot be.
         """
-        spec = CallSpec(
-            messages=_as_messages(ask),
-            max_tokens=_positive("max_tokens", max_tokens),
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            schema=_as_schema(schema),
-            tools=tool_specs(tools),
-            tool_choice=tool_choice,
-            ignore_eos=ignore_eos,
-        )
+        spec = make_spec(ask, **options)
         if stream:
             return self._emitter.stream(spec, after)
         return self._emitter.call(spec, after)
@@ -199,36 +187,11 @@ class Context:
 
         async def run() -> T:
             with enter_node(_name_of(function)):
-                return await inspect.unwrap(function)(self, *args, **kwargs)
+                result: T = await inspect.unwrap(function)(self, *args, **kwargs)
+                return result
 
         return asyncio.create_task(run(), name=f"{self.program_id}/{_name_of(function)}")
 
 
 def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _as_messages(ask: str | Iterable[Message]) -> tuple[Message, ...]:
-    if isinstance(ask, str):
-        return ({"role": "user", "content": ask},)
-    messages = tuple(ask)
-    if not messages:
-        raise ConfigError("a chat needs at least one message")
-    for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-            raise ConfigError(f"a message is a mapping with role and content, got {message!r}")
-    return messages
-
-
-def _as_schema(schema: Mapping[str, Any] | type | None) -> Mapping[str, Any] | None:
-    if schema is None or isinstance(schema, Mapping):
-        return schema
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(schema).json_schema()
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise ConfigError(f"{name} must be at least 1, got {value}")
-    return value

@@ -86,7 +86,9 @@ class Run:
         """Widen the run's span of engine steps by one call's."""
         if report.steps:
             first = self.first_step
-            self.first_step = report.arrived_step if first is None else min(first, report.arrived_step)
+            self.first_step = (
+                report.arrived_step if first is None else min(first, report.arrived_step)
+            )
             self.last_step = max(self.last_step, report.finished_step)
 
     def report(self, now: float) -> RunReport:

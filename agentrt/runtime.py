@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from agentrt import tracking
 from agentrt.emitter import AskHuman, RunEmitter, Services
@@ -60,7 +60,7 @@ class Runtime:
         self._listeners: list[Listener] = []
         self._services = Services(executor, self.table, clock, self._tell, ask_human, seed)
 
-    async def __aenter__(self) -> Runtime:
+    async def __aenter__(self) -> Self:
         await self.open()
         return self
 

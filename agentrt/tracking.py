@@ -1,8 +1,8 @@
 """Which calls had to end before this one, found out from plain asyncio code.
 
 A task starts from its creator's frontier; whoever waits for it takes over its own. A task
-factory and a `Task` subclass see both, with nothing of asyncio patched; scope, task and
-factory are one mechanism, hence one long file. Limits: see `emission_parents`.
+factory and a `Task` subclass see both, with nothing of asyncio patched. Limits: see
+`emission_parents`.
 """
 
 from __future__ import annotations
@@ -14,144 +14,13 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import CellType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary
 
 from agentrt.errors import InvariantError
 from agentrt.graph.dag import ExecutionDAG
-from agentrt.graph.frontier import Frontier
+from agentrt.scope import Scope, family_of
 
 T = TypeVar("T")
-
-
-class Scope:
-    """Where code runs: ``owner`` (its program), ``frontier`` (what ended before now in this
-    task) and ``path`` (the names of the node functions around it, such as ``main/expand``).
-
-    Copied contexts (callbacks, OS threads) hold the same scope by reference, so that what
-    they see end is seen by the task.
-    """
-
-    __slots__ = ("_family", "_pending", "frontier", "owner", "path")
-
-    def __init__(self, owner: object, path: str = "", frontier: Frontier | None = None) -> None:
-        self.owner = owner
-        self.path = path
-        self.frontier = Frontier() if frontier is None else frontier
-        self._pending = _Pending()
-        self._family = _family_of(owner)
-
-    def fork(self) -> Scope:
-        """The scope of a task that this one creates now."""
-        self.settle()
-        return Scope(self.owner, self.path, self.frontier.fork())
-
-    def within(self, name: str) -> Scope:
-        """The same scope inside the node function ``name``."""
-        inner = Scope(self.owner, f"{self.path}/{name}" if self.path else name, self.frontier)
-        inner._pending = self._pending
-        return inner
-
-    def join(self, ended: Scope) -> None:
-        """This task waited for the task of ``ended``, which must be over."""
-        if ended.owner is self.owner and ended.frontier is not self.frontier:
-            ended.seal()
-            self.frontier.join(ended.frontier)
-
-    def seal(self) -> None:
-        """The task is over: what it did not wait for by now, it never will."""
-        self.settle()
-        self._pending.waits.clear()
-        self._pending.sealed = True
-
-    def settle(self) -> None:
-        """Join what was waited for through asyncio's own futures and has come to its end."""
-        pending = self._pending
-        if pending.seen:
-            seen, pending.seen = pending.seen, []
-            for ended in seen:
-                self.join(ended)
-        if pending.waits:
-            waits, pending.waits = pending.waits, []
-            for wait in waits:
-                if not wait.over():
-                    pending.waits.append(wait)
-                    continue
-                for ended in wait.causes():
-                    self.join(ended)
-
-
-# The open tasks of each owner, by the owner's identity: an owner need not be hashable. An id
-# is not given again while its entry lives, since only scopes hold it, and they hold the owner.
-_FAMILIES: WeakValueDictionary[int, WeakSet[TrackedTask[Any]]] = WeakValueDictionary()
-
-
-def _family_of(owner: object) -> WeakSet[TrackedTask[Any]]:
-    family = _FAMILIES.get(id(owner))
-    if family is None:
-        family = _FAMILIES[id(owner)] = WeakSet()
-    return family
-
-
-class _Pending:
-    """What callbacks learned while the task itself did not run; joined by `Scope.settle`."""
-
-    __slots__ = ("known", "sealed", "seen", "waits")
-
-    def __init__(self) -> None:
-        self.seen: list[Scope] = []  # tasks whose result a callback read
-        self.waits: list[_Wait] = []  # waits of which some task has ended
-        self.sealed = False
-        # One per gather, shield or group, by asyncio's own object for it.
-        self.known: WeakKeyDictionary[Any, _Wait] | None = None
-
-    def wait_for(self, key: Any, is_group: bool) -> _Wait:
-        if self.known is None:
-            self.known = WeakKeyDictionary()
-        wait = self.known.get(key)
-        if wait is None:
-            wait = self.known[key] = _Wait(key if is_group else None)
-        return wait
-
-
-class _Wait:
-    """One gather, shield or TaskGroup: the tasks that it waits for, and those that ended.
-
-    It holds scopes and weak references only: neither tasks nor their results live longer.
-    """
-
-    __slots__ = ("ended", "expected", "is_group", "target")
-
-    def __init__(self, group: asyncio.TaskGroup | None) -> None:
-        self.expected = 0
-        self.ended: list[Scope] = []
-        self.is_group = group is not None
-        self.target: ref[Any] | None = None if group is None else ref(group)
-
-    def arrived(self, scope: Scope, outer: CellType | None, task: TrackedTask[Any]) -> None:
-        """``task`` has ended; runs just before asyncio's own callback for that."""
-        if outer is not None:
-            # gather() fills the cell only after it has added its callbacks.
-            future = outer.cell_contents
-            if future.done():
-                return  # failed or called off before: nobody waited for this task
-            if self.target is None:
-                self.target = ref(future)
-        task.scope.seal()
-        if not self.ended and not scope._pending.sealed:
-            scope._pending.waits.append(self)
-        self.ended.append(task.scope)
-
-    def over(self) -> bool:
-        """True once the wait has ended. What nobody can reach any more has, too."""
-        target = None if self.target is None else self.target()
-        if target is None:
-            return True
-        return bool(target._exiting if self.is_group else target.done())
-
-    def causes(self) -> list[Scope]:
-        """The tasks whose end ended the wait: all, or the one that failed first."""
-        early = not self.is_group and len(self.ended) < self.expected
-        return self.ended[-1:] if early else self.ended
 
 
 _SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentrt_scope", default=None)
@@ -220,7 +89,7 @@ def start_task(
 
 async def cancel_tasks(owner: object) -> None:
     """Cancel every open task of ``owner`` but the current one, and wait until all are over."""
-    family = _family_of(owner)
+    family = family_of(owner)
     me = asyncio.current_task()
     # A task can start others while it is being cancelled.
     while left := [task for task in family if task is not me and not task.done()]:
@@ -261,7 +130,7 @@ class TrackedTask(asyncio.Task[T]):
         self._waited = False
         super().__init__(coro, **kwargs)
         if not self.done():
-            scope._family.add(self)
+            scope.family.add(self)
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
@@ -314,7 +183,7 @@ class TrackedTask(asyncio.Task[T]):
     def _expect(self, scope: Scope | None, key: Any, outer: CellType | None) -> None:
         if scope is None or scope.owner is not self.scope.owner:
             return
-        wait = scope._pending.wait_for(key, is_group=outer is None)
+        wait = scope.pending.wait_for(key, is_group=outer is None)
         wait.expected += 1
         self._waited = True
         super().add_done_callback(partial(wait.arrived, scope, outer))
@@ -329,7 +198,7 @@ class TrackedTask(asyncio.Task[T]):
         elif not self._waited:
             # A callback: the task that it runs for may be in the middle of an emission.
             self.scope.seal()
-            scope._pending.seen.append(self.scope)
+            scope.pending.seen.append(self.scope)
 
 
 def _running_task() -> asyncio.Task[Any] | None:

@@ -20,7 +20,7 @@ from typing import Any
 from agentrt import Context, node, program
 
 WIDTH, HAND, ITERATIONS = 3, 4, 10
-PUZZLES = ["1 2 3 4", "4 6 8 2", "2 3 4 6", "1 4 5 6", "3 5 6 8", "2 2 6 9", "3 4 6 8", "1 3 8 8"]
+PUZZLES = ["1 3 8 8", "4 6 8 2", "2 2 6 9", "1 4 5 6", "3 5 6 8", "1 2 3 4", "2 3 4 6", "3 4 6 8"]
 VALUES = {"dead": 0.0, "impossible": 0.1, "likely": 0.5, "sure": 0.9, "solved": 1.0}
 Numbers = tuple[Fraction, ...]
 GOAL: Numbers = (Fraction(24),)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+from contextlib import closing
 from typing import Any, Literal
 
 from agentrt import Context, Reply, node, program
@@ -26,11 +27,11 @@ QUESTIONS = [  # which one is asked without an input depends on the program's id
     "How many packs of flour did Joe order?",
     "How many packs of coffee are in stock?",
 ]
-EXAMPLES = [
-    ("How much is a pack of tea?", "I need the price of tea.", "price_of", {"item": "tea"}),
-    ("How much salt is in stock?", "I need the stock of salt.", "stock_of", {"item": "salt"}),
-    ("What did Ann buy?", "I need the orders of Ann.", "orders_of", {"customer": "Ann"}),
-    ("Which city is tea from?", "I need the origin of tea.", "origin_of", {"item": "tea"}),
+EXAMPLES = [  # question, fact, tool, arguments
+    ("How much is a pack of tea?", "the price of tea", "price_of", {"item": "tea"}),
+    ("How much salt is in stock?", "the stock of salt", "stock_of", {"item": "salt"}),
+    ("What did Ann buy?", "the orders of Ann", "orders_of", {"customer": "Ann"}),
+    ("Which city is tea from?", "the origin of tea", "origin_of", {"item": "tea"}),
 ]
 TABLES = """
     CREATE TABLE supplier (name TEXT, city TEXT);
@@ -45,7 +46,7 @@ TABLES = """
         ('Ann', 3, 'tea'), ('Ann', 1, 'honey'), ('Bob', 6, 'rice'), ('Bob', 2, 'salt'),
         ('Eve', 5, 'coffee'), ('Eve', 4, 'milk'), ('Eve', 1, 'sugar'), ('Joe', 8, 'flour');
 """
-THINK = "Which fact is needed? Think in one sentence."
+THINK = "Which fact is needed? Think in two sentences."
 Chat = list[dict[str, Any]]
 Item = Literal["tea", "coffee", "sugar", "flour", "rice", "honey", "salt", "milk"]
 
@@ -56,6 +57,7 @@ class Shop:
     def __init__(self) -> None:
         self.db = sqlite3.connect(":memory:", check_same_thread=False)
         self.db.executescript(TABLES)
+        self.close = self.db.close
         tools = (self.price_of, self.stock_of, self.origin_of, self.orders_of, self.calculate)
         self.tools = {tool.__name__: tool for tool in tools}
 
@@ -92,7 +94,8 @@ def user(text: str) -> dict[str, Any]:
 def worked_examples() -> Chat:
     """What a first step looks like: a small model copies the form."""
     chat = [{"role": "system", "content": "You work in a shop. Find facts with tools."}]
-    for question, thought, name, arguments in EXAMPLES:
+    for question, fact, name, arguments in EXAMPLES:
+        thought = f"I do not know this yet, so I need {fact}. The tool {name} will tell me {fact}."
         call = json.dumps({"name": name, "arguments": arguments})
         chat += [user(f"{question} {THINK}"), {"role": "assistant", "content": thought}]
         chat += [user("Call a tool."), {"role": "assistant", "content": call}]
@@ -135,24 +138,26 @@ async def answer(ctx: Context, question: str, seen: list[str]) -> dict[str, Any]
 
 
 def is_grounded(evidence: str, answer: str | None) -> bool:
-    """Whether there is evidence, and each number in the answer is one of its numbers."""
-    numbers = set(re.findall(r"\d+", answer or ""))
-    return evidence != "nothing" and numbers <= set(re.findall(r"\d+", evidence))
+    """Whether the answer shares words with its evidence, and has no number that is not in it."""
+    said, known = (set(re.findall(r"\w+", text.lower())) for text in (answer or "", evidence))
+    return evidence != "nothing" and bool(said & known) and set(filter(str.isdigit, said)) <= known
 
 
 @program
 async def react(ctx: Context, question: str | None = None) -> dict[str, Any]:
     question = question or QUESTIONS[sum(ctx.program_id.encode()) % len(QUESTIONS)]
-    shop, chat = Shop(), [*worked_examples(), user(f"{question} {THINK}")]
+    chat = [*worked_examples(), user(f"{question} {THINK}")]
+    seen: list[str] = []
     steps: list[dict[str, Any]] = []
-    while len(steps) < MAX_STEPS:
-        thought = await think(ctx, chat)
-        chat += [thought.message, user("Call a tool, or answer." if steps else "Call a tool.")]
-        print("THOUGHT", ctx.program_id, thought.text)
-        step = await act(ctx, chat, shop, "auto" if steps else "required")
-        if step is None or step in steps:  # it knows enough, or goes round in circles
-            break
-        steps.append(step)
-        chat.append(user(THINK))
-    end = await answer(ctx, question, [step["observation"] for step in steps])
+    with closing(Shop()) as shop:
+        while len(steps) < MAX_STEPS:
+            thought = await think(ctx, chat)
+            chat += [thought.message, user("Call a tool, or answer." if seen else "Call a tool.")]
+            step = await act(ctx, chat, shop, "auto" if seen else "required")
+            if step is None or step["observation"] in seen:  # knows enough, or goes in circles
+                break
+            steps.append({"thought": thought.text, **step})
+            seen.append(step["observation"])
+            chat.append(user(THINK))
+    end = await answer(ctx, question, seen)
     return {"question": question, "found": is_grounded(**end), **end, "steps": steps}

@@ -1,0 +1,1 @@
+"""The server for programs and their clients. Not built yet."""

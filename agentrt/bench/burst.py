@@ -141,9 +141,7 @@ class BurstBench:
         for run in runs:
             await run.wait()
         reports = [run.report(self._runtime.now()) for run in runs]
-        latencies = [
-            {"steps": float(r.last_step - r.first_step), "s": r.wall_s} for r in reports
-        ]
+        latencies = [{"steps": float(r.last_step - r.first_step), "s": r.wall_s} for r in reports]
         return latencies, reports
 
     # -- the table ---------------------------------------------------------------------
@@ -178,8 +176,6 @@ class BurstBench:
         return Spread.of(
             [
                 getattr(mine, measure)[unit] / getattr(stock, measure)[unit]
-                for mine, stock in zip(
-                    self.outcomes[policy], self.outcomes[BASELINE], strict=True
-                )
+                for mine, stock in zip(self.outcomes[policy], self.outcomes[BASELINE], strict=True)
             ]
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrt.bench.table import markdown, percentile
-from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
+from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler, stock_scheduler
 
 _PROMPT_TOKENS = 32
 _STEPS_PER_TURN = 25
@@ -63,11 +63,9 @@ def measure(running: int, waiting: int, steps: int, seed: int = 0) -> dict[str, 
 def _loaded(
     settings: Mapping[str, Any] | None, running: int, waiting: int, seed: int
 ) -> HeadlessEngine:
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-
     from agentrt.executors.vllm.scheduler import ProgramScheduler
 
-    cls = AsyncScheduler if settings is None else ProgramScheduler
+    cls = stock_scheduler() if settings is None else ProgramScheduler
     blocks = 4096 + (running + waiting) * 2
     engine = HeadlessEngine(
         make_scheduler(cls, max_num_seqs=running, blocks=blocks, settings=settings)
@@ -112,7 +110,9 @@ def table(
     return markdown(head, rows)
 
 
-def _rows(running: int, waiting: int, timings: Mapping[str, Timing]) -> Iterator[tuple[object, ...]]:
+def _rows(
+    running: int, waiting: int, timings: Mapping[str, Timing]
+) -> Iterator[tuple[object, ...]]:
     stock = timings["stock"]
     schedule_0 = statistics.median(stock.schedule_us)
     update_0 = statistics.median(stock.update_us)

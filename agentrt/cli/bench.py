@@ -56,22 +56,19 @@ async def _burst(names: list[str], options: dict[str, Any]) -> tuple[Any, str]:
     from agentrt.scheduler.config import SchedulerConfig
 
     config = SchedulerConfig()
-    engine = VLLMEngine(
-        EngineOptions(options["model"], options["max_num_seqs"], scheduler=config)
-    )
+    engine = VLLMEngine(EngineOptions(options["model"], options["max_num_seqs"], scheduler=config))
     runtime = Runtime(engine)
-    log = EngineLog(verbose=False)
     _note("loading the engine")
-    try:
-        with log.collect():
-            await runtime.open()
-        shapes = Burst({LONG: options["longs"], SHORT: options["shorts"]})
-        measured = BurstBench(runtime, engine, config, shapes, _note)
-        await measured.run(names, options["repeat"], options["seed"])
-        return measured.ratios(), measured.table()
-    finally:
-        await runtime.close()
-        log.discard()
+    with EngineLog(verbose=False) as log:
+        try:
+            with log.collect():
+                await runtime.open()
+            shapes = Burst({LONG: options["longs"], SHORT: options["shorts"]})
+            measured = BurstBench(runtime, engine, config, shapes, _note)
+            await measured.run(names, options["repeat"], options["seed"])
+            return measured.ratios(), measured.table()
+        finally:
+            await runtime.close()
 
 
 @bench.command()

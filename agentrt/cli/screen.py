@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
 
@@ -137,9 +137,12 @@ class LiveScreen:
 
     def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
         async def frame() -> RenderableType:
-            height = max(2, self.console.size.height - 1)
-            return render(runs, await snapshot(), now(), height)
+            height = max(2, self.console.size.height - 2)
+            view = render(runs, await snapshot(), now(), height)
+            self._spinner.update(text=self._message)
+            return Group(view, self._spinner) if self._message else view
 
+        self._message = ""
         self._frame, self._pause = frame, _RUNNING_FRAME_S
 
     @contextlib.contextmanager
@@ -162,7 +165,8 @@ class LiveScreen:
             await asyncio.sleep(self._pause)
 
     async def _loading(self) -> RenderableType:
-        self._spinner.update(text=f"{self._message}  {time.monotonic() - self._began:.0f} s")
+        seconds = time.monotonic() - self._began
+        self._spinner.update(text=f"{self._message}  {seconds:.0f} s")
         return self._spinner
 
     def _start(self) -> None:

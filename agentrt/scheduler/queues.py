@@ -70,9 +70,9 @@ class QueuedCall:
 class LevelQueues:
     """The calls of one engine in K levels, first come, first served within a level.
 
-    A call is *added* (ranked), *put* in the queue, *taken* and *started*, *charged* for each engine step,
-    perhaps *stopped* (preempted) and *put* back, and *removed*. A call that was taken can
-    also be put back, for an engine that looks and changes its mind.
+    A call is *added* (ranked), *put* in the queue, *taken* and *started*, *charged* for
+    each engine step, perhaps *stopped* (preempted) and *put* back, and *removed*. A call
+    that was taken can also be put back, for an engine that looks and changes its mind.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:

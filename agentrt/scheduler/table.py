@@ -152,9 +152,7 @@ class ProcessTable:
         row.last_arrival = now
         self._touch(row)
 
-    def interrupt_ended(
-        self, row: ProgramRow, now: float, *, human: bool, seconds: float
-    ) -> None:
+    def interrupt_ended(self, row: ProgramRow, now: float, *, human: bool, seconds: float) -> None:
         """The tool or the human answered after ``seconds``."""
         if human:
             row.humans -= 1
@@ -164,9 +162,7 @@ class ProcessTable:
         row.last_completion = now
         self._touch(row)
 
-    def catch_up(
-        self, row: ProgramRow, service_s: float, path_s: float, waiting_s: float
-    ) -> None:
+    def catch_up(self, row: ProgramRow, service_s: float, path_s: float, waiting_s: float) -> None:
         """Raise a row to what another table knows: service elsewhere counts here too."""
         row.service_s = max(row.service_s, service_s)
         row.path_s = max(row.path_s, path_s)

@@ -78,9 +78,9 @@ class ToyEngine:
     others are demoted.
 
     With ``strict`` the best B calls run in each step, as Algorithm 1 has it (lines
-    32-39), and preempted calls, the worst first, go to the tail of their level. Without it, a running call
-    gives way to a strictly better level only, and keeps its place: what we do in a real
-    engine, where a preemption costs something.
+    32-39), and preempted calls, the worst first, go to the tail of their level. Without
+    it, a running call gives way to a strictly better level only, and keeps its place:
+    what we do in a real engine, where a preemption costs something.
     """
 
     def __init__(self, config: SchedulerConfig, batch: int, *, strict: bool = True) -> None:
@@ -140,9 +140,7 @@ class ToyEngine:
             call_id = f"{live.program.name}{index}"
             self.table.call_arrived(live.row, call_id, self.now)
             item = (live, index)
-            self.queues.put(
-                self.queues.add(call_id, live.row, item, live.path_s[index], self.now)
-            )
+            self.queues.put(self.queues.add(call_id, live.row, item, live.path_s[index], self.now))
 
     def _choose(self) -> None:
         queues = self.queues

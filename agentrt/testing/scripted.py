@@ -69,13 +69,13 @@ class ScriptedExecutor:
                 await self._step(state)
                 if stream:
                     yield Chunk(token)
-            report = state.report(self._step_s)
-            del self._running[call.call_id]
-            reply = _reply(call, "".join(tokens), report, whole=whole)
-            yield Chunk("" if stream else reply.text, reply)
         finally:
-            if self._running.pop(call.call_id, None) is not None:
-                self._cut_off[call.call_id] = state.report(self._step_s)
+            del self._running[call.call_id]
+            report = state.report(self._step_s)
+            if state.steps < len(tokens):
+                self._cut_off[call.call_id] = report
+        reply = _reply(call, "".join(tokens), report, whole=whole)
+        yield Chunk("" if stream else reply.text, reply)
 
     async def aborted(self, call_id: str) -> CallReport:
         return self._cut_off.pop(call_id, CallReport())

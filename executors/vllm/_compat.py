@@ -84,9 +84,7 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
 
 def may_preempt(scheduler: Scheduler, request: Request) -> bool:
     """Whether preempting this running request frees its blocks at once."""
-    ask: Callable[[Request], bool] | None = getattr(
-        scheduler, "_request_blocks_can_be_freed", None
-    )
+    ask: Callable[[Request], bool] | None = getattr(scheduler, "_request_blocks_can_be_freed", None)
     return ask is None or ask(request)
 
 

@@ -55,9 +55,10 @@ class VLLMEngine:
             self.model = await asyncio.to_thread(default_model, progress)
         check_model(self.model)
         progress(f"loading {_short(self.model)}")
-        self._llm = await asyncio.to_thread(self._load)
-        _start_reader(self._llm)
-        self._tokenizer = self._llm.get_tokenizer()
+        llm = await asyncio.to_thread(self._load)
+        self._llm = llm
+        _start_reader(llm)
+        self._tokenizer = llm.get_tokenizer()
         progress("ready")
 
     def _load(self) -> AsyncLLM:
@@ -235,5 +236,3 @@ def _config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
 
 def _short(model: str) -> str:
     return model.rstrip("/").split("/")[-1]
-
-

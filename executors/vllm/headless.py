@@ -103,6 +103,13 @@ def make_scheduler(
     )
 
 
+def stock_scheduler() -> type[AsyncScheduler]:
+    """vLLM's own scheduler class, to compare with."""
+    from agentrt.executors.vllm._compat import AsyncScheduler
+
+    return AsyncScheduler
+
+
 @dataclass(slots=True)
 class Step:
     """What one step decided and did, by request id."""
@@ -175,7 +182,7 @@ class HeadlessEngine:
 
     def run(self, limit: int = 100_000) -> list[Step]:
         """Step until nothing is left. Raises `RuntimeError` past ``limit`` steps."""
-        steps = []
+        steps: list[Step] = []
         while self.scheduler.has_unfinished_requests() or self._queue:
             if len(steps) >= limit:
                 raise RuntimeError(f"not done after {limit} steps")

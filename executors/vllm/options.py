@@ -103,7 +103,7 @@ def _parse_flags(flags: Sequence[str]) -> Mapping[str, Any]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+    class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> Any:
             raise ConfigError(f"vLLM's options: {message}")
 

@@ -112,9 +112,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
             self._accounts[request.request_id].computed_at_stop = request.num_computed_tokens
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
-    def _connector_finished(
-        self, request: _compat.Request
-    ) -> tuple[bool, dict[str, Any] | None]:
+    def _connector_finished(self, request: _compat.Request) -> tuple[bool, dict[str, Any] | None]:
         delay, params = super()._connector_finished(request)
         report = self._close_account(request)
         if report is not None:

@@ -31,8 +31,8 @@ class EchoEngine:
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         assert call.spec.messages
         text = str(call.spec.messages[-1]["content"])
-        while text == "hang":
-            await asyncio.sleep(3600)
+        if text == "hang":
+            await asyncio.Event().wait()
         report = CallReport(service_s=0.5, steps=2, prompt_tokens=3, output_tokens=2)
         yield Chunk(text, Reply(text, report=report))
 

@@ -102,17 +102,23 @@ def test_reports_add_up() -> None:
     assert row.output_tokens == 12
 
 
-def test_the_report_comes_back_with_the_last_output() -> None:
+def test_the_report_comes_back_with_the_last_output(monkeypatch: pytest.MonkeyPatch) -> None:
     e = engine()
     e.add("r", prompt(40), 3, of("a"))
     request = e.requests["r"]
     e.step()
     e.step()
-    captured: dict[str, Any] = {}
-    close = ours(e)._connector_finished
-    ours(e)._connector_finished = lambda r: captured.update(close(r)[1] or {}) or (False, None)
+    outputs: list[Any] = []
+    update = e.scheduler.update_from_output
+
+    def recording(*args: Any) -> Any:
+        outputs.append(update(*args))
+        return outputs[-1]
+
+    monkeypatch.setattr(e.scheduler, "update_from_output", recording)
     e.step()
     assert request.is_finished()
+    captured = outputs[0][0].outputs[0].kv_transfer_params
     assert captured["agentrt"]["service_s"] == 3.0
     assert captured["agentrt"]["prompt_tokens"] == 40
     assert captured["agentrt"]["steps"] == 3
@@ -203,7 +209,7 @@ def scenario(seed: int, drive: HeadlessEngine) -> list[tuple[dict[str, int], lis
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("seed", range(20))
 def test_fcfs_decides_exactly_as_stock(seed: int, in_flight: int) -> None:
-    size = {"max_num_seqs": 2 + seed % 5, "blocks": 24 + 7 * (seed % 4)}
+    size: dict[str, Any] = {"max_num_seqs": 2 + seed % 5, "blocks": 24 + 7 * (seed % 4)}
     stock = HeadlessEngine(make_scheduler(AsyncScheduler, **size), in_flight)
     mine = engine("fcfs", in_flight=in_flight, **size)
     expected, got = scenario(seed, stock), scenario(seed, mine)

@@ -1,0 +1,148 @@
+"""Where a program's code runs, and what it has seen end: one scope for each task.
+
+A scope learns of other tasks at once, where the task itself waits for them, or from
+asyncio's own futures (gather, shield, TaskGroup), which it settles before it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import CellType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
+
+from agentrt.graph.frontier import Frontier
+
+if TYPE_CHECKING:
+    from agentrt.tracking import TrackedTask
+
+
+class Scope:
+    """Where code runs: ``owner`` (its program), ``frontier`` (what ended before now in this
+    task) and ``path`` (the names of the node functions around it, such as ``main/expand``).
+
+    Copied contexts (callbacks, OS threads) hold the same scope by reference, so that what
+    they see end is seen by the task.
+    """
+
+    __slots__ = ("family", "frontier", "owner", "path", "pending")
+
+    def __init__(self, owner: object, path: str = "", frontier: Frontier | None = None) -> None:
+        self.owner = owner
+        self.path = path
+        self.frontier = Frontier() if frontier is None else frontier
+        self.pending = Pending()
+        self.family = family_of(owner)
+
+    def fork(self) -> Scope:
+        """The scope of a task that this one creates now."""
+        self.settle()
+        return Scope(self.owner, self.path, self.frontier.fork())
+
+    def within(self, name: str) -> Scope:
+        """The same scope inside the node function ``name``."""
+        inner = Scope(self.owner, f"{self.path}/{name}" if self.path else name, self.frontier)
+        inner.pending = self.pending
+        return inner
+
+    def join(self, ended: Scope) -> None:
+        """This task waited for the task of ``ended``, which must be over."""
+        if ended.owner is self.owner and ended.frontier is not self.frontier:
+            ended.seal()
+            self.frontier.join(ended.frontier)
+
+    def seal(self) -> None:
+        """The task is over: what it did not wait for by now, it never will."""
+        self.settle()
+        self.pending.waits.clear()
+        self.pending.sealed = True
+
+    def settle(self) -> None:
+        """Join what was waited for through asyncio's own futures and has come to its end."""
+        pending = self.pending
+        if pending.seen:
+            seen, pending.seen = pending.seen, []
+            for ended in seen:
+                self.join(ended)
+        if pending.waits:
+            waits, pending.waits = pending.waits, []
+            for wait in waits:
+                if not wait.over():
+                    pending.waits.append(wait)
+                    continue
+                for ended in wait.causes():
+                    self.join(ended)
+
+
+# The open tasks of each owner, by the owner's identity: an owner need not be hashable. An id
+# is not given again while its entry lives, since only scopes hold it, and they hold the owner.
+_FAMILIES: WeakValueDictionary[int, WeakSet[TrackedTask[Any]]] = WeakValueDictionary()
+
+
+def family_of(owner: object) -> WeakSet[TrackedTask[Any]]:
+    family = _FAMILIES.get(id(owner))
+    if family is None:
+        family = _FAMILIES[id(owner)] = WeakSet()
+    return family
+
+
+class Pending:
+    """What callbacks learned while the task itself did not run; joined by `Scope.settle`."""
+
+    __slots__ = ("known", "sealed", "seen", "waits")
+
+    def __init__(self) -> None:
+        self.seen: list[Scope] = []  # tasks whose result a callback read
+        self.waits: list[Wait] = []  # waits of which some task has ended
+        self.sealed = False
+        # One per gather, shield or group, by asyncio's own object for it.
+        self.known: WeakKeyDictionary[Any, Wait] | None = None
+
+    def wait_for(self, key: Any, is_group: bool) -> Wait:
+        if self.known is None:
+            self.known = WeakKeyDictionary()
+        wait = self.known.get(key)
+        if wait is None:
+            wait = self.known[key] = Wait(key if is_group else None)
+        return wait
+
+
+class Wait:
+    """One gather, shield or TaskGroup: the tasks that it waits for, and those that ended.
+
+    It holds scopes and weak references only: neither tasks nor their results live longer.
+    """
+
+    __slots__ = ("ended", "expected", "is_group", "target")
+
+    def __init__(self, group: asyncio.TaskGroup | None) -> None:
+        self.expected = 0
+        self.ended: list[Scope] = []
+        self.is_group = group is not None
+        self.target: ref[Any] | None = None if group is None else ref(group)
+
+    def arrived(self, scope: Scope, outer: CellType | None, task: TrackedTask[Any]) -> None:
+        """``task`` has ended; runs just before asyncio's own callback for that."""
+        if outer is not None:
+            # gather() fills the cell only after it has added its callbacks.
+            future = outer.cell_contents
+            if future.done():
+                return  # failed or called off before: nobody waited for this task
+            if self.target is None:
+                self.target = ref(future)
+        task.scope.seal()
+        if not self.ended and not scope.pending.sealed:
+            scope.pending.waits.append(self)
+        self.ended.append(task.scope)
+
+    def over(self) -> bool:
+        """True once the wait has ended. What nobody can reach any more has, too."""
+        target = None if self.target is None else self.target()
+        if target is None:
+            return True
+        return bool(target._exiting if self.is_group else target.done())
+
+    def causes(self) -> list[Scope]:
+        """The tasks whose end ended the wait: all, or the one that failed first."""
+        early = not self.is_group and len(self.ended) < self.expected
+        return self.ended[-1:] if early else self.ended

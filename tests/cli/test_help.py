@@ -1,0 +1,56 @@
+"""Help answers at once, because it imports nothing heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("vllm", "torch", "transformers", "langgraph", "langchain_core", "networkx", "rich")
+SCRIPT = """
+import sys
+from agentrt.cli.app import call
+code = call(sys.argv[1:])
+print("heavy:", *[name for name in {heavy!r} if name in sys.modules])
+sys.exit(code)
+"""
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT.format(heavy=HEAVY), *args]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(args: list[str]) -> None:
+    assert run(*args).stdout.splitlines()[-1] == "heavy:"
+
+
+def test_help_names_the_commands() -> None:
+    out = run("--help").stdout
+    assert "Commands:" in out
+    assert "run" in out
+
+
+def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
+    out = run("run", "--help").stdout
+    for words in (
+        "Usage: agentrt run PROGRAM.py[:NAME] [OPTIONS] [-- VLLM_FLAGS]",
+        "\nProgram:\n",
+        "\nScheduling:\n",
+        "\nEngine:\n",
+        "\nOutput:\n",
+        "agentrt run mine.py -- --max-model-len 2048 --dtype float32",
+        "What begins with { or [ is",
+        "Exit codes: 0",
+    ):
+        assert words in out
+
+
+def test_no_arguments_show_the_help() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrt.cli"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "Commands:" in done.stderr

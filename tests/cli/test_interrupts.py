@@ -1,0 +1,103 @@
+"""Ctrl-C when a program does not cooperate: the process ends in time, with its children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agentrt.executors.vllm.processes import descendants
+from tests.cli.conftest import Write
+
+SCRIPT = """
+import sys
+import agentrt.cli.interrupts
+import agentrt.executors.vllm.engine
+from agentrt.cli import main
+from tests.cli.conftest import EchoEngine
+
+agentrt.cli.interrupts.STOP_WITHIN_S = float(sys.argv.pop(1))
+agentrt.executors.vllm.engine.VLLMEngine = EchoEngine
+main()
+"""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def running(path: Path, stop_within_s: float) -> Iterator[subprocess.Popen[str]]:
+    """The command on an echoing engine, from when its program has printed 'here'."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(stop_within_s), "run", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=ROOT,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "here\n"
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, f"left behind: {pids}"
+        time.sleep(0.01)
+
+
+BLOCKS = (
+    "import time\n@program\nasync def p(ctx):\n    print('here', flush=True)\n    time.sleep(60)\n"
+)
+
+
+def test_a_program_that_blocks_the_loop_is_ended_when_the_time_is_up(write: Write) -> None:
+    with running(write(BLOCKS), 0.2) as process:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == (
+        "interrupted: the programs and the engine were stopped, by force"
+    )
+
+
+def test_a_second_signal_ends_it_at_once(write: Write) -> None:
+    with running(write(BLOCKS), 600) as process:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)  # two signals at one time are one
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 130
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_blocking_tool_and_what_it_started_end_too(number: int, code: int, write: Write) -> None:
+    """The tool sits in a thread, where nothing can be cancelled, and has a child process."""
+    path = write(
+        "import subprocess\n"
+        "def blocks():\n"
+        "    child = subprocess.Popen(['sleep', '60'])\n"
+        "    print('here', flush=True)\n"
+        "    child.wait(60)\n"
+        "    import time; time.sleep(60)\n"
+        "@program\nasync def p(ctx): await ctx.tool(blocks)\n"
+    )
+    with running(path, 600) as process:
+        children = descendants(process.pid)
+        assert len(children) == 1
+        process.send_signal(number)
+        assert process.wait(timeout=20) == code
+    wait_gone(children)

@@ -1,0 +1,90 @@
+"""Finding the program in a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrt.cli.faults import ImportFailedError
+from agentrt.cli.load import load_program
+from agentrt.errors import ProgramLoadError
+
+HEAD = "from agentrt import program\n"
+ONE = HEAD + "@program\nasync def one(ctx): return 1\n"
+TWO = ONE + "@program(name='second-agent')\nasync def two(ctx): return 2\n"
+
+
+@pytest.fixture(autouse=True)
+def clean_imports() -> Iterator[None]:
+    """What a test imports is gone after it, and so is its folder on the path."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def put(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_the_only_program_needs_no_name(tmp_path: Path) -> None:
+    assert load_program(put(tmp_path, "p.py", ONE)).name == "one"
+
+
+@pytest.mark.parametrize("name", ["two", "second-agent"])
+def test_one_of_several_by_its_variable_or_its_type(tmp_path: Path, name: str) -> None:
+    assert load_program(f"{put(tmp_path, 'p.py', TWO)}:{name}").name == "second-agent"
+
+
+def test_a_second_name_for_the_same_program_is_no_second_program(tmp_path: Path) -> None:
+    assert load_program(put(tmp_path, "p.py", ONE + "again = one\n")).name == "one"
+
+
+def test_an_imported_program_counts_only_where_it_is_the_only_one(tmp_path: Path) -> None:
+    put(tmp_path, "library_of_one.py", ONE)
+    lone = put(tmp_path, "lone.py", "from library_of_one import one\n")
+    own = "from library_of_one import one\n" + HEAD + "@program\nasync def own(ctx): pass\n"
+    both = put(tmp_path, "both.py", own)
+    assert load_program(lone).name == "one"
+    assert load_program(both).name == "own"
+    assert load_program(f"{both}:one").name == "one"
+
+
+def test_a_file_may_import_its_neighbours(tmp_path: Path) -> None:
+    put(tmp_path, "neighbour_of_p.py", "value = 3\n")
+    load_program(put(tmp_path, "p.py", "from neighbour_of_p import value\n" + ONE))
+
+
+def test_a_file_named_like_a_library_hides_nothing(tmp_path: Path) -> None:
+    import json
+
+    assert load_program(put(tmp_path, "json.py", ONE)).name == "one"
+    assert sys.modules["json"] is json
+
+
+def test_dataclasses_in_the_file_work(tmp_path: Path) -> None:
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass, KW_ONLY\n"
+    text += "@dataclass\nclass A:\n    x: int\n    _: KW_ONLY\n    y: int = 0\n"
+    load_program(put(tmp_path, "p.py", text + ONE))
+
+
+def test_a_colon_in_a_file_name_is_no_border(tmp_path: Path) -> None:
+    assert load_program(put(tmp_path, "a:b.py", ONE)).name == "one"
+
+
+def test_a_syntax_error_in_a_neighbour_names_the_neighbour(tmp_path: Path) -> None:
+    put(tmp_path, "broken_neighbour.py", "\n\nx = = 1\n")
+    with pytest.raises(ProgramLoadError, match=r"broken_neighbour\.py:3: syntax error"):
+        load_program(put(tmp_path, "p.py", "import broken_neighbour\n"))
+
+
+def test_an_error_of_the_files_own_code_is_not_a_usage_error(tmp_path: Path) -> None:
+    path = put(tmp_path, "p.py", "open('/nowhere/at/all')\n")
+    with pytest.raises(ImportFailedError) as caught:
+        load_program(path)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)

@@ -1,0 +1,214 @@
+"""The demos end with honest results whatever the model says, and their DAGs have their shape."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agentrt import Runtime, ToolCall
+from agentrt.graph import Node, NodeKind
+from agentrt.program import Program
+from agentrt.request import Call
+from agentrt.run import Run
+from agentrt.testing.scripted import ScriptedExecutor
+
+DEMOS = Path(__file__).resolve().parents[2] / "demos"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"demo_{name}", DEMOS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+REACT, MCTS = load("react"), load("mcts")
+
+
+async def finish(
+    program: Program, executor: ScriptedExecutor, given: Any = None, n: int = 1
+) -> list[tuple[Run, dict[str, Any]]]:
+    """Run ``n`` of a program to their end, and check what holds for all programs."""
+    async with Runtime(executor) as runtime:
+        runs = [runtime.start(program, given) for _ in range(n)]
+        results = [await run.wait() for run in runs]
+        assert len(runtime.table) == 0
+        assert (await executor.snapshot())["running"] == []
+    for run in runs:
+        run.dag.check_integrity()
+    assert json.loads(json.dumps(results)) == results
+    return list(zip(runs, results, strict=True))
+
+
+def names(run: Run) -> list[str]:
+    return [f"{node.scope.split('/')[-1]} {node.kind}" for node in run.dag.nodes()]
+
+
+def shopper(*actions: ToolCall | str, answer: dict[str, Any]) -> Callable[[Call], str | ToolCall]:
+    """A model that thinks, acts as told, and then answers as told."""
+    left = list(actions)
+
+    def say(call: Call) -> str | ToolCall:
+        if call.spec.tools:
+            return left.pop(0)
+        return "I need a fact." if call.spec.schema is None else json.dumps(answer)
+
+    return say
+
+
+@pytest.mark.parametrize("demo", [REACT.react, MCTS.mcts], ids=lambda demo: demo.name)
+def test_demo_file_has_one_program(demo: Program) -> None:
+    module = sys.modules[demo.function.__module__]
+    assert [value for value in vars(module).values() if isinstance(value, Program)] == [demo]
+
+
+# -- react -----------------------------------------------------------------------------
+
+
+async def test_react_is_a_chain_of_calls_and_tools() -> None:
+    """1. think, call a tool 2. think, calculate 3. think, answer 4. cite the evidence."""
+    executor = ScriptedExecutor(
+        shopper(
+            ToolCall("price_of", {"item": "coffee"}),
+            ToolCall("calculate", {"a": 3, "operator": "*", "b": 7}),
+            '{"answer": "21"}',
+            answer={"evidence": "3 * 7 = 21", "answer": "21 euros"},
+        )
+    )
+    [(run, result)] = await finish(REACT.react, executor, "How much do 3 packs of coffee cost?")
+    assert result["question"] == "How much do 3 packs of coffee cost?"
+    assert (result["found"], result["answer"]) == (True, "21 euros")
+    facts = [step["observation"] for step in result["steps"]]
+    assert facts == ["One pack of coffee costs 7 euros.", "3 * 7 = 21"]
+    step = ["think call", "act call", "act tool"]
+    assert names(run) == [*step, *step, "think call", "act call", "answer call"]
+    assert [node.parents for node in run.dag.nodes()] == [(), *((i,) for i in range(8))]
+
+
+async def test_react_does_not_claim_what_its_evidence_does_not_say() -> None:
+    for evidence, answer, found in [
+        ("There are 12 packs of honey in stock.", "12 packs", True),
+        ("There are 12 packs of honey in stock.", "90 packs", False),
+        ("There are 12 packs of honey in stock.", "OXON", False),
+        ("nothing", "nothing", False),
+    ]:
+        call = ToolCall("stock_of", {"item": "honey"})
+        said = shopper(call, call, answer={"evidence": evidence, "answer": answer})
+        [(_, result)] = await finish(REACT.react, ScriptedExecutor(said), "How much honey?")
+        assert result["found"] is found
+        assert len(result["steps"]) == 1
+
+
+async def test_react_ends_when_the_model_never_gets_to_an_answer() -> None:
+    calls = [ToolCall("price_of", {"item": item}) for item in ("tea", "salt", "milk", "rice")]
+    said = shopper(*calls, answer={"evidence": "nothing", "answer": ""})
+    [(run, result)] = await finish(REACT.react, ScriptedExecutor(said), "Why?")
+    assert len(result["steps"]) == REACT.MAX_STEPS
+    assert result["found"] is False
+    assert names(run)[-1] == "answer call"
+
+
+async def test_react_ends_when_the_model_talks_past_every_form() -> None:
+    [(run, result)] = await finish(REACT.react, ScriptedExecutor(lambda call: "blah " * 300))
+    assert result["found"] is False
+    assert result["steps"] == []
+    assert names(run) == ["think call", "act call", "answer call"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_react_ends_whatever_the_model_says(seed: int) -> None:
+    done = await finish(REACT.react, ScriptedExecutor(seed=seed), n=8)
+    assert len({result["question"] for _, result in done}) == 8
+    for run, result in done:
+        assert list(result) == ["question", "found", "evidence", "answer", "steps"]
+        assert len(result["steps"]) <= REACT.MAX_STEPS
+        assert run.dag.totals.failed == 0
+
+
+def test_shop_runs_real_sql() -> None:
+    shop = REACT.Shop()
+    assert shop.origin_of("milk") == "The milk comes from Hill Farm in Oslo."
+    assert shop.orders_of("Bob") == "Bob ordered 6 packs of rice, 2 packs of salt."
+    assert shop.calculate(9, "-", 12) == "9 - 12 = -3"
+    shop.close()
+
+
+# -- mcts ------------------------------------------------------------------------------
+
+
+def children(run: Run, parents: tuple[int, ...]) -> list[Node]:
+    return [node for node in run.dag.nodes() if node.parents == parents]
+
+
+async def test_mcts_fans_out_and_joins() -> None:
+    """1. WIDTH moves are chosen at once 2. all are valued at once 3. then the next iteration."""
+    [(run, result)] = await finish(MCTS.mcts, ScriptedExecutor(), "1 1 2 2")
+    chosen, width = children(run, ()), MCTS.WIDTH
+    assert len(chosen) == width
+    valued = children(run, tuple(node.id for node in chosen))
+    assert [node.scope for node in valued] == ["mcts/evaluate"] * width
+    then = children(run, tuple(node.id for node in valued))
+    assert [node.scope for node in then] == ["mcts/choose"] * width
+    checked = children(run, tuple(node.id for node in then))
+    assert [node.kind for node in checked] == [NodeKind.TOOL] * width
+    assert (result["found"], result["answer"]) == (False, None)
+    assert len(result["trace"]) == MCTS.ITERATIONS
+
+
+async def test_mcts_finds_what_the_model_leads_it_to() -> None:
+    def say(call: Call) -> str:
+        assert call.spec.schema is not None
+        fields = call.spec.schema["properties"]
+        if "verdict" in fields:
+            good = str(call.spec.messages).count("6 and 4")
+            return json.dumps({"why": "", "verdict": "sure" if good else "impossible"})
+        moves = fields["move"]["enum"]
+        wanted = [move for move in moves if move in ("2 + 1 = 3", "3 + 3 = 6", "3 * 2 = 6")]
+        return json.dumps({"move": (wanted or moves)[0]})
+
+    [(_, result)] = await finish(MCTS.mcts, ScriptedExecutor(say), "1 2 3 4")
+    assert result["found"] is True
+    numbers = tuple(MCTS.Fraction(n) for n in result["numbers"])
+    for step in result["answer"]:
+        numbers = MCTS.legal_moves(numbers)[step]
+    assert numbers == (24,)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_mcts_ends_whatever_the_model_says(seed: int) -> None:
+    for run, result in await finish(MCTS.mcts, ScriptedExecutor(seed=seed), n=8):
+        assert list(result) == ["numbers", "found", "answer", "trace"]
+        assert result["found"] == (result["answer"] is not None)
+        assert len(result["trace"]) <= MCTS.ITERATIONS
+        assert run.dag.totals.failed == 0
+
+
+async def test_mcts_ends_when_the_model_talks_past_every_form() -> None:
+    [(_, result)] = await finish(MCTS.mcts, ScriptedExecutor(lambda call: "blah"), [3, 3, 8, 8])
+    assert result["numbers"] == [3, 3, 8, 8]
+
+
+async def test_mcts_refuses_what_is_not_four_numbers() -> None:
+    async with Runtime(ScriptedExecutor()) as runtime:
+        with pytest.raises(ValueError, match="four numbers, got '1 2'"):
+            await runtime.start(MCTS.mcts, "1 2").wait()
+
+
+def test_every_puzzle_can_be_solved_by_legal_moves() -> None:
+    def solvable(numbers: Any) -> bool:
+        if len(numbers) == 2:
+            return MCTS.last_move(numbers) is not None
+        return any(map(solvable, set(MCTS.legal_moves(numbers).values())))
+
+    for puzzle in MCTS.PUZZLES:
+        assert solvable(tuple(map(MCTS.Fraction, puzzle.split()))), puzzle

@@ -1,0 +1,176 @@
+"""`agentrt run` as its users meet it: a process, a terminal, a real engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from agentrt.executors.vllm.processes import descendants
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.engine
+
+COMMAND = [sys.executable, "-m", "agentrt.cli", "run"]
+START_S = 240
+"""Loose: what is asserted is what happens, not how fast a busy machine is."""
+
+GOOD = """
+import asyncio
+from agentrt import program
+
+@program
+async def good(ctx):
+    first = await ctx.llm("Name a colour.", max_tokens=4)
+    await asyncio.gather(*(ctx.llm(f"{first} {i}", max_tokens=4) for i in range(2)))
+    return str(first)
+"""
+BAD = """
+from agentrt import program
+
+@program
+async def bad(ctx):
+    reply = await ctx.llm("Name a colour.", max_tokens=2)
+    return reply.colour
+"""
+LONG = """
+from agentrt import program
+
+@program
+async def long(ctx):
+    await ctx.llm("Count.", max_tokens=3000, ignore_eos=True)
+"""
+
+
+def put(folder: Path, source: str) -> str:
+    path = folder / "prog.py"
+    path.write_text(source)
+    return str(path)
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+
+
+def wait_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
+
+
+def test_json_of_two_instances(tmp_path: Path) -> None:
+    graph = tmp_path / "graph.json"
+    done = run(
+        put(tmp_path, GOOD), "--n", "2", "--max-num-seqs", "2", "--json", "--dag", str(graph)
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    value = json.loads(done.stdout)
+    assert len(value["results"]) == 2
+    for program in value["programs"]:
+        assert program["state"] == "done"
+        assert program["calls"] == 3
+        assert 0 < program["critical_path_s"] <= program["service_s"]
+    assert value["engine"]["table"] == {"runtime": 0, "engine": 0}
+    assert value["engine"]["requests"] == 0
+    assert value["engine"]["steps"] > 0
+    assert len(json.loads(graph.read_text())) == 2
+    # No noise of vLLM, torch or the loading of weights: our own few lines only.
+    assert all(line.startswith("[") and " s] " in line for line in done.stderr.splitlines())
+
+
+def test_a_program_that_raises(tmp_path: Path) -> None:
+    path = put(tmp_path, BAD)
+    done = run(path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    frames = [line for line in done.stderr.splitlines() if "  File " in line]
+    assert frames == [f'  File "{path}", line 7, in bad']
+    assert "error: program bad-1 failed: AttributeError" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--no-such-flag", "1"], ["vLLM's options", "--no-such-flag"]),
+        (["--kv-cache-memory-bytes", "100000"], ["the engine did not start", "ValueError", ".log"]),
+    ],
+)
+def test_flags_that_the_engine_refuses(flags: list[str], words: list[str], tmp_path: Path) -> None:
+    done = run(put(tmp_path, GOOD), "--", *flags)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    for word in words:
+        assert word in done.stderr.splitlines()[-1]
+
+
+def test_ctrl_c_while_it_decodes(tmp_path: Path) -> None:
+    """On a terminal, so that the live view is there and the whole process group is hit."""
+    child = pexpect.spawn(
+        COMMAND[0], [*COMMAND[1:], put(tmp_path, LONG)], timeout=START_S, dimensions=(24, 100)
+    )
+    try:
+        child.expect(r"running, Q\d")
+        engine = descendants(child.pid)
+        assert engine
+        child.sendintr()
+        child.expect("interrupted: the programs and the engine were stopped")
+        child.expect(pexpect.EOF)
+        child.wait()
+    finally:
+        child.close(force=True)
+    assert child.exitstatus == 130
+    wait_gone(engine)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_it_loads(number: int, code: int, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, put(tmp_path, GOOD)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            deadline = time.monotonic() + START_S
+            while not (engine := descendants(process.pid)):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            time.sleep(1.0)  # into the child's own imports
+            os.killpg(process.pid, number)
+            out, err = process.communicate(timeout=30)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == code
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].endswith("the programs and the engine were stopped")
+    wait_gone(engine)
+
+
+def test_the_engine_dies_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, put(tmp_path, LONG)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        while "ready" not in process.stderr.readline():
+            assert process.poll() is None
+        engine = descendants(process.pid)
+        process.kill()
+    assert engine
+    wait_gone(engine)

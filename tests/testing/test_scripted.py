@@ -1,0 +1,285 @@
+"""The scripted executor says what it is told, or makes up what fits, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrt import Context, Reply, Runtime, ToolCall, program
+from agentrt.errors import ConfigError, EngineDiedError
+from agentrt.executors.base import Executor
+from agentrt.graph import NodeState
+from agentrt.request import Call, CallReport, CallSpec
+from agentrt.testing.madeup import made_up_value
+from agentrt.testing.scripted import ScriptedExecutor
+
+TREE: dict[str, Any] = {
+    "$defs": {
+        "Sum": {
+            "type": "object",
+            "properties": {"left": {"$ref": "#/$defs/Term"}, "right": {"$ref": "#/$defs/Term"}},
+            "required": ["left", "right"],
+        },
+        "Leaf": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+        "Term": {"anyOf": [{"$ref": "#/$defs/Sum"}, {"$ref": "#/$defs/Leaf"}]},
+    },
+    "$ref": "#/$defs/Term",
+}
+
+
+def validate(value: Any, schema: Any) -> None:
+    # No dependency of ours, but vLLM's.
+    pytest.importorskip("jsonschema").validate(value, schema)
+
+
+def spec(**options: Any) -> CallSpec:
+    return CallSpec(messages=({"role": "user", "content": "hello there"},), **options)
+
+
+async def ask(executor: Executor, given: CallSpec, call_id: str = "p/0") -> Reply:
+    async for chunk in executor.generate(Call(call_id, "p", "demo", given), stream=False):
+        if chunk.reply is not None:
+            return chunk.reply
+    raise AssertionError("no reply")
+
+
+async def started(*args: Any, **options: Any) -> ScriptedExecutor:
+    executor = ScriptedExecutor(*args, **options)
+    await executor.start(lambda message: None)
+    return executor
+
+
+def bounded(kind: str) -> st.SearchStrategy[dict[str, Any]]:
+    numbers = st.integers(-50, 50)
+    low = st.sampled_from(["minimum", "exclusiveMinimum"])
+    high = st.sampled_from(["maximum", "exclusiveMaximum"])
+    return st.one_of(
+        st.just({"type": kind}),
+        st.builds(lambda key, n: {"type": kind, key: n}, low | high, numbers),
+        st.builds(
+            lambda k1, k2, n, d: {"type": kind, k1: n, k2: n + d},
+            low,
+            high,
+            numbers,
+            st.integers(2, 40),
+        ),
+    )
+
+
+def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    def build(properties: dict[str, Any], required: int) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties)[:required],
+            "additionalProperties": False,
+        }
+
+    names = st.sampled_from(["a", "b", "c/d", "e~f"])
+    return st.builds(build, st.dictionaries(names, inner, max_size=3), st.integers(0, 3))
+
+
+def arrays(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    sizes = st.tuples(st.integers(0, 3), st.integers(0, 3))
+    return st.builds(
+        lambda items, s: {"type": "array", "items": items, "minItems": s[0], "maxItems": sum(s)},
+        inner,
+        sizes,
+    )
+
+
+SCHEMAS = st.recursive(
+    st.one_of(
+        bounded("integer"),
+        bounded("number"),
+        st.just({"type": "integer", "multipleOf": 5, "minimum": 1, "maximum": 9}),
+        st.builds(
+            lambda low, more: {"type": "string", "minLength": low, "maxLength": low + more},
+            st.integers(0, 30),
+            st.integers(0, 30),
+        ),
+        st.sampled_from(
+            [{"type": ["boolean", "null"]}, {"const": {"x": 1}}, {}, TREE["$defs"]["Leaf"]]
+        ),
+        st.lists(st.integers() | st.text(), min_size=1).map(lambda values: {"enum": values}),
+    ),
+    lambda inner: st.one_of(
+        objects(inner),
+        arrays(inner),
+        st.lists(inner, min_size=1, max_size=3).map(lambda options: {"anyOf": options}),
+        inner.map(lambda part: {"$defs": {"p/q": part}, "$ref": "#/$defs/p~1q"}).filter(
+            lambda part: "$ref" not in str(part["$defs"])
+        ),
+        inner.map(lambda part: {"title": "one", "allOf": [part]}),
+    ).filter(lambda schema: str(schema).count("$ref") == 0 or "$ref" in schema),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(SCHEMAS, st.integers(0, 1000))
+def test_made_up_values_obey_their_schema(schema: dict[str, Any], seed: int) -> None:
+    validate(made_up_value(schema, random.Random(seed)), schema)
+
+
+@given(st.integers(0, 1000))
+def test_schema_that_refers_to_itself_ends(seed: int) -> None:
+    value = made_up_value(TREE, random.Random(seed))
+    validate(value, TREE)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (False, "false"),
+        ({"type": "string", "pattern": "^a+$"}, "pattern"),
+        ({"$ref": "#/$defs/missing"}, "points to nothing"),
+        ({"$ref": "#"}, "refers to itself"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "lies from 3 to 2"),
+        ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}, "whole number"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "no text"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "no array"),
+        ({"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}, "without end"),
+    ],
+)
+def test_what_cannot_be_made_is_said(schema: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        made_up_value(schema, random.Random(0))
+
+
+async def test_script_is_told_the_call_and_its_words_come_back() -> None:
+    executor = await started(lambda call: f"{call.program_id} heard you", step_s=0.5)
+    reply = await ask(executor, spec())
+    assert reply.text == "p heard you"
+    assert reply.report.output_tokens == reply.report.steps == 4
+    assert reply.report.service_s == 2.0
+    assert reply.report.prompt_tokens == 4
+    assert [call.call_id for call in executor.calls] == ["p/0"]
+
+
+async def test_script_can_call_a_tool() -> None:
+    def price_of(item: Literal["tea", "rice"]) -> int:
+        """Price of an item."""
+        return len(item)
+
+    @program
+    async def shop(ctx: Context) -> Any:
+        reply = await ctx.llm("tea?", tools=[price_of])
+        return [await ctx.tool(price_of, **call.arguments) for call in reply.tool_calls]
+
+    async with Runtime(ScriptedExecutor(lambda call: ToolCall("price_of", {"item": "tea"}))) as rt:
+        assert await rt.start(shop).wait() == [3]
+
+
+async def test_scripted_text_ends_at_stop_strings_and_max_tokens() -> None:
+    executor = await started(lambda call: "one two three. four")
+    assert (await ask(executor, spec(stop=(".",)))).text == "one two three"
+    short = await ask(executor, spec(max_tokens=2))
+    assert (short.text, short.finish_reason) == ("one two", "length")
+
+
+async def test_script_that_breaks_the_form_is_told_so() -> None:
+    executor = await started(lambda call: '{"price": 3}')
+    tools = await ask_tools()
+    with pytest.raises(ConfigError, match="must call one of its tools"):
+        await ask(executor, spec(tools=tools))
+
+
+async def ask_tools() -> Any:
+    from agentrt.toolspec import tool_specs
+
+    def look(there: bool) -> None:
+        """Look."""
+
+    return tool_specs([look])
+
+
+async def test_made_up_replies_fit_the_call_and_come_again() -> None:
+    tools = await ask_tools()
+    executor = await started(seed=7)
+    required = await ask(executor, spec(tools=tools, tool_choice="required"), "p/1")
+    assert required.tool_calls[0].name == "look"
+    assert isinstance(required.tool_calls[0].arguments["there"], bool)
+    assert (await ask(executor, spec(schema={"type": "null"}), "p/2")).parsed is None
+    text = await ask(executor, spec(max_tokens=5), "p/3")
+    assert text.report.output_tokens == 5
+    full = await ask(executor, spec(max_tokens=40, ignore_eos=True), "p/4")
+    assert full.report.output_tokens == 40
+    again = await ask(await started(seed=7), spec(max_tokens=5), "p/3")
+    assert again.text == text.text
+
+
+async def test_stream_gives_the_text_piece_by_piece() -> None:
+    executor = await started(lambda call: "one two")
+    chunks = [c async for c in executor.generate(Call("p/0", "p", "demo", spec()), stream=True)]
+    assert [chunk.text for chunk in chunks] == ["one", " two", ""]
+    assert chunks[-1].reply is not None
+    assert chunks[-1].reply.text == "one two"
+
+
+async def test_calls_at_the_same_time_share_steps() -> None:
+    executor = await started(lambda call: "one two three four")
+    replies = await asyncio.gather(*(ask(executor, spec(), f"p/{i}") for i in range(3)))
+    assert {reply.report.arrived_step for reply in replies} == {1}
+    last = {reply.report.finished_step for reply in replies}
+    assert (await executor.snapshot())["steps"] == max(last)
+    assert max(last) < sum(reply.report.steps for reply in replies)
+
+
+async def test_cancelled_program_leaves_nothing_behind() -> None:
+    """1. a call runs 2. its program is cancelled 3. its service counts, and nothing is left."""
+    executor = ScriptedExecutor()
+
+    @program
+    async def endless(ctx: Context) -> None:
+        await ctx.llm("count", max_tokens=1_000_000, ignore_eos=True)
+
+    async with Runtime(executor) as runtime:
+        run = runtime.start(endless)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert [c["program_id"] for c in (await executor.snapshot())["running"]] == [run.id]
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run.wait()
+        assert run.dag.node(0).state is NodeState.CANCELLED
+        assert run.dag.node(0).service_s > 0
+        assert (await executor.snapshot())["running"] == []
+        assert await executor.aborted(f"{run.id}/0") == CallReport()
+        assert executor.ended == [run.id]
+        assert len(runtime.table) == 0
+        run.dag.check_integrity()
+
+
+async def test_what_the_script_raises_the_program_sees() -> None:
+    def dead(call: Call) -> str:
+        raise EngineDiedError("gone")
+
+    @program
+    async def hopeful(ctx: Context) -> str:
+        try:
+            return (await ctx.llm("hello")).text
+        except EngineDiedError as error:
+            return f"sorry: {error}"
+
+    async with Runtime(ScriptedExecutor(dead)) as runtime:
+        run = runtime.start(hopeful)
+        assert await run.wait() == "sorry: gone"
+        assert run.dag.node(0).state is NodeState.FAILED
+
+
+async def test_it_runs_only_between_start_and_close() -> None:
+    executor = ScriptedExecutor()
+    with pytest.raises(EngineDiedError):
+        await ask(executor, spec())
+    await executor.start(lambda message: None)
+    await ask(executor, spec())
+    await executor.close()
+    await executor.close()
+    with pytest.raises(EngineDiedError):
+        await ask(executor, spec())

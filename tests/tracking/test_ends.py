@@ -1,0 +1,191 @@
+"""Failures and cancellation, and gathers that are not awaited at once."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.tracking.toy import Boom, Program, run, ticks
+
+
+async def test_failure_is_an_end_like_another() -> None:
+    p = Program()
+
+    async def main() -> None:
+        with suppress(Boom):
+            await p.emit("a", fails=True)
+        await p.emit("b")
+
+    assert await run(p, main()) == {"a": "", "b": "a"}
+
+
+async def test_gather_that_returns_exceptions_waits_for_all() -> None:
+    p = Program()
+
+    async def quits() -> None:
+        await p.emit("c", 2)
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        await asyncio.gather(
+            p.emit("a", fails=True), p.emit("b", 5), quits(), return_exceptions=True
+        )
+        await p.emit("d")
+
+    assert await run(p, main()) == {"a": "", "b": "", "c": "", "d": "a b c"}
+
+
+async def test_gather_that_raises_waited_for_the_failed_one_only() -> None:
+    """1. quick ends 2. fails fails 3. slow goes on, and nobody waits for it."""
+    p = Program()
+
+    async def main() -> None:
+        with suppress(Boom):
+            await asyncio.gather(p.emit("quick", 1), p.emit("fails", 3, fails=True), slow())
+        await p.emit("a", 9)
+        await p.emit("b")
+
+    async def slow() -> None:
+        await p.emit("slow", 5)
+
+    assert await run(p, main()) == {"quick": "", "fails": "", "slow": "", "a": "fails", "b": "a"}
+
+
+async def test_cancelled_branch() -> None:
+    p = Program()
+
+    async def main() -> None:
+        task = asyncio.create_task(p.emit("branch", 99))
+        await p.emit("a")
+        task.cancel()
+        await p.emit("b")
+        with suppress(asyncio.CancelledError):
+            await task
+        await p.emit("c")
+
+    assert await run(p, main()) == {"branch": "", "a": "", "b": "a", "c": "b branch"}
+
+
+async def test_cancelling_the_waiter_cancels_and_joins_the_awaited() -> None:
+    p = Program()
+
+    async def waiter() -> None:
+        task = asyncio.create_task(p.emit("inner", 99))
+        try:
+            await task
+        finally:
+            await p.emit("cleanup")
+
+    async def main() -> None:
+        task = asyncio.create_task(waiter())
+        await ticks(3)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await p.emit("a")
+
+    assert await run(p, main()) == {"inner": "", "cleanup": "inner", "a": "cleanup"}
+
+
+async def test_cancelled_before_it_began() -> None:
+    p = Program()
+
+    async def main() -> None:
+        await p.emit("a")
+        task = asyncio.create_task(p.emit("never"))
+        task.cancel()
+        await asyncio.wait([task])
+        await p.emit("b")
+
+    assert await run(p, main()) == {"a": "", "b": "a"}
+
+
+async def test_gather_still_going_is_no_parent() -> None:
+    """Some of its tasks have ended, but the gather has not."""
+    p = Program()
+
+    async def main() -> None:
+        both = asyncio.gather(p.emit("quick", 1), p.emit("slow", 30))
+        await p.emit("a", 5)
+        await p.emit("b")
+        await both
+        await p.emit("c")
+
+    assert await run(p, main()) == {"quick": "", "slow": "", "a": "", "b": "a", "c": "b quick slow"}
+
+
+async def test_gather_over_but_not_awaited_counts_already() -> None:
+    """The known edge too many: asyncio does not tell when a finished gather is awaited."""
+    p = Program()
+
+    async def main() -> None:
+        both = asyncio.gather(p.emit("x"), p.emit("y"))
+        await p.emit("a", 9)
+        await p.emit("b")
+        await both
+
+    assert (await run(p, main()))["b"] == "a x y"
+
+
+async def test_result_read_in_a_callback_counts_from_then_on() -> None:
+    p = Program()
+    seen = []
+
+    async def main() -> None:
+        task = asyncio.create_task(p.emit("x"))
+        task.add_done_callback(lambda done: seen.append(done.result().name))
+        await p.emit("a", 9)
+        await p.emit("b")
+
+    assert await run(p, main()) == {"x": "", "a": "", "b": "a x"}
+    assert seen == ["x"]
+
+
+async def test_exception_read_in_a_callback_counts_only_if_there_is_one() -> None:
+    """A callback that looks for failures, as logging does, waits for nothing."""
+    p = Program()
+
+    async def main() -> None:
+        for fails in (False, True):
+            task = asyncio.create_task(p.emit(f"x{fails}", fails=fails))
+            task.add_done_callback(lambda done: done.exception())
+            await p.emit(f"a{fails}", 9)
+        await p.emit("b")
+
+    assert await run(p, main()) == {
+        "xFalse": "",
+        "aFalse": "",
+        "xTrue": "aFalse",
+        "aTrue": "aFalse",
+        "b": "aTrue xTrue",
+    }
+
+
+@pytest.mark.parametrize("way", ["gather", "group", "callback"])
+async def test_task_that_ended_before_its_own_gather(way: str) -> None:
+    """1. t leaves a gather behind 2. t ends 3. the gather ends 4. main hears of t only."""
+    p = Program()
+    read: list[Any] = []
+
+    async def leaves() -> None:
+        await p.emit("t")
+        read.append(asyncio.gather(p.emit("quick", 0), p.emit("left", 9)))
+
+    async def main() -> None:
+        if way == "gather":
+            await asyncio.gather(leaves(), ticks(30))
+        elif way == "group":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(leaves())
+                await ticks(30)
+        else:
+            task = asyncio.create_task(leaves())
+            task.add_done_callback(lambda done: read.append(done.result()))
+            await ticks(30)
+        assert read[0].done()
+        await p.emit("b")
+
+    assert await run(p, main()) == {"t": "", "quick": "t", "left": "t", "b": "t"}
