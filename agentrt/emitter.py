@@ -17,6 +17,7 @@ from agentrt.graph import Node, NodeKind
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.run import Run
 from agentrt.scheduler.table import ProcessTable
+from agentrt.scope import Scope
 
 T = TypeVar("T")
 AskHuman = Callable[[str, str], Awaitable[str]]
@@ -122,7 +123,7 @@ class RunEmitter:
 
     def _end_call(
         self,
-        scope: tracking.Scope,
+        scope: Scope,
         node: Node,
         call: Call,
         report: CallReport,
@@ -176,9 +177,7 @@ class RunEmitter:
 
     # -- both --------------------------------------------------------------------------
 
-    def _begin(
-        self, kind: NodeKind, name: str, after: Iterable[Reply]
-    ) -> tuple[Node, tracking.Scope]:
+    def _begin(self, kind: NodeKind, name: str, after: Iterable[Reply]) -> tuple[Node, Scope]:
         scope = tracking.current_scope()
         if scope is None or scope.owner is not self._run:
             raise AgentrtError(
@@ -197,6 +196,6 @@ class RunEmitter:
             raise ConfigError("after= takes replies of this program's own calls")
         return reply.node
 
-    def _leave(self, scope: tracking.Scope, node: Node, now: float) -> None:
+    def _leave(self, scope: Scope, node: Node, now: float) -> None:
         scope.frontier.advance(node.id, node.parents)
         self._with.tell(NodeEnded(self._run.id, node, now))

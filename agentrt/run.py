@@ -49,7 +49,7 @@ class RunReport:
     last_step: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
     """A program's run, as `Runtime.start` hands it out. Await `wait` for its result."""
 

@@ -22,6 +22,7 @@ from agentrt.graph import ExecutionDAG, Frontier, NodeState
 from agentrt.program import Context, Program
 from agentrt.run import Run, RunState
 from agentrt.scheduler.table import ProcessTable
+from agentrt.scope import Scope
 
 Listener = Callable[[Event], None]
 
@@ -117,7 +118,7 @@ class Runtime:
         run = Run(run_id, program, row, ExecutionDAG(run_id, program.name), started_at=now)
         self.runs[run_id] = run
         self._tell(ProgramStarted(run_id, program.name, now))
-        scope = tracking.Scope(owner=run, frontier=Frontier(), path=program.name)
+        scope = Scope(owner=run, frontier=Frontier(), path=program.name)
         run.task = tracking.start_task(self._run(run, input), scope, name=run_id)
         return run
 

@@ -80,6 +80,7 @@ _FAMILIES: WeakValueDictionary[int, WeakSet[TrackedTask[Any]]] = WeakValueDictio
 
 
 def family_of(owner: object) -> WeakSet[TrackedTask[Any]]:
+    """The tasks of one program, as long as they live."""
     family = _FAMILIES.get(id(owner))
     if family is None:
         family = _FAMILIES[id(owner)] = WeakSet()

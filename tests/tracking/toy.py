@@ -9,7 +9,8 @@ from typing import Any
 
 from agentrt import tracking
 from agentrt.graph import ExecutionDAG, Node, NodeKind
-from agentrt.tracking import Scope, current_scope, emission_parents
+from agentrt.scope import Scope
+from agentrt.tracking import current_scope, emission_parents
 
 
 class Boom(Exception):

@@ -1,0 +1,205 @@
+"""The real engine with a real model: one engine, its policy switched between tests.
+
+float32, because bfloat16 rounds differently in batches of different sizes: then equal
+texts would be luck. Nothing here looks at a wall clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from agentrt import Context, Reply, Runtime, SchedulerConfig, program
+from agentrt.errors import CallRejectedError, ConfigError
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.graph import NodeState
+from agentrt.options import LLMOptions
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+# Preempts whenever it may: a new call beats one that ran for a few milliseconds.
+RESTLESS = {
+    "quanta": (0.05, 0.1, 0.2, 0.4),
+    "min_residency_steps": 0,
+    "min_remaining_tokens": 0,
+}
+FLAGS = ("--dtype", "float32", "--max-model-len", "1024")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runtime() -> AsyncIterator[Runtime]:
+    engine = VLLMEngine(EngineOptions(max_num_seqs=2, flags=FLAGS))
+    async with Runtime(engine) as runtime:
+        yield runtime
+
+
+def engine_of(runtime: Runtime) -> VLLMEngine:
+    assert isinstance(runtime.executor, VLLMEngine)
+    return runtime.executor
+
+
+async def use(runtime: Runtime, policy: str, **settings: object) -> None:
+    engine = engine_of(runtime)
+    config = SchedulerConfig(policy=policy, **settings)  # type: ignore[arg-type]
+    await engine.configure(config)
+    await engine.forget_prefixes()
+
+
+@program
+async def story(ctx: Context, number: int) -> tuple[tuple[int, ...], ...]:
+    """Two calls in a row, the second over the first one's text; odd ones sample."""
+    sampled = LLMOptions(temperature=0.8, seed=number) if number % 2 else LLMOptions()
+    chat = [{"role": "user", "content": f"Tell a story about {number} cats."}]
+    first = await ctx.llm(chat, max_tokens=24, ignore_eos=True, **sampled)
+    chat += [first.message, {"role": "user", "content": "What came next?"}]
+    second = await ctx.llm(chat, max_tokens=24, ignore_eos=True, **sampled)
+    return first.token_ids, second.token_ids
+
+
+async def test_every_policy_gives_the_same_tokens_under_preemption(runtime: Runtime) -> None:
+    texts = {}
+    preemptions = {}
+    for policy in ("fcfs", "atlas", "plas", "mlfq"):
+        await use(runtime, policy, **RESTLESS)
+        runs = [runtime.start(story, number) for number in range(6)]
+        texts[policy] = [await run.wait() for run in runs]
+        preemptions[policy] = sum(run.row.preemptions for run in runs)
+    assert preemptions["fcfs"] == 0
+    assert min(preemptions[policy] for policy in ("atlas", "plas", "mlfq")) > 0
+    for policy, got in texts.items():
+        assert got == texts["fcfs"], policy
+
+
+@program
+async def long_one(ctx: Context) -> None:
+    for _ in range(3):
+        await ctx.llm("Count as far as you can.", max_tokens=40, ignore_eos=True)
+
+
+@program
+async def short_one(ctx: Context) -> Reply:
+    return await ctx.llm("Say yes.", max_tokens=4, ignore_eos=True)
+
+
+async def test_atlas_lets_a_new_program_pass_those_that_were_served(runtime: Runtime) -> None:
+    """1. Two long programs fill the batch. 2. A short one comes. 3. It ends first, or last."""
+
+    async def rank_of_the_short_one(policy: str) -> int:
+        await use(runtime, policy, **RESTLESS)
+        order = []
+
+        async def note(run: object, name: str) -> None:
+            await run.wait()  # type: ignore[attr-defined]
+            order.append(name)
+
+        longs = [runtime.start(long_one) for _ in range(4)]
+        waits = [asyncio.ensure_future(note(run, "long")) for run in longs]
+        while len((await engine_of(runtime).snapshot())["running"]) < 2:
+            await asyncio.sleep(0)
+        waits.append(asyncio.ensure_future(note(runtime.start(short_one), "short")))
+        await asyncio.gather(*waits)
+        return order.index("short")
+
+    assert await rank_of_the_short_one("atlas") == 0
+    # First come, first served: three calls of 40 tokens end before its turn comes.
+    await use(runtime, "fcfs")
+    longs = [runtime.start(long_one) for _ in range(4)]
+    late = runtime.start(short_one)
+    await late.wait()
+    assert late.first_step is not None
+    assert late.last_step - late.first_step > 4 + 40
+    for run in longs:
+        await run.wait()
+
+
+async def test_cancelling_in_mid_decode_frees_everything(runtime: Runtime) -> None:
+    await use(runtime, "atlas")
+    engine = engine_of(runtime)
+    before = await engine.snapshot()
+    seen = asyncio.Event()
+
+    @program
+    async def endless(ctx: Context) -> None:
+        async for _ in ctx.llm("Count.", stream=True, max_tokens=900, ignore_eos=True):
+            seen.set()
+
+    run = runtime.start(endless)
+    await seen.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run.wait()
+    after = await engine.snapshot()
+    assert after["free_blocks"] == before["free_blocks"]
+    assert (after["requests"], after["programs"]) == (0, [])
+    assert [node.state for node in run.dag.nodes()] == [NodeState.CANCELLED]
+    assert run.row.service_s > 0, "what it used before is on its account"
+    assert len(runtime.table) == 0
+
+
+async def test_options_reach_vllm(runtime: Runtime) -> None:
+    config = engine_of(runtime)._engine().vllm_config
+    assert config.model_config.max_model_len == 1024
+    assert str(config.model_config.dtype) == "torch.float32"
+    assert config.scheduler_config.max_num_seqs == 2
+    assert config.additional_config["agentrt"]["policy"] == "atlas"
+
+
+async def test_schema_and_tools_keep_the_model_in_form(runtime: Runtime) -> None:
+    await use(runtime, "atlas")
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @program
+    async def formal(ctx: Context) -> tuple[object, object]:
+        schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+        answer = await ctx.llm("Is 2 even?", schema=schema, max_tokens=30)
+        call = await ctx.llm("What is 2 + 3?", tools=[add], tool_choice="required", max_tokens=60)
+        (wish,) = call.tool_calls
+        return answer.parsed, await ctx.tool(add, **wish.arguments)
+
+    parsed, total = await runtime.start(formal).wait()
+    assert isinstance(parsed, dict)
+    assert isinstance(parsed["ok"], bool)
+    assert isinstance(total, int)
+
+
+@pytest.mark.parametrize(
+    ("ask", "options", "message"),
+    [
+        ("word " * 3000, {}, "its prompt has .* tokens"),
+        ("x", {"schema": {"type": "no-such-type"}}, ""),
+        ([{"role": "user"}], {}, "role and content"),
+        ("x", {"max_tokens": 0}, "max_tokens must be at least 1"),
+        ("x", {"tools": [len], "tool_choice": "other"}, ""),
+    ],
+)
+async def test_a_call_that_cannot_be_fails_alone(
+    runtime: Runtime, ask: object, options: dict[str, object], message: str
+) -> None:
+    await use(runtime, "atlas")
+
+    @program
+    async def wrong(ctx: Context) -> None:
+        await ctx.llm(ask, **options)  # type: ignore[call-overload]
+
+    with pytest.raises((CallRejectedError, ConfigError, ValueError), match=message):
+        await runtime.start(wrong).wait()
+    assert str(await runtime.start(short_one).wait())
+    assert len(runtime.table) == 0
+
+
+async def test_settings_cannot_change_under_running_calls(runtime: Runtime) -> None:
+    await use(runtime, "atlas")
+    run = runtime.start(long_one)
+    engine = engine_of(runtime)
+    while not (await engine.snapshot())["running"]:
+        await asyncio.sleep(0)
+    with pytest.raises(ConfigError, match="unfinished"):
+        await engine.configure(SchedulerConfig(policy="fcfs"))
+    run.cancel()
