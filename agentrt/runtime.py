@@ -57,6 +57,7 @@ class Runtime:
         self.executor = executor
         self.table = ProcessTable()
         self.runs: dict[str, Run] = {}
+        self._open = False
         self._started = 0
         self._listeners: list[Listener] = []
         self._services = Services(executor, self.table, clock, self._tell, ask_human, seed)
@@ -76,6 +77,7 @@ class Runtime:
     async def open(self, progress: Progress = _quiet) -> None:
         """Start the engine. Raises what `Executor.start` raises."""
         tracking.install(asyncio.get_running_loop())
+        self._open = True
         try:
             await self.executor.start(progress)
         except BaseException:
@@ -83,7 +85,10 @@ class Runtime:
             raise
 
     async def close(self) -> None:
-        """Cancel what still runs, then stop the engine."""
+        """Cancel what still runs, then stop the engine. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
         live = [run.task for run in self.runs.values() if run.task is not None]
         for task in live:
             task.cancel()

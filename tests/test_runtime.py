@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrt import Context, Reply, Runtime, node, program
-from agentrt.errors import ConfigError, UsageError
+from agentrt.errors import ConfigError, EngineStartError, UsageError
 from agentrt.events import NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.graph import NodeKind, NodeState
 from agentrt.program import Program
@@ -251,6 +251,17 @@ async def test_finished_programs_are_let_go(runtime: Runtime) -> None:
     await asyncio.sleep(0)
     gc.collect()
     assert ref() is None
+
+
+async def test_an_engine_that_does_not_start_is_closed_once() -> None:
+    class Dud(ScriptedExecutor):
+        async def start(self, progress: object) -> None:
+            raise EngineStartError("no memory")
+
+    runtime = Runtime(Dud())
+    with pytest.raises(EngineStartError, match="no memory"):
+        await runtime.open()
+    await runtime.close()
 
 
 def test_what_is_no_program_is_refused() -> None:

@@ -22,7 +22,7 @@ _EACH = 8
 """Up to so many programs get a row each; of more, only the slowest few."""
 _SLOWEST = 3
 _PATH_NODES = 8
-_BAR_CELLS = 20
+_BAR_CELLS = 16
 _COLOURS = ("green", "yellow", "blue", "bright_black")
 _PARTS = ("service", "waiting", "tools", "other")
 _STATE_STYLES = {"done": "green", "failed": "red", "cancelled": "yellow"}
@@ -142,17 +142,14 @@ def _summary_table(reports: Sequence[RunReport], policy: str) -> Table:
 
 def _table(*columns: str, bar: bool = False) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
-    table.add_column(columns[0], no_wrap=True)
-    for name in columns[1:]:
-        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    colours = dict(zip(_PARTS, _COLOURS, strict=True)) if bar else {}
+    for index, name in enumerate(columns):
+        left = index == 0 or name == "state"
+        header = Text(name, f"bold {colours.get(name, '')}")
+        table.add_column(header, justify="left" if left else "right", no_wrap=True)
     if bar:
-        table.add_column(_legend(), no_wrap=True)
+        table.add_column("of wall time", no_wrap=True)
     return table
-
-
-def _legend() -> Text:
-    words = zip(_PARTS, _COLOURS, strict=True)
-    return Text(" ").join(Text(part, f"bold {colour}") for part, colour in words)
 
 
 def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:

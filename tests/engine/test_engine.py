@@ -52,11 +52,13 @@ async def use(runtime: Runtime, policy: str, **settings: object) -> None:
 @program
 async def story(ctx: Context, number: int) -> tuple[tuple[int, ...], ...]:
     """Two calls in a row, the second over the first one's text; odd ones sample."""
-    sampled = LLMOptions(temperature=0.8, seed=number) if number % 2 else LLMOptions()
+    options = LLMOptions(max_tokens=24, ignore_eos=True)
+    if number % 2:
+        options |= LLMOptions(temperature=0.8, seed=number)
     chat = [{"role": "user", "content": f"Tell a story about {number} cats."}]
-    first = await ctx.llm(chat, max_tokens=24, ignore_eos=True, **sampled)
+    first = await ctx.llm(chat, **options)
     chat += [first.message, {"role": "user", "content": "What came next?"}]
-    second = await ctx.llm(chat, max_tokens=24, ignore_eos=True, **sampled)
+    second = await ctx.llm(chat, **options)
     return first.token_ids, second.token_ids
 
 
