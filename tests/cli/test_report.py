@@ -93,7 +93,7 @@ def test_a_few_programs_get_a_row_each() -> None:
     text = text_of(ended_run(1), ended_run(2))
     for line in text.splitlines()[1:3]:
         assert line.split()[1:7] == ["done", "8.00", "3.00", "1.00", "3.00", "1.00"]
-    assert "████████" in text
+    assert "██████▓▓▒▒▒▒▒▒░░" in text
     assert [line.split() for line in text.splitlines()[4:6]] == [
         ["react-1", "2", "40", "16", "30", "0", "0", "3.00"],
         ["react-2", "2", "40", "16", "30", "0", "0", "3.00"],

@@ -121,6 +121,8 @@ SCHEMAS = st.recursive(
 )
 
 
+# Hypothesis prints the schemas of an example, which are large.
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @settings(deadline=None)
 @given(SCHEMAS, st.integers(0, 1000))
 def test_made_up_values_obey_their_schema(schema: dict[str, Any], seed: int) -> None:
