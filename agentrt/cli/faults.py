@@ -151,9 +151,9 @@ def _of_click(error: click.ClickException) -> str:
     """Click's message as one line in our own words, with the way out."""
     text = " ".join(error.format_message().split()).rstrip(".")
     text = text[:1].lower() + text[1:]
-    if isinstance(error, click.NoSuchOption):
-        text += "; options of vLLM go after --"
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption) and context is not None and context.parent:
+        text += "; options of vLLM go after --"
     where = context.command_path if context is not None else "agentrt"
     return f"{text} (see '{where} --help')"
 

@@ -81,9 +81,12 @@ class EngineLog:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Delete the file, unless somebody was told to read it."""
         if self._stream is not None:
             self._stream.close()
+        self.discard()
+
+    def discard(self) -> None:
+        """Delete the file, unless somebody was told to read it."""
         if self.path is not None and not self.named:
             self.path.unlink(missing_ok=True)
 

@@ -224,6 +224,10 @@ def _run(job: Job, *, as_json: bool) -> int:
 
     verbose = job.options.verbose
     with EngineLog(verbose=verbose) as log, open_screen(plain=verbose) as screen:
-        interrupts = Interrupts(screen.last_words)
-        outcome = interrupts.run(execute(job, VLLMEngine(job.options), screen, log))
+
+        def last_words(text: str) -> None:
+            log.discard()
+            screen.last_words(text)
+
+        outcome = Interrupts(last_words).run(execute(job, VLLMEngine(job.options), screen, log))
         return conclude(job, outcome, screen.console, log, as_json=as_json)

@@ -43,6 +43,12 @@ def start_reader(llm: AsyncLLM) -> None:
     llm._run_output_handler()
 
 
+def stop_reader(llm: AsyncLLM) -> None:
+    """Cancel the task that `start_reader` started."""
+    if llm.output_handler is not None:
+        llm.output_handler.cancel()
+
+
 def admitted(output: SchedulerOutput) -> Iterable[str]:
     """The requests that began to run in this step, for the first time or again."""
     for new in output.scheduled_new_reqs:
@@ -115,5 +121,6 @@ __all__ = [
     "install_control",
     "may_preempt",
     "start_reader",
+    "stop_reader",
     "tokens_left",
 ]

@@ -82,6 +82,8 @@ class VLLMEngine:
     async def close(self) -> None:
         llm, self._llm = self._llm, None
         if llm is not None:
+            # Before its core: the reader would report the core's end as a failure.
+            _stop_reader(llm)
             await asyncio.to_thread(llm.shutdown, _SHUTDOWN_S)
 
     # -- calls -------------------------------------------------------------------------
@@ -223,6 +225,12 @@ def _start_reader(llm: AsyncLLM) -> None:
     from agentrt.executors.vllm._compat import start_reader
 
     start_reader(llm)
+
+
+def _stop_reader(llm: AsyncLLM) -> None:
+    from agentrt.executors.vllm._compat import stop_reader
+
+    stop_reader(llm)
 
 
 def _config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:

@@ -171,14 +171,20 @@ async def test_schema_and_tools_keep_the_model_in_form(runtime: Runtime) -> None
     assert isinstance(total, int)
 
 
+def abs_of(x: int) -> int:
+    """The absolute value."""
+    return abs(x)
+
+
 @pytest.mark.parametrize(
     ("ask", "options", "message"),
     [
         ("word " * 3000, {}, "its prompt has .* tokens"),
-        ("x", {"schema": {"type": "no-such-type"}}, ""),
+        ("x", {"schema": {"type": "no-such-type"}}, "no-such-type|[Gg]rammar|schema"),
         ([{"role": "user"}], {}, "role and content"),
         ("x", {"max_tokens": 0}, "max_tokens must be at least 1"),
-        ("x", {"tools": [len], "tool_choice": "other"}, ""),
+        ("x", {"tools": [abs_of], "tool_choice": "other"}, "names no tool of this call"),
+        ("x", {"colour": "red"}, "no option 'colour'"),
     ],
 )
 async def test_a_call_that_cannot_be_fails_alone(
