@@ -89,7 +89,8 @@ class VLLMEngine:
     # -- calls -------------------------------------------------------------------------
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+        from vllm.exceptions import VLLMError
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._engine()
         prompt = self._prompt(call.spec)
@@ -105,7 +106,7 @@ class VLLMEngine:
                     yield Chunk(piece, reply)
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
-        except (EngineGenerateError, ValueError) as error:
+        except (VLLMError, ValueError) as error:
             raise CallRejectedError(f"call {call.call_id}: {error}") from error
 
     def _engine(self) -> AsyncLLM:
