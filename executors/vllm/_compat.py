@@ -49,6 +49,11 @@ def stop_reader(llm: AsyncLLM) -> None:
         llm.output_handler.cancel()
 
 
+def close_context(llm: AsyncLLM) -> None:
+    """Close the ZeroMQ context that vLLM's own shutdown leaves to the garbage collector."""
+    llm.engine_core.resources.ctx.destroy(linger=0)
+
+
 def admitted(output: SchedulerOutput) -> Iterable[str]:
     """The requests that began to run in this step, for the first time or again."""
     for new in output.scheduled_new_reqs:
@@ -115,6 +120,7 @@ __all__ = [
     "admitted",
     "blocks_held",
     "blocks_needed",
+    "close_context",
     "extra_args",
     "free_blocks",
     "free_slots",

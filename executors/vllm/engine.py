@@ -82,9 +82,7 @@ class VLLMEngine:
     async def close(self) -> None:
         llm, self._llm = self._llm, None
         if llm is not None:
-            # Before its core: the reader would report the core's end as a failure.
-            _stop_reader(llm)
-            await asyncio.to_thread(llm.shutdown, _SHUTDOWN_S)
+            await _shut_down(llm)
 
     # -- calls -------------------------------------------------------------------------
 
@@ -228,10 +226,13 @@ def _start_reader(llm: AsyncLLM) -> None:
     start_reader(llm)
 
 
-def _stop_reader(llm: AsyncLLM) -> None:
-    from agentrt.executors.vllm._compat import stop_reader
+async def _shut_down(llm: AsyncLLM) -> None:
+    from agentrt.executors.vllm._compat import close_context, stop_reader
 
+    # Before its core: the reader would report the core's end as a failure.
     stop_reader(llm)
+    await asyncio.to_thread(llm.shutdown, _SHUTDOWN_S)
+    close_context(llm)
 
 
 def _config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
