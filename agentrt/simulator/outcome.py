@@ -1,0 +1,93 @@
+"""What came of a simulated run, program by program, and the figures that sum it up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One program's end. Times are seconds of simulated time.
+
+    ``ideal_s`` is how long it would have taken if no call ever waited. ``service_s``
+    and ``waiting_s`` are sums over its calls, ``tool_s`` over its gaps.
+    """
+
+    program_id: str
+    type: str
+    tenant: str
+    arrived_s: float
+    ended_s: float
+    ideal_s: float
+    output_tokens: int
+    service_s: float
+    waiting_s: float
+    tool_s: float
+    preemptions: int = 0
+
+    @property
+    def latency_s(self) -> float:
+        """From its arrival to its end."""
+        return self.ended_s - self.arrived_s
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Figures over many programs: seconds, but for the slowdown (a ratio).
+
+    ``token_latency_s`` is the paper's program-level token latency (Agentix, §6.2):
+    a program's latency over the tokens that it generated, averaged over programs.
+    ``slowdown`` is latency over the program's own ideal, averaged.
+    """
+
+    programs: int
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    slowdown: float
+    token_latency_s: float
+    makespan_s: float
+    throughput_per_s: float
+    waiting_share: float
+    service_share: float
+    tool_share: float
+    preemptions: int
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the sorted values lie, interpolated between two."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summarize(outcomes: Sequence[Outcome]) -> Summary:
+    """Sum a run up. Raises `ValueError` when no program ended."""
+    if not outcomes:
+        raise ValueError("no program ended, so there is nothing to sum up")
+    latencies = sorted(o.latency_s for o in outcomes)
+    n = len(latencies)
+    start = min(o.arrived_s for o in outcomes)
+    makespan = max(o.ended_s for o in outcomes) - start
+    waiting, service, tool = (
+        sum(getattr(o, name) for o in outcomes) for name in ("waiting_s", "service_s", "tool_s")
+    )
+    whole = (waiting + service + tool) or 1.0
+    return Summary(
+        programs=n,
+        mean_s=sum(latencies) / n,
+        p50_s=quantile(latencies, 0.5),
+        p95_s=quantile(latencies, 0.95),
+        p99_s=quantile(latencies, 0.99),
+        slowdown=sum(o.latency_s / o.ideal_s for o in outcomes) / n,
+        token_latency_s=sum(o.latency_s / o.output_tokens for o in outcomes) / n,
+        makespan_s=makespan,
+        throughput_per_s=n / makespan if makespan else float("inf"),
+        waiting_share=waiting / whole,
+        service_share=service / whole,
+        tool_share=tool / whole,
+        preemptions=sum(o.preemptions for o in outcomes),
+    )

@@ -1,0 +1,1 @@
+"""Programs to study: their shapes, generators after the literature, traces, arrivals."""
