@@ -9,72 +9,16 @@ values the new states in parallel, and backs the values up. An exact checker has
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import permutations
 from typing import Any
 
 from agentrt import Context, node, program
+from game24 import PUZZLES, State, last_move, select
 
 WIDTH, HAND, ITERATIONS = 3, 4, 10
-PUZZLES = ["1 3 8 8", "4 6 8 2", "2 2 6 9", "1 4 5 6", "3 5 6 8", "1 2 3 4", "2 3 4 6", "3 4 6 8"]
 VALUES = {"dead": 0.0, "impossible": 0.1, "likely": 0.5, "sure": 0.9, "solved": 1.0}
-Numbers = tuple[Fraction, ...]
-GOAL: Numbers = (Fraction(24),)
-
-
-def legal_moves(numbers: Numbers) -> dict[str, Numbers]:
-    """What can be done with two of the numbers, and which numbers that leaves."""
-    moves = {}
-    for a, b, *rest in permutations(numbers) if len(numbers) > 1 else ():
-        results = {"+": a + b, "*": a * b, "-": a - b} if a >= b else {}
-        results |= {"/": a / b} if b else {}
-        for sign, value in results.items():
-            moves[f"{a} {sign} {b} = {value}"] = tuple(sorted([*rest, value]))
-    return moves
-
-
-def last_move(numbers: Numbers) -> str | None:
-    """A move that makes 24 of the last two numbers, if there is one."""
-    return next((move for move, left in legal_moves(numbers).items() if left == GOAL), None)
-
-
-@dataclass(eq=False)
-class State:
-    """The numbers that are left, the steps that led to them, and what search found out."""
-
-    numbers: Numbers
-    steps: tuple[str, ...] = ()
-    parent: State | None = None
-    verdict: str = ""
-    children: list[State] = field(default_factory=list)
-    visits: int = 0
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.untried = legal_moves(self.numbers) if len(self.numbers) > 2 else {}
-
-    def open_children(self) -> list[State]:
-        return [child for child in self.children if child.untried or child.open_children()]
-
-    def uct(self) -> float:
-        parent = self.parent.visits if self.parent else self.visits
-        return self.total / self.visits + 0.7 * math.sqrt(math.log(parent) / self.visits)
-
-    def back_up(self, value: float) -> None:
-        self.visits, self.total = self.visits + 1, self.total + value
-        if self.parent:
-            self.parent.back_up(value)
-
-
-def select(state: State) -> State | None:
-    """The state to expand: down by UCT, but a state seen often gets more children first."""
-    while (children := state.open_children()) and len(state.children) >= math.sqrt(state.visits):
-        state = max(children, key=State.uct)
-    return state if state.untried else None
 
 
 def one_of(name: str, options: Iterable[str], **before: Any) -> dict[str, Any]:
@@ -95,10 +39,8 @@ async def choose(ctx: Context, state: State, hand: list[str]) -> State:
 async def evaluate(ctx: Context, state: State) -> None:
     if len(state.numbers) == 2:
         last = await ctx.tool(last_move, state.numbers)
-        state.steps, state.verdict = (
-            (*state.steps, *filter(None, [last])),
-            "solved" if last else "dead",
-        )
+        state.steps += (last,) if last else ()
+        state.verdict = "solved" if last else "dead"
         return
     ask = f"Can {' and '.join(map(str, state.numbers))} make 24 by + - * / ? Say why, then judge."
     schema = one_of(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +12,11 @@ from agentrt.cli.faults import ImportFailedError
 from agentrt.cli.load import load_program
 from agentrt.errors import ProgramLoadError
 
+pytestmark = pytest.mark.usefixtures("clean_imports")
+
 HEAD = "from agentrt import program\n"
 ONE = HEAD + "@program\nasync def one(ctx): return 1\n"
 TWO = ONE + "@program(name='second-agent')\nasync def two(ctx): return 2\n"
-
-
-@pytest.fixture(autouse=True)
-def clean_imports() -> Iterator[None]:
-    """What a test imports is gone after it, and so is its folder on the path."""
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
 
 
 def put(folder: Path, name: str, text: str) -> str:
@@ -58,6 +50,16 @@ def test_an_imported_program_counts_only_where_it_is_the_only_one(tmp_path: Path
 def test_a_file_may_import_its_neighbours(tmp_path: Path) -> None:
     put(tmp_path, "neighbour_of_p.py", "value = 3\n")
     load_program(put(tmp_path, "p.py", "from neighbour_of_p import value\n" + ONE))
+
+
+def test_a_neighbour_is_found_from_any_folder(tmp_path: Path) -> None:
+    """A process of its own, as here a test may have imported the neighbours already."""
+    demo = Path(__file__).resolve().parents[2] / "demos" / "react.py"
+    code = "import sys; from agentrt.cli.load import load_program; print(load_program(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, demo], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "<program react>\n"
 
 
 def test_a_file_named_like_a_library_hides_nothing(tmp_path: Path) -> None:

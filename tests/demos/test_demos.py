@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 import json
-import sys
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from agentrt import Runtime, ToolCall
+from agentrt.cli.load import load_program
 from agentrt.graph import Node, NodeKind
 from agentrt.program import Program
 from agentrt.request import Call
 from agentrt.run import Run
 from agentrt.testing.scripted import ScriptedExecutor
+from game24 import GOAL, PUZZLES, Numbers, last_move, legal_moves
+from mcts import ITERATIONS, WIDTH, mcts
+from react import MAX_STEPS, react
+from shop import Shop
 
-DEMOS = Path(__file__).resolve().parents[2] / "demos"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"demo_{name}", DEMOS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-REACT, MCTS = load("react"), load("mcts")
+FILES = sorted((Path(__file__).resolve().parents[2] / "demos").glob("*.py"))
+PROGRAM_FILES = [file for file in FILES if "@program" in file.read_text(encoding="utf-8")]
 
 
 async def finish(
@@ -66,10 +58,18 @@ def shopper(*actions: ToolCall | str, answer: dict[str, Any]) -> Callable[[Call]
     return say
 
 
-@pytest.mark.parametrize("demo", [REACT.react, MCTS.mcts], ids=lambda demo: demo.name)
-def test_demo_file_has_one_program(demo: Program) -> None:
-    module = sys.modules[demo.function.__module__]
-    assert [value for value in vars(module).values() if isinstance(value, Program)] == [demo]
+@pytest.mark.usefixtures("clean_imports")
+@pytest.mark.parametrize("file", PROGRAM_FILES, ids=lambda file: file.stem)
+def test_demo_file_has_one_program_and_says_its_command(file: Path) -> None:
+    assert load_program(str(file)).name == file.stem
+    doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    assert f"\n    agentrt run demos/{file.name} " in f"\n{doc}"
+
+
+def test_a_file_without_a_program_is_part_of_a_demo() -> None:
+    sources = [file.read_text(encoding="utf-8") for file in FILES]
+    for part in (file.stem for file in FILES if file not in PROGRAM_FILES):
+        assert any(f"from {part} import" in source for source in sources), part
 
 
 # -- react -----------------------------------------------------------------------------
@@ -85,7 +85,7 @@ async def test_react_is_a_chain_of_calls_and_tools() -> None:
             answer={"evidence": "3 * 7 = 21", "answer": "21 euros"},
         )
     )
-    [(run, result)] = await finish(REACT.react, executor, "How much do 3 packs of coffee cost?")
+    [(run, result)] = await finish(react, executor, "How much do 3 packs of coffee cost?")
     assert result["question"] == "How much do 3 packs of coffee cost?"
     assert (result["found"], result["answer"]) == (True, "21 euros")
     facts = [step["observation"] for step in result["steps"]]
@@ -104,7 +104,7 @@ async def test_react_does_not_claim_what_its_evidence_does_not_say() -> None:
     ]:
         call = ToolCall("stock_of", {"item": "honey"})
         said = shopper(call, call, answer={"evidence": evidence, "answer": answer})
-        [(_, result)] = await finish(REACT.react, ScriptedExecutor(said), "How much honey?")
+        [(_, result)] = await finish(react, ScriptedExecutor(said), "How much honey?")
         assert result["found"] is found
         assert len(result["steps"]) == 1
 
@@ -112,14 +112,14 @@ async def test_react_does_not_claim_what_its_evidence_does_not_say() -> None:
 async def test_react_ends_when_the_model_never_gets_to_an_answer() -> None:
     calls = [ToolCall("price_of", {"item": item}) for item in ("tea", "salt", "milk", "rice")]
     said = shopper(*calls, answer={"evidence": "nothing", "answer": ""})
-    [(run, result)] = await finish(REACT.react, ScriptedExecutor(said), "Why?")
-    assert len(result["steps"]) == REACT.MAX_STEPS
+    [(run, result)] = await finish(react, ScriptedExecutor(said), "Why?")
+    assert len(result["steps"]) == MAX_STEPS
     assert result["found"] is False
     assert names(run)[-1] == "answer call"
 
 
 async def test_react_ends_when_the_model_talks_past_every_form() -> None:
-    [(run, result)] = await finish(REACT.react, ScriptedExecutor(lambda call: "blah " * 300))
+    [(run, result)] = await finish(react, ScriptedExecutor(lambda call: "blah " * 300))
     assert result["found"] is False
     assert result["steps"] == []
     assert names(run) == ["think call", "act call", "answer call"]
@@ -127,16 +127,16 @@ async def test_react_ends_when_the_model_talks_past_every_form() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_react_ends_whatever_the_model_says(seed: int) -> None:
-    done = await finish(REACT.react, ScriptedExecutor(seed=seed), n=8)
+    done = await finish(react, ScriptedExecutor(seed=seed), n=8)
     assert len({result["question"] for _, result in done}) == 8
     for run, result in done:
         assert list(result) == ["question", "found", "evidence", "answer", "steps"]
-        assert len(result["steps"]) <= REACT.MAX_STEPS
+        assert len(result["steps"]) <= MAX_STEPS
         assert run.dag.totals.failed == 0
 
 
 def test_shop_runs_real_sql() -> None:
-    shop = REACT.Shop()
+    shop = Shop()
     assert shop.origin_of("milk") == "The milk comes from Hill Farm in Oslo."
     assert shop.orders_of("Bob") == "Bob ordered 6 packs of rice, 2 packs of salt."
     assert shop.calculate(9, "-", 12) == "9 - 12 = -3"
@@ -152,8 +152,8 @@ def children(run: Run, parents: tuple[int, ...]) -> list[Node]:
 
 async def test_mcts_fans_out_and_joins() -> None:
     """1. WIDTH moves are chosen at once 2. all are valued at once 3. then the next iteration."""
-    [(run, result)] = await finish(MCTS.mcts, ScriptedExecutor(), "1 1 2 2")
-    chosen, width = children(run, ()), MCTS.WIDTH
+    [(run, result)] = await finish(mcts, ScriptedExecutor(), "1 1 2 2")
+    chosen, width = children(run, ()), WIDTH
     assert len(chosen) == width
     valued = children(run, tuple(node.id for node in chosen))
     assert [node.scope for node in valued] == ["mcts/evaluate"] * width
@@ -162,7 +162,7 @@ async def test_mcts_fans_out_and_joins() -> None:
     checked = children(run, tuple(node.id for node in then))
     assert [node.kind for node in checked] == [NodeKind.TOOL] * width
     assert (result["found"], result["answer"]) == (False, None)
-    assert len(result["trace"]) == MCTS.ITERATIONS
+    assert len(result["trace"]) == ITERATIONS
 
 
 async def test_mcts_finds_what_the_model_leads_it_to() -> None:
@@ -176,39 +176,39 @@ async def test_mcts_finds_what_the_model_leads_it_to() -> None:
         wanted = [move for move in moves if move in ("2 + 1 = 3", "3 + 3 = 6", "3 * 2 = 6")]
         return json.dumps({"move": (wanted or moves)[0]})
 
-    [(_, result)] = await finish(MCTS.mcts, ScriptedExecutor(say), "1 2 3 4")
+    [(_, result)] = await finish(mcts, ScriptedExecutor(say), "1 2 3 4")
     assert result["found"] is True
-    numbers = tuple(MCTS.Fraction(n) for n in result["numbers"])
+    numbers = tuple(Fraction(n) for n in result["numbers"])
     for step in result["answer"]:
-        numbers = MCTS.legal_moves(numbers)[step]
-    assert numbers == (24,)
+        numbers = legal_moves(numbers)[step]
+    assert numbers == GOAL
 
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_mcts_ends_whatever_the_model_says(seed: int) -> None:
-    for run, result in await finish(MCTS.mcts, ScriptedExecutor(seed=seed), n=8):
+    for run, result in await finish(mcts, ScriptedExecutor(seed=seed), n=8):
         assert list(result) == ["numbers", "found", "answer", "trace"]
         assert result["found"] == (result["answer"] is not None)
-        assert len(result["trace"]) <= MCTS.ITERATIONS
+        assert len(result["trace"]) <= ITERATIONS
         assert run.dag.totals.failed == 0
 
 
 async def test_mcts_ends_when_the_model_talks_past_every_form() -> None:
-    [(_, result)] = await finish(MCTS.mcts, ScriptedExecutor(lambda call: "blah"), [3, 3, 8, 8])
+    [(_, result)] = await finish(mcts, ScriptedExecutor(lambda call: "blah"), [3, 3, 8, 8])
     assert result["numbers"] == [3, 3, 8, 8]
 
 
 async def test_mcts_refuses_what_is_not_four_numbers() -> None:
     async with Runtime(ScriptedExecutor()) as runtime:
         with pytest.raises(ValueError, match="four numbers, got '1 2'"):
-            await runtime.start(MCTS.mcts, "1 2").wait()
+            await runtime.start(mcts, "1 2").wait()
 
 
 def test_every_puzzle_can_be_solved_by_legal_moves() -> None:
-    def solvable(numbers: Any) -> bool:
+    def solvable(numbers: Numbers) -> bool:
         if len(numbers) == 2:
-            return MCTS.last_move(numbers) is not None
-        return any(map(solvable, set(MCTS.legal_moves(numbers).values())))
+            return last_move(numbers) is not None
+        return any(map(solvable, set(legal_moves(numbers).values())))
 
-    for puzzle in MCTS.PUZZLES:
-        assert solvable(tuple(map(MCTS.Fraction, puzzle.split()))), puzzle
+    for puzzle in PUZZLES:
+        assert solvable(tuple(map(Fraction, puzzle.split()))), puzzle

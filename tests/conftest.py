@@ -1,0 +1,22 @@
+"""What tests of several rooms share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def clean_imports() -> Iterator[None]:
+    """What a test imports from a folder that it adds to the path is gone after it."""
+    path, before = list(sys.path), set(sys.modules)
+    yield
+    added = {Path(folder) for folder in sys.path} - {Path(folder) for folder in path}
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if name.startswith("agentrt_program_") or (file and Path(file).parent in added):
+            del sys.modules[name]
