@@ -1,0 +1,105 @@
+"""What README.md shows works: its programs run, and its command lines are understood."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt import Runtime
+from agentrt.cli.app import call
+from agentrt.cli.execute import Job
+from agentrt.cli.load import load_program
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.testing.scripted import ScriptedExecutor
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def command_lines(word: str) -> list[str]:
+    """The lines of the shell blocks that begin with a word, in their order."""
+    return [line for line in "".join(blocks("sh")).splitlines() if line.split()[:1] == [word]]
+
+
+PROGRAM, SCRIPT = blocks("python")
+
+pytestmark = pytest.mark.usefixtures("clean_imports")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the reader of README.md stands: research.py is written, demos/ is there."""
+    (tmp_path / "research.py").write_text(PROGRAM, encoding="utf-8")
+    (tmp_path / "demos").symlink_to(ROOT / "demos")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def test_the_program_plans_argues_both_sides_and_sums_up(folder: Path) -> None:
+    program = load_program(str(folder / "research.py"))
+    executor = ScriptedExecutor(lambda call: call.call_id)
+    async with Runtime(executor) as runtime:
+        run = runtime.start(program, "tea")
+        assert await run.wait() == executor.calls[-1].call_id
+    assert [node.parents for node in run.dag.nodes()] == [(), (0,), (0,), (1, 2)]
+    assert "about tea" in str(executor.calls[0].spec.messages)
+
+
+def test_the_script_runs_two_programs_on_one_engine(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = []
+
+    class Scripted(ScriptedExecutor):
+        def __init__(self, options: EngineOptions) -> None:
+            super().__init__(lambda call: call.program_id)
+            engines.append((self, options))
+
+    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", Scripted)
+    sys.path.insert(0, str(folder))
+    (folder / "script.py").write_text(SCRIPT, encoding="utf-8")
+    runpy.run_path(str(folder / "script.py"), run_name="__main__")
+    [(executor, options)] = engines
+    assert options.max_num_seqs == 8
+    assert options.scheduler.policy == "atlas"
+    assert len(executor.calls) == 8
+    assert ast.literal_eval(capsys.readouterr().out) == ["research-1", "research-2"]
+
+
+@pytest.mark.parametrize("line", command_lines("agentrt"))
+@pytest.mark.usefixtures("folder")
+def test_the_command_line_gets_as_far_as_the_engine(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its options are known, its values fit, and its file holds a program that takes the input."""
+    jobs = list[Job]()
+
+    def run(job: Job, **options: Any) -> int:
+        jobs.append(job)
+        return 0
+
+    monkeypatch.setattr("agentrt.cli.run._run", run)
+    assert call(shlex.split(line, comments=True)[1:]) == 0, capsys.readouterr().err
+    assert len(jobs) == 1
+
+
+def test_there_are_command_lines_to_try() -> None:
+    assert len(command_lines("agentrt")) > 3
+
+
+@pytest.mark.parametrize("line", command_lines("make"))
+def test_make_knows_the_target(line: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in shlex.split(line, comments=True)[1:]:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
