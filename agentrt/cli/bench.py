@@ -36,11 +36,11 @@ def burst(**options: Any) -> None:
     """
     from agentrt.bench.burst import BASELINE
     from agentrt.cli.interrupts import Interrupts
-    from agentrt.scheduler.policies import make_policy
+    from agentrt.scheduler.policies import policy_class
 
     names = list(dict.fromkeys([BASELINE, *options["policies"].split(",")]))
     for name in names:
-        make_policy(name)
+        policy_class(name)
     ratios, table = Interrupts(_note).run(_burst(names, options))
     click.echo(table)
     if options["as_json"]:

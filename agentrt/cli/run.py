@@ -159,9 +159,9 @@ def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> Any:
     from agentrt.errors import ModelLoadError
     from agentrt.executors.vllm.options import EngineOptions, check_model
     from agentrt.scheduler.config import SchedulerConfig
-    from agentrt.scheduler.policies import make_policy
+    from agentrt.scheduler.policies import policy_class
 
-    make_policy(options["policy"])
+    policy_class(options["policy"])
     settings: dict[str, Any] = {"policy": options["policy"]}
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])

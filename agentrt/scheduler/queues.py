@@ -1,15 +1,14 @@
 """Algorithm 1 of Agentix: queue levels, quanta, demotion, promotion, and whom to preempt.
 
-`LevelQueues` is the mechanism; where a call starts is the policy's answer. A call keeps
-its place, (level, sequence), while it runs, so that a preempted call comes back ahead
-of those that came to its level after it.
+`LevelQueues` is the mechanism; where a call stands is the policy's answer. A call keeps
+its place, (level, order, sequence), while it runs, so that a preempted call comes back
+ahead of those that came to its place after it.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 from agentrt.errors import InvariantError
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import make_policy
+from agentrt.scheduler.policies.base import Place, Policy
 from agentrt.scheduler.starvation import Starvation
 from agentrt.scheduler.table import ProgramRow
 
@@ -28,8 +28,9 @@ _EPSILON_S = 1e-9
 class QueuedCall:
     """One call in the queues, waiting or running.
 
-    ``item`` is the engine's own request. ``since`` is when its present wait began
-    (None while it runs). ``waited_s`` and ``served_s`` cover its whole life;
+    ``node`` is its name in its program's graph, ``item`` the engine's own request.
+    ``since`` is when its present wait began (None while it runs). ``waited_s`` and
+    ``served_s`` cover its whole life;
     ``debt_waited_s`` and ``debt_served_s`` count from its last promotion, for the
     starvation ratio: the paper resets the call's times on promotion, and would then
     lose that service from the program's total.
@@ -40,7 +41,9 @@ class QueuedCall:
     item: Any
     path_s: float | None
     arrived_at: float
+    node: str = ""
     level: int = 0
+    order: float = 0.0
     seq: int = 0
     quantum_left: float = math.inf
     since: float | None = None
@@ -59,48 +62,53 @@ class QueuedCall:
     promotions: int = 0
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, float, int]:
         """Its place: a smaller key runs first."""
-        return (self.level, self.seq)
+        return (self.level, self.order, self.seq)
 
     def __lt__(self, other: QueuedCall) -> bool:
         return self.key < other.key
 
 
 class LevelQueues:
-    """The calls of one engine in K levels, first come, first served within a level.
+    """The calls of one engine in levels, first come, first served within a level and order.
 
     A call is *added* (ranked), *put* in the queue, *taken* and *started*, *charged* for
     each engine step, perhaps *stopped* (preempted) and *put* back, and *removed*. A call
     that was taken can also be put back, for an engine that looks and changes its mind.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
         self.config = config
-        self.policy = make_policy(config.policy)
-        self._ends = config.level_ends
-        self._quanta = config.level_quanta
-        self._last_level = len(self._quanta) - 1
-        self._heap: list[tuple[int, int, QueuedCall]] = []
+        self.policy = make_policy(config) if policy is None else policy
+        self._heap: list[tuple[int, float, int, QueuedCall]] = []
         self._held: list[QueuedCall] = []
         self._next_seq = 0
         self._waiting = 0
         self._promoted_waiting = 0
         self._starvation = Starvation(config.beta)
+        self._by_program: dict[str, dict[str, QueuedCall]] = {}
         self.calls: dict[str, QueuedCall] = {}
 
     # -- the life of a call ------------------------------------------------------------
 
     def add(
-        self, call_id: str, program: ProgramRow, item: Any, path_s: float | None, now: float
+        self,
+        call_id: str,
+        program: ProgramRow,
+        item: Any,
+        path_s: float | None,
+        now: float,
+        node: str = "",
     ) -> QueuedCall:
-        """Rank a new call. It waits from now on, but still has to be `put` in the queue."""
+        """Place a new call. It waits from now on, but still has to be `put` in the queue."""
         if call_id in self.calls:
             raise InvariantError(f"call {call_id} is queued already")
-        call = QueuedCall(call_id, program, item, path_s, arrived_at=now, since=now, debt_since=now)
+        call = QueuedCall(call_id, program, item, path_s, now, node, since=now, debt_since=now)
         self.calls[call_id] = call
-        rank = self.policy.rank(program, path_s) if self.policy.levelled else 0.0
-        self._enter_level(call, bisect_right(self._ends, max(rank, 0.0)))
+        if self.policy.follows_program:
+            self._by_program.setdefault(program.program_id, {})[call_id] = call
+        self._enter(call, self.policy.place(call, now))
         self._watch(call)
         return call
 
@@ -128,19 +136,19 @@ class LevelQueues:
             call.seq = self._new_seq()
         self._watch(call)
 
-    def charge(self, call: QueuedCall, seconds: float) -> bool:
-        """A call ran in one engine step of so many seconds. True if that demoted it."""
+    def charge(self, call: QueuedCall, seconds: float, now: float, steps: int = 1) -> bool:
+        """A call ran for so many seconds, in one engine step or several. True if that moved it."""
         call.served_s += seconds
         call.debt_served_s += seconds
-        call.steps += 1
-        call.residency_steps += 1
+        call.program.attained_s += seconds
+        call.steps += steps
+        call.residency_steps += steps
         call.quantum_left -= seconds
-        if call.quantum_left > _EPSILON_S or call.level == self._last_level:
+        if call.quantum_left > _EPSILON_S:
             return False
-        if not self.policy.levelled:
-            return False
-        call.demotions += 1
-        self._enter_level(call, call.level + 1)
+        before = call.level
+        self._enter(call, self.policy.expire(call, now))
+        call.demotions += call.level > before
         if call.since is not None:
             # It was preempted with this step in flight: its deadline moved.
             self._watch(call)
@@ -157,10 +165,20 @@ class LevelQueues:
             self._settle_promotion(call)
         self.discard(call)
         self._starvation.forget(call)
+        self._by_program.get(call.program.program_id, {}).pop(call.call_id, None)
 
-    def program_changed(self, program: ProgramRow) -> None:
-        """A program's service or waiting changed: its calls starve sooner, or later."""
-        self._starvation.refresh(program)
+    def call_ended(self, call: QueuedCall, now: float) -> None:
+        """A removed call is in its program's row by now: its other calls starve or stand anew."""
+        self._starvation.refresh(call.program)
+        self.policy.call_ended(call, now)
+        for other in self._by_program.get(call.program.program_id, {}).values():
+            if other.since is not None and not other.promoted:
+                self._enter(other, self.policy.place(other, now))
+
+    def program_ended(self, program: ProgramRow, now: float) -> None:
+        """A program ended: the policy may learn from it."""
+        self._by_program.pop(program.program_id, None)
+        self.policy.program_ended(program, now)
 
     # -- the waiting calls, in order ---------------------------------------------------
 
@@ -172,8 +190,9 @@ class LevelQueues:
         """The call that should run next, or None."""
         heap = self._heap
         while heap:
-            level, seq, call = heap[0]
-            if call.queued and not call.held and call.seq == seq and call.level == level:
+            *_, seq, call = heap[0]
+            # An entry is out of date once its call has a newer one.
+            if call.queued and not call.held and call.seq == seq:
                 return call
             heapq.heappop(heap)
         return None
@@ -198,7 +217,7 @@ class LevelQueues:
             call.held = True
             self._held.append(call)
         else:
-            heapq.heappush(self._heap, (call.level, call.seq, call))
+            heapq.heappush(self._heap, (*call.key, call))
 
     def discard(self, call: QueuedCall) -> bool:
         """Take a call out of the queue wherever it stands; False if it was not in it."""
@@ -219,7 +238,7 @@ class LevelQueues:
         for call in self._held:
             if ready(call):
                 call.held = False
-                heapq.heappush(self._heap, (call.level, call.seq, call))
+                heapq.heappush(self._heap, (*call.key, call))
             else:
                 kept.append(call)
         self._held = kept
@@ -232,8 +251,6 @@ class LevelQueues:
 
     def promote(self, now: float) -> list[QueuedCall]:
         """Move starved calls to Q_1, those that starve longest first (Alg. 1, lines 24-30)."""
-        if not self.policy.levelled:
-            return []
         promoted = []
         while self._promoted_waiting < self.config.max_promoted:
             call = self._starvation.pop_starved(now)
@@ -244,9 +261,15 @@ class LevelQueues:
             call.promotions += 1
             call.promoted = True
             self._promoted_waiting += 1
-            self._enter_level(call, 0)
+            self._enter(call, Place(0, self.config.level_quanta[0]))
             promoted.append(call)
         return promoted
+
+    def next_promotion(self) -> float | None:
+        """When the next waiting call will starve, if nothing happens till then; or None."""
+        if self._promoted_waiting >= self.config.max_promoted:
+            return None
+        return self._starvation.next_moment()
 
     def victims(
         self,
@@ -296,7 +319,7 @@ class LevelQueues:
         queued = [c for c in self.calls.values() if c.queued]
         if len(queued) != self._waiting:
             raise InvariantError(f"{self._waiting} calls counted as waiting, {len(queued)} are")
-        offered = {id(c) for lv, sq, c in self._heap if c.queued and c.key == (lv, sq)}
+        offered = {id(c) for *place, c in self._heap if c.queued and c.key == tuple(place)}
         for call in queued:
             if call.since is None:
                 raise InvariantError(f"call {call.call_id} runs and is queued")
@@ -308,12 +331,11 @@ class LevelQueues:
 
     # -- inside ------------------------------------------------------------------------
 
-    def _enter_level(self, call: QueuedCall, level: int) -> None:
-        call.level = min(level, self._last_level)
+    def _enter(self, call: QueuedCall, place: Place) -> None:
+        call.level, call.quantum_left, call.order = place
         call.seq = self._new_seq()
-        call.quantum_left = self._quanta[call.level]
         if call.queued and not call.held:
-            heapq.heappush(self._heap, (call.level, call.seq, call))
+            heapq.heappush(self._heap, (*call.key, call))
 
     def _new_seq(self) -> int:
         self._next_seq += 1
@@ -321,7 +343,7 @@ class LevelQueues:
 
     def _watch(self, call: QueuedCall) -> None:
         # A call in Q_1 cannot be promoted any further.
-        if call.level > 0 and self.policy.levelled:
+        if call.level > 0 and self.policy.starving:
             self._starvation.watch(call)
 
     def _settle_promotion(self, call: QueuedCall) -> None:
@@ -334,7 +356,7 @@ class LevelQueues:
     @contextmanager
     def _heads(self) -> Iterator[Iterator[QueuedCall]]:
         """The waiting calls best first, without taking them; cost grows with how far one looks."""
-        seen: list[tuple[int, int, QueuedCall]] = []
+        seen: list[tuple[int, float, int, QueuedCall]] = []
 
         def walk() -> Iterator[QueuedCall]:
             while (call := self.head()) is not None:

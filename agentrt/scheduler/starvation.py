@@ -86,6 +86,13 @@ class Starvation:
             return call
         return None
 
+    def next_moment(self) -> float | None:
+        """When the first waiting call starves if nothing happens till then, or None."""
+        moments = self._moments
+        while moments and moments[0][1] != moments[0][2].stamp:
+            heapq.heappop(moments)
+        return moments[0][0] if moments else None
+
     def check_integrity(self, calls: Mapping[str, QueuedCall]) -> None:
         """For tests: every watched entry that counts belongs to a live call's program."""
         for program_id, watch in self._watches.items():

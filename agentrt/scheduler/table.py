@@ -28,10 +28,12 @@ class ProgramState(StrEnum):
 class ProgramRow:
     """One program's metrics.
 
-    ``service_s`` is the sum of its completed calls' service (PLAS); ``path_s`` the
+    ``service_s`` is the sum of its completed calls' service (PLAS), ``attained_s`` that
+    of its running calls too, as far as this engine charged them; ``path_s`` the
     longest path of service seen (ATLAS' scalar); ``waiting_s`` its completed calls'
     time in the engine's queue. ``calls`` are its active calls (threads), each with its
-    arrival time. ``home`` is the replica that holds its context.
+    arrival time. ``hint_s`` is somebody's guess of the service that it will need in
+    all. ``home`` is the replica that holds its context.
     """
 
     program_id: str
@@ -40,12 +42,14 @@ class ProgramRow:
     session: str | None = None
     started_at: float = 0.0
     service_s: float = 0.0
+    attained_s: float = 0.0
     path_s: float = 0.0
     waiting_s: float = 0.0
     interrupt_s: float = 0.0
     calls: dict[str, float] = field(default_factory=dict)
     tools: int = 0
     humans: int = 0
+    hint_s: float | None = None
     home: str | None = None
     last_arrival: float = 0.0
     last_completion: float = 0.0
@@ -165,6 +169,7 @@ class ProcessTable:
     def catch_up(self, row: ProgramRow, service_s: float, path_s: float, waiting_s: float) -> None:
         """Raise a row to what another table knows: service elsewhere counts here too."""
         row.service_s = max(row.service_s, service_s)
+        row.attained_s = max(row.attained_s, service_s)
         row.path_s = max(row.path_s, path_s)
         row.waiting_s = max(row.waiting_s, waiting_s)
 

@@ -122,6 +122,7 @@ class ToyEngine:
         for live in self._serve():
             self.ends[live.program.name] = self.now
             self.table.end_program(live.program.name)
+            self.queues.program_ended(live.row, self.now)
         return served
 
     def _arrive(self, program: ToyProgram) -> None:
@@ -175,17 +176,17 @@ class ToyEngine:
         self.running = [call for call in self.running if call not in ended]
         done = []
         for call in ended:
-            self.queues.charge(call, 1.0)
+            self.queues.charge(call, 1.0, self.now)
             live: _Live = call.item[0]
             self.queues.remove(call, self.now)
             report = CallReport(service_s=call.served_s, waiting_s=call.waited_s)
             self.table.call_ended(live.row, call.call_id, self.now, call.path_s, report)
-            self.queues.program_changed(live.row)
+            self.queues.call_ended(call, self.now)
             self._emit_ready(live)
             if not any(live.left):
                 done.append(live)
         for call in self.running:
-            self.queues.charge(call, 1.0)
+            self.queues.charge(call, 1.0, self.now)
         return done
 
     @staticmethod

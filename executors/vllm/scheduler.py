@@ -185,11 +185,11 @@ class ProgramScheduler(_compat.AsyncScheduler):
         calls, charge = self.queues.calls, self.queues.charge
         for request_id in output.num_scheduled_tokens:
             call = calls.get(request_id)
-            if call is not None and charge(call, seconds):
+            if call is not None and charge(call, seconds, now):
                 self._unsorted = True
         if self.steps % _STALE_CHECK_STEPS == 0:
             for row in self.table.stale(now, self.config.stale_after_s):
-                self.table.end_program(row.program_id)
+                self._end_program(row.program_id, now)
 
     # -- accounts ----------------------------------------------------------------------
 
@@ -218,14 +218,20 @@ class ProgramScheduler(_compat.AsyncScheduler):
         account = self._accounts.pop(request.request_id)
         report = self._report(call, account)
         self.table.call_ended(call.program, request.request_id, now, call.path_s, report)
-        self.queues.program_changed(call.program)
+        self.queues.call_ended(call, now)
         if account.identity.lone:
-            self.table.end_program(call.program.program_id)
+            self._end_program(call.program.program_id, now)
         if not account.identity.report:
             return None
         if request.status.name == "FINISHED_ABORTED" and account.identity.call_id:
             self._keep(account.identity.call_id, report)
         return report
+
+    def _end_program(self, program_id: str, now: float) -> bool:
+        row = self.table.end_program(program_id)
+        if row is not None:
+            self.queues.program_ended(row, now)
+        return row is not None
 
     def _report(self, call: QueuedCall, account: _Account) -> CallReport:
         request = call.item
@@ -261,7 +267,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         ``snapshot``: what runs and waits. Raises `ConfigError` for anything else.
         """
         if op == "end":
-            return self.table.end_program(str(argument)) is not None
+            return self._end_program(str(argument), self.clock())
         if op == "aborted":
             report = self._aborted.pop(str(argument), None)
             return None if report is None else asdict(report)

@@ -71,11 +71,11 @@ def test_levels_run_in_order_and_first_come_first_served_within() -> None:
 def test_a_spent_quantum_demotes_to_the_tail_of_the_next_level() -> None:
     desk = Desk()
     call = desk.run(desk.arrive("a", "p"))
-    assert not desk.queues.charge(call, 0.5)
-    assert desk.queues.charge(call, 0.5)
+    assert not desk.queues.charge(call, 0.5, 0.0)
+    assert desk.queues.charge(call, 0.5, 0.0)
     assert (call.level, call.quantum_left, call.demotions) == (1, 2.0, 1)
-    desk.queues.charge(call, 2.0)
-    assert not desk.queues.charge(call, 1e9), "the last level has no end"
+    desk.queues.charge(call, 2.0, 0.0)
+    assert not desk.queues.charge(call, 1e9, 0.0), "the last level has no end"
     assert call.level == 2
 
 
@@ -155,8 +155,8 @@ def test_hysteresis_protects_the_newly_started_and_the_spared() -> None:
     running = desk.run(desk.arrive("a", "p", service=9))
     desk.arrive("x", "r")
     assert desk.victims([running]) == []
-    desk.queues.charge(running, 0.1)
-    desk.queues.charge(running, 0.1)
+    desk.queues.charge(running, 0.1, 0.0)
+    desk.queues.charge(running, 0.1, 0.0)
     assert desk.victims([running]) == [running]
     spared = desk.queues.victims([running], 0, 9, lambda c: 1, lambda c: 1, lambda c: True)
     assert spared == []
@@ -183,10 +183,10 @@ def test_a_change_of_the_program_moves_the_deadline() -> None:
     desk = Desk(beta=2.0)
     call = desk.arrive("a", "p", now=0, service=4)
     call.program.service_s = 10
-    desk.queues.program_changed(call.program)
+    desk.queues.call_ended(call, 0.0)
     assert desk.queues.promote(19.9) == []
     call.program.waiting_s = 5
-    desk.queues.program_changed(call.program)
+    desk.queues.call_ended(call, 0.0)
     assert desk.queues.promote(15.0) == [call]
 
 

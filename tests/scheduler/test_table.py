@@ -10,6 +10,7 @@ import pytest
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.request import CallReport
 from agentrt.scheduler import (
+    LevelQueues,
     ProcessTable,
     ProgramState,
     SchedulerConfig,
@@ -94,26 +95,29 @@ def test_service_elsewhere_counts_here() -> None:
     assert (row.service_s, row.path_s, row.waiting_s) == (5, 4, 3)
 
 
+def level_under(policy: str, path_s: float | None) -> int:
+    """The first level, of one second each, of a call in a program of service 9 and path 6."""
+    row = ProcessTable().start_program("p", "t", now=0)
+    row.service_s, row.path_s = 9, 6
+    queues = LevelQueues(SchedulerConfig(policy=policy, quanta=(1,) * 20))
+    return queues.add("c", row, None, path_s, now=0).level
+
+
 @pytest.mark.parametrize(
-    ("policy", "rank"),
+    ("policy", "level"),
     [("fcfs", 0), ("mlfq", 0), ("plas", 9), ("atlas", 2), ("atlas-scalar", 6)],
 )
-def test_what_each_policy_ranks_by(policy: str, rank: float) -> None:
-    table = ProcessTable()
-    row = table.start_program("p", "t", now=0)
-    table.catch_up(row, 9, 6, 0)
-    assert make_policy(policy).rank(row, 2.0) == rank
+def test_what_each_policy_ranks_by(policy: str, level: int) -> None:
+    assert level_under(policy, 2.0) == level
 
 
 def test_atlas_falls_back_to_the_scalar() -> None:
-    row = ProcessTable().start_program("p", "t", now=0)
-    row.path_s = 6
-    assert make_policy("atlas").rank(row, None) == 6
+    assert level_under("atlas", None) == 6
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown policy 'lifo'; known: atlas, .*fcfs"):
-        make_policy("lifo")
+        make_policy(SchedulerConfig(policy="lifo"))
     assert policy_names()[0] == "atlas"
 
 

@@ -1,26 +1,29 @@
 """The policies by name, and the door for those of third parties.
 
 A package adds its own with an entry point in the group ``agentrt.policies``, whose
-object is a class that fits `Policy`. It must import the standard library and
+object is a subclass of `Policy`. It must import the standard library and
 `agentrt.scheduler` only, since it is loaded in the engine core.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from agentrt.errors import ConfigError
+from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.atlas import Atlas, AtlasScalar
-from agentrt.scheduler.policies.base import Policy
+from agentrt.scheduler.policies.base import AttainedService, Place, Policy
 from agentrt.scheduler.policies.fcfs import Fcfs
 from agentrt.scheduler.policies.mlfq import Mlfq
 from agentrt.scheduler.policies.plas import Plas
+from agentrt.scheduler.policies.program_fcfs import ProgramFcfs
+from agentrt.scheduler.policies.round_robin import RoundRobin
 
 ENTRY_POINT_GROUP = "agentrt.policies"
 
-_BUILT_IN: dict[str, Callable[[], Policy]] = {
-    policy.name: policy for policy in (Atlas, AtlasScalar, Plas, Mlfq, Fcfs)
+_BUILT_IN: dict[str, type[Policy]] = {
+    policy.name: policy
+    for policy in (Atlas, AtlasScalar, Plas, Mlfq, RoundRobin, ProgramFcfs, Fcfs)
 }
 
 
@@ -30,19 +33,35 @@ def policy_names() -> list[str]:
     return [*_BUILT_IN, *sorted(theirs - set(_BUILT_IN))]
 
 
-def make_policy(name: str) -> Policy:
+def make_policy(config: SchedulerConfig) -> Policy:
     """A fresh policy. Raises `ConfigError` for an unknown name or one that does not load."""
+    return policy_class(config.policy)(config)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class that a name stands for. Raises `ConfigError` as `make_policy` does."""
     if name in _BUILT_IN:
-        return _BUILT_IN[name]()
+        return _BUILT_IN[name]
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
-            policy = point.load()()
+            policy = point.load()
         except Exception as error:
             raise ConfigError(f"policy {name!r} ({point.value}) does not load: {error}") from error
-        if not isinstance(policy, Policy):
-            raise ConfigError(f"policy {name!r} ({point.value}) has no rank, name and levelled")
+        if not (isinstance(policy, type) and issubclass(policy, Policy)):
+            raise ConfigError(
+                f"policy {name!r} ({point.value}) is not a subclass of "
+                "agentrt.scheduler.policies.Policy"
+            )
         return policy
     raise ConfigError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")
 
 
-__all__ = ["ENTRY_POINT_GROUP", "Policy", "make_policy", "policy_names"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "AttainedService",
+    "Place",
+    "Policy",
+    "make_policy",
+    "policy_class",
+    "policy_names",
+]

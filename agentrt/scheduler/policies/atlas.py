@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from agentrt.scheduler.policies.base import AttainedService
 from agentrt.scheduler.table import ProgramRow
 
 
-class Atlas:
+class Atlas(AttainedService):
     """Adaptive thread-level attained service by Eq. 2; the scalar where edges are unknown."""
 
     name: ClassVar[str] = "atlas"
-    levelled: ClassVar[bool] = True
 
     def rank(self, program: ProgramRow, path_s: float | None) -> float:
         return program.path_s if path_s is None else path_s
 
 
-class AtlasScalar:
+class AtlasScalar(AttainedService):
     """Adaptive thread-level attained service by one scalar per program."""
 
     name: ClassVar[str] = "atlas-scalar"
-    levelled: ClassVar[bool] = True
 
     def rank(self, program: ProgramRow, path_s: float | None) -> float:
         return program.path_s

@@ -1,27 +1,90 @@
-"""What a policy is: one question, answered from plain values."""
+"""What a policy is: where a call stands, answered from plain values."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol, runtime_checkable
+import math
+from bisect import bisect_right
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramRow
 
+if TYPE_CHECKING:
+    from agentrt.scheduler.queues import QueuedCall
 
-@runtime_checkable
-class Policy(Protocol):
-    """Ranks a call as it arrives. A policy sees the table and cannot change it.
 
-    ``levelled`` policies place calls in queue levels by their rank and run under
-    quanta, demotion, promotion and preemption. A policy that is not levelled serves
-    calls in the engine's own order, first come, first served.
+class Place(NamedTuple):
+    """Where a call stands: smaller levels run first, within one level smaller orders.
+
+    Only a call of a strictly better level preempts. ``budget_s`` are the seconds of
+    service after which the policy is asked again (`Policy.expire`).
+    """
+
+    level: int
+    budget_s: float = math.inf
+    order: float = 0.0
+
+
+class Policy:
+    """Places calls. A policy sees the table and cannot change it.
+
+    Subclass `AttainedService` and give it a `rank`, or answer `place` and `expire`.
+    One instance serves one engine. Policies are pure and synchronous, and import the
+    standard library and `agentrt.scheduler` only: they are loaded in the engine core.
+
+    A policy that is not ``levelled`` serves calls in the engine's own order, first
+    come, first served. Where a policy is not ``starving``, calls are not promoted by
+    the paper's anti-starvation rule, because something else bounds their waiting.
+    With ``follows_program``, the waiting calls of a program are placed anew whenever
+    one of its calls ends.
     """
 
     name: ClassVar[str]
-    levelled: ClassVar[bool]
+    levelled: ClassVar[bool] = True
+    starving: ClassVar[bool] = True
+    follows_program: ClassVar[bool] = False
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+
+    def place(self, call: QueuedCall, now: float) -> Place:
+        """Where a call stands that arrives ``now``, or whose program changed."""
+        raise NotImplementedError
+
+    def expire(self, call: QueuedCall, now: float) -> Place:
+        """Where a call stands whose budget is used up."""
+        raise NotImplementedError
+
+    def call_ended(self, call: QueuedCall, now: float) -> None:
+        """A call completed or was aborted, and its program's row is up to date. To learn from."""
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        """A program ended. To learn from."""
+
+
+class AttainedService(Policy):
+    """Levels with quanta, as in Agentix, Algorithm 1: a rank in seconds picks the first level.
+
+    A call whose quantum is used up sinks one level.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self._ends = config.level_ends
+        self._quanta = config.level_quanta
 
     def rank(self, program: ProgramRow, path_s: float | None) -> float:
-        """The attained service (seconds) that decides the call's first level; less is better.
+        """The attained service (seconds) that decides a call's first level; less is better.
 
         ``path_s`` is the call's p(c) of Eq. 2, None where its parents are unknown.
         """
-        ...
+        raise NotImplementedError
+
+    def place(self, call: QueuedCall, now: float) -> Place:
+        rank = max(self.rank(call.program, call.path_s), 0.0)
+        level = min(bisect_right(self._ends, rank), len(self._quanta) - 1)
+        return Place(level, self._quanta[level])
+
+    def expire(self, call: QueuedCall, now: float) -> Place:
+        level = min(int(call.level) + 1, len(self._quanta) - 1)
+        return Place(level, self._quanta[level])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.policies.base import Place, Policy
+
+if TYPE_CHECKING:
+    from agentrt.scheduler.queues import QueuedCall
 
 
-class Fcfs:
+class Fcfs(Policy):
     """First come, first served. No levels, no preemption for a batch slot."""
 
     name: ClassVar[str] = "fcfs"
     levelled: ClassVar[bool] = False
+    starving: ClassVar[bool] = False
 
-    def rank(self, program: ProgramRow, path_s: float | None) -> float:
-        return 0.0
+    def place(self, call: QueuedCall, now: float) -> Place:
+        return Place(0)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from agentrt.scheduler.policies.base import AttainedService
 from agentrt.scheduler.table import ProgramRow
 
 
-class Mlfq:
+class Mlfq(AttainedService):
     """Call-level multi-level feedback queue: blind to programs."""
 
     name: ClassVar[str] = "mlfq"
-    levelled: ClassVar[bool] = True
 
     def rank(self, program: ProgramRow, path_s: float | None) -> float:
         return 0.0

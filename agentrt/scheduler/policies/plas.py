@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from agentrt.scheduler.policies.base import AttainedService
 from agentrt.scheduler.table import ProgramRow
 
 
-class Plas:
+class Plas(AttainedService):
     """Program-level attained service."""
 
     name: ClassVar[str] = "plas"
-    levelled: ClassVar[bool] = True
 
     def rank(self, program: ProgramRow, path_s: float | None) -> float:
         return program.service_s
