@@ -1,8 +1,9 @@
-"""The packages that setuptools is told of, the links and the tree agree: docs/adr/0001."""
+"""What is said of the tree agrees with it: the packages and links of docs/adr/0001, the layers."""
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,15 @@ CODE_FOLDERS = ("agentrt", *LINKED_ROOMS, "tests", "demos")
 MAX_LINES = 400
 
 
+def settings_of(tool: str) -> dict[str, Any]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    settings: dict[str, Any] = project["tool"][tool]
+    return settings
+
+
 @pytest.fixture
 def setuptools_settings() -> dict[str, Any]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    settings: dict[str, Any] = project["tool"]["setuptools"]
-    return settings
+    return settings_of("setuptools")
 
 
 def python_files(folder: str) -> Iterator[Path]:
@@ -80,3 +85,13 @@ def test_no_file_is_too_long(folder: str) -> None:
         for file in python_files(folder)
     }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_contributing_lists_the_layers_that_are_enforced() -> None:
+    contracts = settings_of("importlinter")["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    enforced = [re.findall(r"\w+", layer) for layer in layers]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", text, re.MULTILINE)
+    assert [re.findall(r"`(\w+)`", names) for _, names in rows] == enforced
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
