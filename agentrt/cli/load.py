@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from difflib import get_close_matches
+from glob import escape
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +14,8 @@ from agentrt.errors import AgentrtError, ProgramLoadError
 from agentrt.program import Program
 
 _EXAMPLE = "mark an async function with @program:  @program  async def main(ctx): …"
+_NAMED = 5
+"""So many of a folder's files are named where none is like the one that was asked for."""
 
 
 def load_program(target: str) -> Program:
@@ -34,7 +38,7 @@ def _split(target: str) -> tuple[Path, str | None]:
     if colon and not path.exists():
         path, name = Path(head), tail
     if not path.exists():
-        raise ProgramLoadError(f"{path}: no such file")
+        raise ProgramLoadError(f"{path}: no such file; {_way_out(path)}")
     if path.is_dir():
         raise ProgramLoadError(f"{path}: that is a folder; name a Python file in it")
     if path.suffix != ".py":
@@ -42,6 +46,22 @@ def _split(target: str) -> tuple[Path, str | None]:
     if name == "":
         raise ProgramLoadError(f"{target}: name a program after the colon, or leave it out")
     return path, name
+
+
+def _way_out(path: Path) -> str:
+    """What to name instead of a file that is not there."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"there is no folder {str(folder)!r}, seen from {Path.cwd()}"
+    files = sorted(file.name for file in folder.glob("*.py"))
+    deeper = sorted(folder.glob(f"*/{escape(path.name)}"))
+    alike = get_close_matches(path.name, files, n=1, cutoff=0.7)
+    if found := deeper or [folder / name for name in alike]:
+        return f"did you mean {found[0]}?"
+    if not files:
+        return f"there are no Python files in {folder.absolute()}; give the program's path"
+    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    return f"there is: {', '.join(files[:_NAMED])}{more} in {folder.absolute()}"
 
 
 def _import(path: Path) -> ModuleType:

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from agentrt.errors import (
     CallRejectedError,
     ConfigError,
@@ -23,6 +25,7 @@ from agentrt.executors.vllm.options import (
     check_model,
     engine_args,
     prepare_environment,
+    refusal,
 )
 from agentrt.executors.vllm.processes import interrupts_blocked
 from agentrt.request import Call, CallReport, CallSpec, Reply
@@ -69,7 +72,7 @@ class VLLMEngine:
         try:
             config = args.create_engine_config()
         except Exception as error:
-            raise _config_fault(self.model, error) from error
+            raise config_fault(self.model, error) from error
         try:
             with interrupts_blocked():
                 return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
@@ -235,12 +238,16 @@ async def _shut_down(llm: AsyncLLM) -> None:
     close_context(llm)
 
 
-def _config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
-    first = str(error).strip().split("\n")[0]
-    if "additional_config" in first or "validation error" in first:
-        return ConfigError(f"vLLM refuses these options: {' '.join(str(error).split())}")
+def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
+    """Our error for what vLLM raises when it is configured: the options' fault or the model's."""
+    why = refusal(error)
+    if isinstance(error, ValidationError) or "additional_config" in why:
+        return ConfigError(
+            f"vLLM refuses these options with model {model!r}: {why} "
+            "(change --model, or the flags after --)"
+        )
     return ModelLoadError(
-        f"model {model!r} cannot be loaded: {first} (give --model a folder or a hub name)"
+        f"model {model!r} cannot be loaded: {why} (give --model a folder or a hub name)"
     )
 
 

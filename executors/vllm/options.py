@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.scheduler.config import SchedulerConfig
@@ -27,6 +30,10 @@ _ON_CPU = {
     "disable_log_stats": True,
 }
 _ON_GPU = {"disable_log_stats": True}
+
+_A_MODEL = "give a folder with a config.json, or a hub name such as Qwen/Qwen2.5-7B-Instruct"
+_REASON_CHARACTERS = 240
+"""vLLM may add a list of all the models that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +85,11 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     values.update(given)
     values["model"] = model
     values["scheduler_cls"] = SCHEDULER
-    extra = dict(values.get("additional_config") or {})
-    extra["agentrt"] = {**options.scheduler.to_dict(), "embedded": True}
-    values["additional_config"] = extra
+    extra = values.get("additional_config") or {}
+    if not isinstance(extra, Mapping):
+        raise ConfigError("vLLM's --additional-config takes a JSON object")
+    ours = {**options.scheduler.to_dict(), "embedded": True}
+    values["additional_config"] = {**extra, "agentrt": ours}
     return AsyncEngineArgs(**values)
 
 
@@ -91,9 +100,25 @@ def check_model(model: str) -> None:
     if not looks_local:
         return
     if not path.exists():
-        raise ModelLoadError(f"model {model!r}: no such folder")
+        raise ModelLoadError(f"model {model!r}: no such folder; {_A_MODEL}")
     if path.is_dir() and not (path / "config.json").exists():
-        raise ModelLoadError(f"model {model!r}: the folder has no config.json")
+        raise ModelLoadError(f"model {model!r}: the folder has no config.json; {_A_MODEL}")
+
+
+def refusal(error: Exception) -> str:
+    """Why vLLM refuses its options, in a line: fields and reasons, not what pydantic adds."""
+    if not isinstance(error, ValidationError):
+        return _shorten(str(error))
+    reasons = []
+    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+        field = ".".join(map(str, detail["loc"]))
+        reason = _shorten(detail["msg"].removeprefix("Value error, "))
+        reasons.append(f"{field}: {reason}" if field else reason)
+    return "; ".join(reasons)
+
+
+def _shorten(text: str) -> str:
+    return textwrap.shorten(text, _REASON_CHARACTERS, placeholder=" …")
 
 
 def _parse_flags(flags: Sequence[str]) -> Mapping[str, Any]:
@@ -129,5 +154,8 @@ def _context_length(model: str) -> int | None:
     path = Path(model).expanduser() / "config.json"
     if not path.exists():
         return None
-    length = json.loads(path.read_text()).get("max_position_embeddings")
+    try:
+        length = json.loads(path.read_text(encoding="utf-8"))["max_position_embeddings"]
+    except (ValueError, KeyError, TypeError):  # vLLM will say what is wrong with it, if anything
+        return None
     return int(length) if length else None

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from tests.cli.conftest import Invoke, Write
+from agentrt.executors.base import Progress
+from agentrt.executors.vllm.engine import config_fault
+from tests.cli.conftest import EchoEngine, Invoke, Write
 
 GOOD = "@program\nasync def good(ctx): return 1\n"
 ASKS = "@program\nasync def asks(ctx): return await ctx.human('Which colour?')\n"
 NEEDS = "@program\nasync def needs(ctx, text): return text\n"
+A_MODEL = ["a folder with a config.json", "a hub name such as"]
 TWO = f"{GOOD}@program\nasync def better(ctx): return 2\n"
 
 
@@ -63,8 +68,14 @@ def test_program_file(
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("missing.py", ["missing.py", "no such file"]),
-        ("missing.py:main", ["missing.py", "no such file"]),
+        ("missing.py", ["missing.py: no such file", "there is: latin.py, zero.py in /"]),
+        ("missing.py:main", ["missing.py: no such file", "there is: latin.py, zero.py in /"]),
+        ("latni.py", ["latni.py: no such file", "did you mean latin.py?"]),
+        ("latin", ["latin: no such file", "did you mean latin.py?"]),
+        ("inner.py", ["inner.py: no such file", "did you mean deep/inner.py?"]),
+        ("empty/p.py", ["p.py: no such file", "no Python files in /", "empty; give"]),
+        ("**.py", ["**.py: no such file", "there is: latin.py"]),
+        ("nowhere/p.py", ["p.py: no such file", "there is no folder 'nowhere', seen from /"]),
         (".", ["that is a folder", "name a Python file"]),
         ("notes.txt", ["notes.txt", "not a Python file", ".py"]),
         ("latin.py", ["latin.py", "syntax error", "utf-8"]),
@@ -83,6 +94,9 @@ def test_target(
     (tmp_path / "notes.txt").write_text("tea\n")
     (tmp_path / "latin.py").write_bytes(b"x = 'caf\xe9'\n")
     (tmp_path / "zero.py").write_bytes(b"x = 1\0\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "inner.py").write_text(GOOD)
     check(capsys, invoke("run", target), *words)
 
 
@@ -110,8 +124,8 @@ def test_target(
         (["--dag", "graph.png"], ["graph.png", ".json", ".mmd"]),
         (["--dag", "nowhere/graph.json"], ["no folder 'nowhere'", "make it"]),
         (["--dag", "folder.json"], ["folder.json", "that is a folder", "name a file"]),
-        (["--model", "./nothing"], ["model './nothing'", "no such folder"]),
-        (["--model", "."], ["model '.'", "no config.json"]),
+        (["--model", "./nothing"], ["model './nothing': no such folder", *A_MODEL]),
+        (["--model", "."], ["model '.': the folder has no config.json", *A_MODEL]),
         (["--model", ""], ["--model ''", "folder or a hub name"]),
         (["--max-model-len", "9"], ["--max-model-len", "options of vLLM go after --"]),
         (["surplus"], ["surplus", "run --help"]),
@@ -132,6 +146,49 @@ def test_option(
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xfa")
     (tmp_path / "folder.json").mkdir()
     check(capsys, invoke("run", write(GOOD), *options), *words)
+
+
+class EngineConfig(BaseModel):
+    """Stands for vLLM's, which are checked by pydantic, too."""
+
+    block_size: int = Field(gt=0)
+    dtype: str = "half"
+
+    @field_validator("dtype")
+    @classmethod
+    def known(cls, value: str) -> str:
+        raise ValueError("not one of " + "float, " * 999)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"block_size": -3}, "block_size: Input should be greater than 0"),
+        ({"block_size": 0, "dtype": "x"}, "greater than 0; dtype: not one of float, float,"),
+    ],
+)
+def test_what_vllm_refuses_is_told_without_its_frame(
+    values: dict[str, Any],
+    reason: str,
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def start(self: EchoEngine, progress: Progress) -> None:
+        try:
+            EngineConfig(**values)
+        except ValidationError as error:
+            raise config_fault("tiny", error) from error
+
+    monkeypatch.setattr(EchoEngine, "start", start)
+    assert invoke("run", write(GOOD)) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: vLLM refuses these options with model 'tiny': ")
+    assert reason in line
+    assert line.endswith("(change --model, or the flags after --)")
+    assert "pydantic" not in line
+    assert len(line) < 500
 
 
 @pytest.mark.parametrize(
