@@ -61,6 +61,14 @@ def admitted(output: SchedulerOutput) -> Iterable[str]:
     yield from output.scheduled_cached_reqs.resumed_req_ids
 
 
+def computed_before(output: SchedulerOutput) -> dict[str, int]:
+    """How many tokens of each scheduled request were computed before this step."""
+    cached = output.scheduled_cached_reqs
+    before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    before.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
+    return before
+
+
 def free_slots(scheduler: Scheduler) -> int:
     """Batch slots that no running request holds."""
     taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
@@ -121,6 +129,7 @@ __all__ = [
     "blocks_held",
     "blocks_needed",
     "close_context",
+    "computed_before",
     "extra_args",
     "free_blocks",
     "free_slots",

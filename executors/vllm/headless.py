@@ -1,7 +1,7 @@
 """vLLM's scheduler and KV-cache manager without a model: steps on demand.
 
-For tests and benchmarks of scheduling decisions. The scheduler is the real one, over
-real blocks and a real prefix cache; each scheduled call simply gets a token.
+For tests, benchmarks and studies of scheduling decisions. The scheduler is the real one,
+over real blocks and a real prefix cache; each scheduled call simply gets a token.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from agentrt.executors.vllm.step_time import StepWork
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -71,11 +73,15 @@ def make_scheduler(
     *,
     max_num_seqs: int,
     blocks: int,
+    block_size: int = BLOCK_SIZE,
+    max_model_len: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    **engine: Any,
 ) -> SchedulerT:
-    """A scheduler of class ``cls`` over ``blocks`` KV-cache blocks of `BLOCK_SIZE` tokens.
+    """A scheduler of class ``cls`` over ``blocks`` KV-cache blocks of ``block_size`` tokens.
 
-    ``settings`` are those of `SchedulerConfig`, for our own scheduler.
+    ``settings`` are those of `SchedulerConfig`, for our own scheduler; ``engine`` are
+    fields of vLLM's scheduler configuration.
     """
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -83,12 +89,17 @@ def make_scheduler(
 
     config = copy.copy(_base_config())
     config.scheduler_config = copy.copy(config.scheduler_config)
-    config.scheduler_config.max_num_seqs = max_num_seqs
+    for name, value in {"max_num_seqs": max_num_seqs, **engine}.items():
+        setattr(config.scheduler_config, name, value)
     config.cache_config = copy.copy(config.cache_config)
     config.cache_config.num_gpu_blocks = blocks
+    config.cache_config.block_size = block_size
+    if max_model_len is not None:
+        config.model_config = copy.copy(config.model_config)
+        config.model_config.max_model_len = max_model_len
     config.additional_config = {"agentrt": dict(settings or {})}
     spec = FullAttentionSpec(
-        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
+        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
     return cls(
         vllm_config=config,
@@ -98,7 +109,7 @@ def make_scheduler(
             kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         log_stats=False,
     )
 
@@ -110,12 +121,41 @@ def stock_scheduler() -> type[AsyncScheduler]:
     return AsyncScheduler
 
 
+def make_request(request_id: str, prompt: Sequence[int], block_size: int, **params: Any) -> Request:
+    """A request as the engine core makes it; ``params`` are vLLM's sampling parameters."""
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(**params),
+        pooling_params=None,
+        block_hasher=_block_hasher(block_size),
+    )
+
+
+def complete(scheduler: AsyncScheduler, output: Any, sampled: Mapping[str, list[int]]) -> list[Any]:
+    """Give a step's sampled tokens to the scheduler. Its outputs for the clients."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    ids = list(output.num_scheduled_tokens)
+    result = ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+        sampled_token_ids=[sampled[request_id] for request_id in ids],
+    )
+    outputs = scheduler.update_from_output(output, result)
+    return [one for engine in outputs.values() for one in engine.outputs]
+
+
 @dataclass(slots=True)
 class Step:
-    """What one step decided and did, by request id."""
+    """What one step decided and did, by request id; ``reports`` are of those finished."""
 
     scheduled: dict[str, int]
     finished: list[str]
+    reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -123,16 +163,19 @@ class HeadlessEngine:
     """A scheduler with a stand-in for the model, one token a call and step.
 
     ``in_flight`` steps are scheduled before the first one's output comes back, as async
-    scheduling does on a GPU. Our scheduler's clock is a virtual one: each step takes
-    ``step_s`` seconds.
+    scheduling does on a GPU; they run one after the other. Our scheduler's clock is a
+    virtual one: a step takes ``step_s(work)`` seconds. ``token(request_id, index)`` is
+    what a call generates.
     """
 
     scheduler: AsyncScheduler
     in_flight: int = 1
-    step_s: float = 1.0
+    step_s: Callable[[StepWork], float] = lambda work: 1.0
+    token: Callable[[str, int], int] = lambda request_id, index: TOKEN
     now: float = 0.0
     requests: dict[str, Request] = field(default_factory=dict)
-    _queue: list[Any] = field(default_factory=list)
+    _queue: list[tuple[Any, dict[str, int], float]] = field(default_factory=list)
+    _busy_until: float = 0.0
 
     def __post_init__(self) -> None:
         if hasattr(self.scheduler, "clock"):
@@ -146,17 +189,13 @@ class HeadlessEngine:
         extra: dict[str, Any] | None = None,
     ) -> None:
         """Submit a call with its prompt's token ids."""
-        from vllm import SamplingParams
-        from vllm.v1.request import Request
-
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=list(prompt),
-            sampling_params=SamplingParams(
-                max_tokens=max_tokens, ignore_eos=True, extra_args=extra
-            ),
-            pooling_params=None,
-            block_hasher=_block_hasher(),
+        request = make_request(
+            request_id,
+            prompt,
+            self.scheduler.block_size,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            extra_args=extra,
         )
         self.requests[request_id] = request
         self.scheduler.add_request(request)
@@ -170,15 +209,18 @@ class HeadlessEngine:
 
     def step(self) -> Step:
         """Schedule one step, and take in the output of the oldest one in flight."""
+        from agentrt.executors.vllm._compat import computed_before
+
         output = self.scheduler.schedule()
-        self._queue.append(output)
-        self.now += self.step_s
-        finished: list[str] = []
-        while self._queue and (
-            len(self._queue) >= self.in_flight or not output.num_scheduled_tokens
-        ):
-            finished += self._complete(self._queue.pop(0))
-        return Step(dict(output.num_scheduled_tokens), finished)
+        computed = computed_before(output)
+        scheduled = dict(output.num_scheduled_tokens)
+        seconds = self.step_s(StepWork.of(scheduled, computed))
+        self._busy_until = max(self.now, self._busy_until) + seconds
+        self._queue.append((output, computed, self._busy_until))
+        step = Step(scheduled, [])
+        while self._queue and (len(self._queue) >= self.in_flight or not scheduled):
+            self._complete(step, *self._queue.pop(0))
+        return step
 
     def run(self, limit: int = 100_000) -> list[Step]:
         """Step until nothing is left. Raises `RuntimeError` past ``limit`` steps."""
@@ -189,38 +231,40 @@ class HeadlessEngine:
             steps.append(self.step())
         return steps
 
-    def _complete(self, output: Any) -> list[str]:
-        from vllm.v1.outputs import ModelRunnerOutput
+    def _complete(
+        self, step: Step, output: Any, computed: Mapping[str, int], ends_at: float
+    ) -> None:
+        self.now = max(self.now, ends_at)
+        sampled = {
+            request_id: self._sample(request_id, computed[request_id] + count)
+            for request_id, count in output.num_scheduled_tokens.items()
+        }
+        for one in complete(self.scheduler, output, sampled):
+            if one.finished:
+                step.finished.append(one.request_id)
+                step.reports[one.request_id] = (one.kv_transfer_params or {}).get("agentrt") or {}
+                self.requests.pop(one.request_id, None)
 
-        ids = list(output.num_scheduled_tokens)
-        sampled = [self._sample(output, request_id) for request_id in ids]
-        result = ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
-            sampled_token_ids=sampled,
-        )
-        outputs = self.scheduler.update_from_output(output, result)
-        finished = [o.request_id for e in outputs.values() for o in e.outputs if o.finished]
-        for request_id in finished:
-            self.requests.pop(request_id, None)
-        return finished
-
-    def _sample(self, output: Any, request_id: str) -> list[int]:
+    def _sample(self, request_id: str, end: int) -> list[int]:
         # A prefill chunk that does not reach the end of the tokens samples nothing.
         request = self.scheduler.requests.get(request_id)
-        if request is None:
+        if request is None or end < request.num_tokens:
             return []
-        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        cached = output.scheduled_cached_reqs
-        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        end = starts[request_id] + output.num_scheduled_tokens[request_id]
-        return [TOKEN] if end >= request.num_prompt_tokens + len(request.output_token_ids) else []
+        return [self.token(request_id, request.num_output_tokens)]
 
 
 @cache
-def _block_hasher() -> Any:
+def _block_hasher(block_size: int) -> Any:
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+
+    return get_request_block_hasher(block_size, _hash_function())
+
+
+@cache
+def _hash_function() -> Any:
+    # Once: it draws the hash that all first blocks begin with.
     from vllm.utils.hashing import sha256
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.core.kv_cache_utils import init_none_hash
 
     init_none_hash(sha256)
-    return get_request_block_hasher(BLOCK_SIZE, sha256)
+    return sha256

@@ -1,0 +1,252 @@
+"""Runs programs' shapes on a virtual engine: real scheduling, virtual time, no model.
+
+Each program is driven as the runtime drives a real one: a call is emitted when its
+parents are done and its gap is over, and carries the program's account so far and its
+own critical path.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agentrt.errors import ConfigError
+from agentrt.executors.vllm.step_time import StepTimeModel
+from agentrt.executors.vllm.virtual import VirtualCounts, VirtualEngine, VirtualOptions, tokens
+from agentrt.request import Call, CallReport, CallSpec
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.table import ProcessTable, ProgramRow
+from agentrt.simulator.outcome import Outcome
+from agentrt.workloads.shape import CallShape, ProgramShape
+
+Progress = Callable[[int, int], None]
+"""Called with how many programs have ended, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualRun:
+    """What came of a run: its programs in the order of their ends, and the engine's counts."""
+
+    outcomes: list[Outcome]
+    counts: VirtualCounts
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A program under way; a call's entry is filled in when it is emitted, or ends."""
+
+    program: ProgramShape
+    row: ProgramRow
+    prompts: dict[int, list[int]] = field(default_factory=dict)
+    path_s: dict[int, float] = field(default_factory=dict)
+    reports: dict[int, CallReport] = field(default_factory=dict)
+
+    def call_id(self, index: int) -> str:
+        return f"{self.program.program_id}/{index}"
+
+    def ready(self, index: int) -> bool:
+        return all(parent in self.reports for parent in self.program.calls[index].after)
+
+    def children(self, index: int) -> list[int]:
+        """The calls that can come now that this one has ended."""
+        calls = enumerate(self.program.calls)
+        return [i for i, call in calls if index in call.after and self.ready(i)]
+
+    def path_to(self, index: int) -> float:
+        """p(c) of Eq. 2: the service on the longest path that leads to the call."""
+        after = self.program.calls[index].after
+        return max((self.path_s[i] + self.reports[i].service_s for i in after), default=0.0)
+
+    def prompt(self, index: int) -> list[int]:
+        """The token ids of a call's prompt; what it extends comes first."""
+        program, call = self.program, self.program.calls[index]
+        if call.extends is None:
+            ids = tokens(f"system of {program.type}", 0, program.system_tokens)
+        else:
+            earlier = program.calls[call.extends]
+            output = tokens(f"output of {self.call_id(call.extends)}", 0, earlier.output_tokens)
+            ids = [*self.prompts[call.extends], *output]
+        fresh = _prompt_tokens(call) - len(ids)
+        if fresh <= 0:
+            return ids[:fresh] if fresh else ids
+        return [*ids, *tokens(f"prompt of {self.call_id(index)}", 0, fresh)]
+
+
+def run_virtual(
+    programs: Sequence[ProgramShape],
+    config: SchedulerConfig,
+    *,
+    engine: VirtualOptions | None = None,
+    step_time: StepTimeModel | None = None,
+    progress: Progress | None = None,
+) -> VirtualRun:
+    """Run all programs to their end on one virtual engine.
+
+    The same programs under the same settings give the same run. Raises `ConfigError`
+    for a call that does not fit the engine.
+    """
+    return _Driver(programs, config, engine or VirtualOptions(), step_time or StepTimeModel()).run(
+        progress
+    )
+
+
+class _Driver:
+    """Takes calls to the engine in the order of their arrivals, and their ends back."""
+
+    def __init__(
+        self,
+        programs: Sequence[ProgramShape],
+        config: SchedulerConfig,
+        options: VirtualOptions,
+        step_time: StepTimeModel,
+    ) -> None:
+        _check(programs, options)
+        self._programs = programs
+        self._step_time = step_time
+        self._engine = VirtualEngine(config, options, step_time)
+        self._table = ProcessTable()
+        self._live: dict[str, tuple[_Live, int]] = {}
+        # (seconds, serial number, program, index of its call): the program may be new.
+        self._coming: list[tuple[float, int, ProgramShape | _Live, int]] = []
+        self._serial = 0
+        self._outcomes: list[Outcome] = []
+
+    def run(self, progress: Progress | None) -> VirtualRun:
+        for program in self._programs:
+            self._expect(program.arrives_s, program, 0)
+        engine = self._engine
+        while self._coming or engine.busy:
+            if not engine.busy:
+                engine.wait_until(self._coming[0][0])
+            self._arrive()
+            if not engine.busy:
+                continue
+            for call_id, report in engine.step().items():
+                if self._ended(call_id, report) and progress is not None:
+                    progress(len(self._outcomes), len(self._programs))
+        return VirtualRun(self._outcomes, engine.counts)
+
+    def _expect(self, at_s: float, what: ProgramShape | _Live, index: int) -> None:
+        self._serial += 1
+        heapq.heappush(self._coming, (at_s, self._serial, what, index))
+
+    def _arrive(self) -> None:
+        """Let in whatever is due."""
+        while self._coming and self._coming[0][0] <= self._engine.now:
+            at_s, _, what, index = heapq.heappop(self._coming)
+            if isinstance(what, _Live):
+                self._emit(what, index)
+            else:
+                self._start(what, at_s)
+
+    def _start(self, program: ProgramShape, at_s: float) -> None:
+        row = self._table.start_program(
+            program.program_id,
+            program.type,
+            self._engine.now,
+            tenant=program.tenant,
+            session=program.session,
+        )
+        live = _Live(program, row)
+        for index, call in enumerate(program.calls):
+            if not call.after:
+                self._expect(at_s + call.gap_s, live, index)
+
+    def _emit(self, live: _Live, index: int) -> None:
+        """What the runtime does when a program calls its model."""
+        row, now = live.row, self._engine.now
+        live.prompts[index] = live.prompt(index)
+        live.path_s[index] = live.path_to(index)
+        call_id = live.call_id(index)
+        call = Call(
+            call_id=call_id,
+            program_id=row.program_id,
+            program_type=row.type,
+            spec=CallSpec(max_tokens=live.program.calls[index].output_tokens, ignore_eos=True),
+            tenant=row.tenant,
+            session=row.session,
+            path_s=live.path_s[index],
+            program_service_s=row.service_s,
+            program_path_s=row.path_s,
+            program_waiting_s=row.waiting_s,
+        )
+        self._table.call_arrived(row, call_id, now)
+        self._live[call_id] = live, index
+        self._engine.add(call, live.prompts[index])
+
+    def _ended(self, call_id: str, report: CallReport) -> bool:
+        """A call ended; its children come. True if its program ended as well."""
+        live, index = self._live.pop(call_id)
+        now = self._engine.now
+        live.reports[index] = report
+        self._table.call_ended(live.row, call_id, now, live.path_s[index], report)
+        for child in live.children(index):
+            self._expect(now + live.program.calls[child].gap_s, live, child)
+        if len(live.reports) < len(live.program.calls):
+            return False
+        self._table.end_program(live.row.program_id)
+        self._engine.end_program(live.row.program_id)
+        self._outcomes.append(self._outcome(live))
+        return True
+
+    def _outcome(self, live: _Live) -> Outcome:
+        program, row = live.program, live.row
+        return Outcome(
+            program_id=program.program_id,
+            type=program.type,
+            tenant=program.tenant,
+            arrived_s=program.arrives_s,
+            ended_s=self._engine.now,
+            ideal_s=_ideal_s(program, self._step_time, self._engine.options),
+            output_tokens=program.output_tokens,
+            service_s=row.service_s,
+            waiting_s=row.waiting_s,
+            tool_s=sum(call.gap_s for call in program.calls),
+            preemptions=row.preemptions,
+        )
+
+
+def _prompt_tokens(call: CallShape) -> int:
+    """At least one: an engine takes no empty prompt."""
+    return max(1, call.prompt_tokens)
+
+
+def _ideal_s(program: ProgramShape, step_time: StepTimeModel, options: VirtualOptions) -> float:
+    """Seconds from start to end with the engine to itself and all shared prefixes cached."""
+    ends: list[float] = []
+    for call in program.calls:
+        prompt = _prompt_tokens(call)
+        shared = program.system_tokens
+        if call.extends is not None:
+            earlier = program.calls[call.extends]
+            shared = _prompt_tokens(earlier) + earlier.output_tokens
+        start = max((ends[i] for i in call.after), default=0.0) + call.gap_s
+        cached = min(shared, prompt - 1)
+        ends.append(
+            start
+            + step_time.alone_s(cached, prompt, call.output_tokens, options.max_num_batched_tokens)
+        )
+    return max(ends)
+
+
+def _check(programs: Sequence[ProgramShape], options: VirtualOptions) -> None:
+    seen: set[str] = set()
+    for program in programs:
+        if program.program_id in seen:
+            raise ConfigError(f"two programs have the id {program.program_id!r}")
+        seen.add(program.program_id)
+        _check_fits(program, options)
+
+
+def _check_fits(program: ProgramShape, options: VirtualOptions) -> None:
+    for index, call in enumerate(program.calls):
+        prompt = _prompt_tokens(call)
+        needed = prompt + call.output_tokens
+        if needed > options.max_model_len:
+            raise ConfigError(
+                f"program {program.program_id}: call {index} has {needed} tokens ({prompt} of "
+                f"prompt, {call.output_tokens} of output), and the virtual engine takes "
+                f"{options.max_model_len}; raise max_model_len (and kv_blocks with it), or "
+                f"scale the program's tokens by {options.max_model_len / needed:.2f} or less"
+            )

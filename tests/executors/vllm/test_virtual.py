@@ -1,0 +1,223 @@
+"""The virtual engine: programs' shapes under vLLM's real scheduling, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from agentrt.errors import ConfigError
+from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
+from agentrt.executors.vllm.step_time import StepTimeModel
+from agentrt.executors.vllm.virtual import VirtualEngine, VirtualOptions
+from agentrt.request import Call, CallSpec
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.simulator import virtual
+from agentrt.simulator.virtual import VirtualRun, run_virtual
+from agentrt.workloads.shape import CallShape, ProgramShape
+
+pytestmark = pytest.mark.engine
+
+SECOND = StepTimeModel(1.0, 0.0, 0.0, 0.0)
+"""Every step takes a second, so that times are counts of steps."""
+SMALL = VirtualOptions(
+    max_num_seqs=4, kv_blocks=40, max_num_batched_tokens=128, max_model_len=600, in_flight=1
+)
+EAGER: dict[str, Any] = {
+    "quanta": (4, 8, 16),
+    "min_residency_steps": 0,
+    "min_remaining_tokens": 0,
+}
+
+
+def chain(name: str, calls: int, *, arrives_s: float = 0.0, **more: Any) -> ProgramShape:
+    """A chat: each call extends the one before by 20 tokens, and answers with 10."""
+    shapes = [CallShape(10, 50)]
+    shapes += [
+        CallShape(10, 50 + 30 * i, after=(i - 1,), extends=i - 1, gap_s=2.0)
+        for i in range(1, calls)
+    ]
+    return ProgramShape(name, "chat", tuple(shapes), arrives_s, **more)
+
+
+def mixed(seed: int, count: int) -> list[ProgramShape]:
+    """Chains and fans, of several types and sizes, with gaps; they overlap in time."""
+    rng = random.Random(seed)
+    programs = []
+    for n in range(count):
+        calls: list[CallShape] = []
+        for i in range(rng.randint(1, 5)):
+            after = tuple(sorted(rng.sample(range(i), min(i, rng.randint(0, 2)))))
+            extends = rng.choice([None, *after])
+            before = (
+                calls[extends].prompt_tokens + calls[extends].output_tokens
+                if extends is not None
+                else 64
+            )
+            calls.append(
+                CallShape(
+                    rng.randint(1, 40),
+                    min(400, before + rng.randint(0, 60)),
+                    after,
+                    gap_s=rng.choice([0.0, 0.0, 7.5]),
+                    extends=extends,
+                )
+            )
+        programs.append(
+            ProgramShape(
+                f"p{n}", f"t{n % 3}", tuple(calls), rng.uniform(0, 80), system_tokens=64 * (n % 2)
+            )
+        )
+    return programs
+
+
+def ends(run: VirtualRun) -> dict[str, float]:
+    return {outcome.program_id: outcome.ended_s for outcome in run.outcomes}
+
+
+def test_a_program_alone_takes_its_ideal_time() -> None:
+    """Three calls of 10 steps each, and 2 seconds of tools between them."""
+    run = run_virtual([chain("a", 3, arrives_s=5.0)], SchedulerConfig(), step_time=SECOND)
+    (outcome,) = run.outcomes
+    assert outcome.latency_s == outcome.ideal_s == 3 * 10 + 2 * 2.0
+    assert (outcome.arrived_s, outcome.ended_s) == (5.0, 39.0)
+    assert (outcome.service_s, outcome.waiting_s, outcome.tool_s) == (30.0, 0.0, 4.0)
+    assert run.counts.steps == 30
+
+
+def test_a_chat_finds_its_past_in_the_prefix_cache() -> None:
+    """60 tokens were there before, 59 of them computed: 3 whole blocks. Then 90: 5 blocks."""
+    run = run_virtual([chain("a", 3)], SchedulerConfig(), step_time=SECOND)
+    assert run.counts.hit_tokens == 3 * 16 + 5 * 16
+    assert run.counts.prompt_tokens == 50 + 80 + 110
+
+
+def test_programs_of_a_type_share_their_system_prompt_and_nothing_else() -> None:
+    one = CallShape(5, 100)
+    programs = [
+        ProgramShape("a", "chat", (one,), 0.0, system_tokens=64),
+        ProgramShape("b", "chat", (one,), 20.0, system_tokens=64),
+        ProgramShape("c", "other", (one,), 40.0, system_tokens=64),
+        ProgramShape("d", "chat", (one,), 60.0, system_tokens=0),
+    ]
+    assert run_virtual(programs, SchedulerConfig(), step_time=SECOND).counts.hit_tokens == 64
+
+
+def test_long_prompts_are_computed_in_chunks() -> None:
+    long = ProgramShape("a", "t", (CallShape(1, 500),))
+    run = run_virtual([long], SchedulerConfig(), engine=SMALL, step_time=SECOND)
+    assert run.counts.steps == 4, "500 tokens at 128 a step"
+
+
+def test_policies_reorder() -> None:
+    """One slot. A long program runs; a short one that comes later passes it under atlas."""
+    long = ProgramShape("long", "t", (CallShape(60, 20), CallShape(60, 20, after=(0,))))
+    short = ProgramShape("short", "t", (CallShape(3, 20),), 30.0)
+    options = VirtualOptions(max_num_seqs=1)
+
+    def short_ends(policy: str) -> float:
+        config = SchedulerConfig(policy=policy, **EAGER)
+        return ends(run_virtual([long, short], config, engine=options, step_time=SECOND))["short"]
+
+    assert short_ends("fcfs") == 63.0
+    assert short_ends("atlas") == 33.0
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("policy", ["fcfs", "plas", "atlas"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_program_ends_and_nothing_is_left(
+    seed: int, policy: str, in_flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[VirtualEngine] = []
+
+    class Kept(VirtualEngine):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            engines.append(self)
+
+    monkeypatch.setattr(virtual, "VirtualEngine", Kept)
+    programs = mixed(seed, 40)
+    options = VirtualOptions(4, 40, 16, 128, 600, in_flight)
+    config = SchedulerConfig(policy=policy, **EAGER)
+    step_time = StepTimeModel(0.5, 1e-3, 0.1, 1e-5)
+    run = run_virtual(programs, config, engine=options, step_time=step_time)
+
+    assert sorted(o.program_id for o in run.outcomes) == sorted(p.program_id for p in programs)
+    assert run.counts.output_tokens == sum(p.output_tokens for p in programs)
+    assert run.counts.preemptions > 0 or policy == "fcfs", "the test must preempt"
+    for outcome in run.outcomes:
+        assert outcome.latency_s >= outcome.ideal_s - 1e-9
+    scheduler = engines[0].scheduler
+    assert not scheduler.requests
+    assert not scheduler.queues.calls
+    assert len(scheduler.table) == 0
+    # vLLM keeps one block of the 40 for itself.
+    assert scheduler.control("snapshot")["free_blocks"] == 39
+    scheduler.queues.check_integrity()
+
+
+def test_the_same_run_comes_twice() -> None:
+    config = SchedulerConfig(**EAGER)
+    first, second = (run_virtual(mixed(7, 30), config, engine=SMALL) for _ in range(2))
+    assert first == second
+
+
+def test_fcfs_decides_exactly_as_stock_vllm() -> None:
+    """The same calls at the same moments: the same batches, preemptions for memory included."""
+    options = VirtualOptions(4, 30, 16, 128, 400, 1)
+    step_time = StepTimeModel(0.5, 1e-3, 0.1, 1e-5)
+    ours = VirtualEngine(SchedulerConfig(policy="fcfs"), options, step_time)
+    stock = HeadlessEngine(
+        make_scheduler(
+            AsyncScheduler,
+            max_num_seqs=4,
+            blocks=30,
+            max_model_len=400,
+            max_num_batched_tokens=128,
+        ),
+        step_s=step_time.seconds,
+    )
+    rng = random.Random(3)
+    for n in range(30):
+        prompt = rng.choices(range(50), k=rng.randint(1, 150))
+        call = Call(f"c{n}", f"p{n % 5}", "t", CallSpec(max_tokens=rng.randint(1, 100)))
+        ours.add(call, prompt)
+        stock.add(f"c{n}", prompt, call.spec.max_tokens)
+        for _ in range(rng.randint(0, 5)):
+            ended = list(ours.step())
+            assert ended == stock.step().finished
+            assert ours.now == stock.now
+    while ours.busy:
+        assert list(ours.step()) == stock.step().finished
+        assert ours.now == stock.now
+    assert ours.counts.preemptions > 0
+
+
+def test_a_call_that_does_not_fit_is_named_with_the_way_out() -> None:
+    big = ProgramShape("big", "t", (CallShape(10, 10), CallShape(1000, 500)))
+    with pytest.raises(ConfigError, match=r"program big: call 1 has 1500 tokens .* by 0\.40"):
+        run_virtual([big], SchedulerConfig(), engine=SMALL)
+    with pytest.raises(ConfigError, match="two programs have the id 'a'"):
+        run_virtual([chain("a", 1), chain("a", 1)], SchedulerConfig())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"kv_blocks": 20, "max_model_len": 1000}, "20 blocks holds 304 tokens, less than the"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(values: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VirtualOptions(**values)
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    programs = [chain(f"p{i}", 1) for i in range(3)]
+    run_virtual(programs, SchedulerConfig(), progress=lambda *done: told.append(done))
+    assert told == [(1, 3), (2, 3), (3, 3)]
