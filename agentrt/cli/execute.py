@@ -120,12 +120,15 @@ def _without_prefix(line: str) -> str:
 
 
 def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine for the JSON; ``table`` counts the programs that are still known to it."""
-    options = job.options
+    """The engine for the JSON; ``table`` counts the programs that are still known to it.
+
+    What the options left open is as the engine says, if it does.
+    """
+    options, executor = job.options, runtime.executor
     return {
-        "model": getattr(runtime.executor, "model", options.model),
+        "model": getattr(executor, "model", options.model),
         "settings": {
-            "max_num_seqs": options.max_num_seqs,
+            "max_num_seqs": getattr(executor, "max_num_seqs", options.max_num_seqs),
             "flags": list(options.flags),
             "scheduler": options.scheduler.to_dict(),
         },

@@ -40,11 +40,15 @@ _SHUTDOWN_S = 3.0
 
 
 class VLLMEngine:
-    """An `Executor` that owns one vLLM engine, its core in a process of its own."""
+    """An `Executor` that owns one vLLM engine, its core in a process of its own.
+
+    ``model`` and ``max_num_seqs`` are what the engine runs with, once it has started.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self.model = options.model or ""
+        self.max_num_seqs = options.max_num_seqs
         self._llm: AsyncLLM | None = None
         self._tokenizer: Any = None
 
@@ -60,6 +64,7 @@ class VLLMEngine:
         progress(f"loading {_short(self.model)}")
         llm = await asyncio.to_thread(self._load)
         self._llm = llm
+        self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
         _start_reader(llm)
         self._tokenizer = llm.get_tokenizer()
         progress("ready")

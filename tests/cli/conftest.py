@@ -19,14 +19,19 @@ Invoke = Callable[..., int]
 
 
 class EchoEngine:
-    """Answers each call with its last message. A call that says 'hang' never ends."""
+    """Answers each call with its last message. A call that says 'hang' never ends.
+
+    What the options leave open it settles when it starts, as vLLM does.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         self.model = options.model or "echo"
+        self.max_num_seqs = options.max_num_seqs
         self.closed = False
 
     async def start(self, progress: Progress) -> None:
         progress("warming up")
+        self.max_num_seqs = self.max_num_seqs or 16
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         assert call.spec.messages
