@@ -7,12 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentrt.cli.elastic import Elastic, elastic_name
 from agentrt.cli.faults import summary
 from agentrt.cli.shares import Shares, split_wall
 from agentrt.graph import Node
@@ -78,36 +80,36 @@ def print_report(outcome: Outcome, console: Console) -> None:
     if len(reports) > _EACH:
         console.print(_summary_table(reports, outcome.policy))
         console.print(f"the slowest {len(shown)}:")
-    console.print(_time_table(outcome, shown))
-    console.print(_work_table([reports[i] for i in shown]))
+    chosen = [reports[i] for i in shown]
+    console.print(_time_table([outcome.runs[i] for i in shown], chosen))
+    console.print(_work_table(chosen))
     path = _critical_path(outcome.runs[slowest[0]])
     if path is not None:
         console.print(path)
 
 
-def _time_table(outcome: Outcome, shown: Sequence[int]) -> Table:
+def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
     table = _table("program", "state", "wall s", *_PARTS, bar=True)
-    for index in shown:
-        run, report = outcome.runs[index], outcome.reports()[index]
+    for run, report in zip(runs, reports, strict=True):
         end = run.started_at if run.ended_at is None else run.ended_at
         shares = split_wall(run.dag, run.started_at, end)
         table.add_row(
-            report.id,
+            elastic_name(report.id),
             Text(report.state, _STATE_STYLES.get(report.state, "")),
             f"{report.wall_s:.2f}",
             *(f"{seconds:.2f}" for seconds in _seconds(shares)),
-            share_bar(shares),
+            Elastic(partial(share_bar, shares), _BAR_CELLS),
         )
     return table
 
 
 def _work_table(reports: Sequence[RunReport]) -> Table:
-    names = ("program", "calls", "tokens in", "cached", "out", "recomputed", "preempted")
-    table = _table(*names, "critical path s")
+    names = ("program", "calls", "tokens\nin", "cached", "out", "recomputed", "preempted")
+    table = _table(*names, "critical\npath s")
     for one in reports:
         counts = (one.calls, one.prompt_tokens, one.cached_tokens, one.output_tokens)
         table.add_row(
-            one.id,
+            elastic_name(one.id),
             *map(str, counts),
             str(one.recomputed_tokens),
             str(one.preemptions),
@@ -141,14 +143,15 @@ def _summary_table(reports: Sequence[RunReport], policy: str) -> Table:
 
 
 def _table(*columns: str, bar: bool = False) -> Table:
+    """A table whose widest columns give way first: ids and the bar, long before figures."""
     table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
     colours = dict(zip(_PARTS, _COLOURS, strict=True)) if bar else {}
     for index, name in enumerate(columns):
         left = index == 0 or name == "state"
         header = Text(name, f"bold {colours.get(name, '')}")
-        table.add_column(header, justify="left" if left else "right", no_wrap=True)
+        table.add_column(header, justify="left" if left else "right")
     if bar:
-        table.add_column("of wall time", no_wrap=True)
+        table.add_column("of wall time")
     return table
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
+from agentrt.cli.elastic import fit_name
 from agentrt.cli.execute import root_cause
 from agentrt.cli.report import Outcome, percentile, plain, print_report, share_bar, to_json
 from agentrt.cli.shares import Shares, split_wall
@@ -94,10 +95,42 @@ def test_a_few_programs_get_a_row_each() -> None:
     for line in text.splitlines()[1:3]:
         assert line.split()[1:7] == ["done", "8.00", "3.00", "1.00", "3.00", "1.00"]
     assert "██████▓▓▒▒▒▒▒▒░░" in text
-    assert [line.split() for line in text.splitlines()[4:6]] == [
+    assert [line.split() for line in text.splitlines()[5:7]] == [
         ["react-1", "2", "40", "16", "30", "0", "0", "3.00"],
         ["react-2", "2", "40", "16", "30", "0", "0", "3.00"],
     ]
+
+
+HEADERS = [
+    ["program", "state", "wall", "s", "service", "waiting", "tools", "other", "of", "wall", "time"],
+    ["tokens", "critical"],
+    ["program", "calls", "in", "cached", "out", "recomputed", "preempted", "path", "s"],
+]
+
+
+@pytest.mark.parametrize("name", ["react", "customer_support_agent"])
+def test_eight_programs_are_legible_in_80_columns(name: str) -> None:
+    """Long ids give way, but for the number that tells them apart. Figures and words do not."""
+    runs = [ended_run(number, wall_s=300.0 * number) for number in range(3, 11)]
+    for run in runs:
+        run.id = f"{name}-{run.id.removeprefix('react-')}"
+        run.state, run.row.prompt_tokens = RunState.CANCELLED, 1234567
+        run.row.output_tokens, run.row.finished_calls = 234567, 12345
+    lines = text_of(*runs, width=80).splitlines()
+    time, work = lines[1:9], lines[11:19]
+    assert [lines[i].split() for i in (0, 9, 10)] == HEADERS
+    for number, (first, second) in enumerate(zip(time, work, strict=True), 3):
+        assert first.split()[0].endswith(f"-{number}")
+        assert first.split()[1:3] == ["cancelled", f"{300 * number}.00"]
+        assert second.split()[0].endswith(f"-{number}")
+        assert second.split()[1:] == ["12345", "1234567", "16", "234567", "0", "0", "3.00"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_id_loses_its_middle_before_its_number() -> None:
+    assert fit_name("support-agent-12", 16).plain == "support-agent-12"
+    assert fit_name("support-agent-12", 12).plain == "support-…-12"
+    assert fit_name("support-agent-12", 3).plain == "s…-12"
 
 
 def test_the_critical_path_is_a_chain_of_nodes() -> None:
