@@ -75,6 +75,7 @@ def make_scheduler(
     blocks: int,
     block_size: int = BLOCK_SIZE,
     max_model_len: int | None = None,
+    prefix_caching: bool = True,
     settings: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> SchedulerT:
@@ -94,6 +95,7 @@ def make_scheduler(
     config.cache_config = copy.copy(config.cache_config)
     config.cache_config.num_gpu_blocks = blocks
     config.cache_config.block_size = block_size
+    config.cache_config.enable_prefix_caching = prefix_caching
     if max_model_len is not None:
         config.model_config = copy.copy(config.model_config)
         config.model_config.max_model_len = max_model_len
@@ -121,7 +123,15 @@ def stock_scheduler() -> type[AsyncScheduler]:
     return AsyncScheduler
 
 
-def make_request(request_id: str, prompt: Sequence[int], block_size: int, **params: Any) -> Request:
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    block_size: int,
+    *,
+    salt: str | None = None,
+    session: str | None = None,
+    **params: Any,
+) -> Request:
     """A request as the engine core makes it; ``params`` are vLLM's sampling parameters."""
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -131,6 +141,8 @@ def make_request(request_id: str, prompt: Sequence[int], block_size: int, **para
         prompt_token_ids=list(prompt),
         sampling_params=SamplingParams(**params),
         pooling_params=None,
+        cache_salt=salt,
+        session_id=session,
         block_hasher=_block_hasher(block_size),
     )
 

@@ -23,6 +23,7 @@ from agentrt.executors.vllm import _compat
 from agentrt.executors.vllm.identity import Identity, identify
 from agentrt.executors.vllm.processes import die_with_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
+from agentrt.executors.vllm.recording import Recorder, record
 from agentrt.request import CallReport
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.queues import LevelQueues, QueuedCall
@@ -58,6 +59,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = 0
+        self.recorder: Recorder | None = None
         self._accounts: dict[str, _Account] = {}
         self._aborted: OrderedDict[str, CallReport] = OrderedDict()
         self._dispatched: dict[int, float] = {}
@@ -264,7 +266,8 @@ class ProgramScheduler(_compat.AsyncScheduler):
 
         ``end``: a program id ended. ``aborted``: the report of an aborted call id, once,
         else None. ``configure``: new settings, refused while calls are unfinished.
-        ``snapshot``: what runs and waits. Raises `ConfigError` for anything else.
+        ``snapshot``: what runs and waits. ``record``: into a file, or None to stop.
+        Raises `ConfigError` for anything else.
         """
         if op == "end":
             return self._end_program(str(argument), self.clock())
@@ -278,6 +281,8 @@ class ProgramScheduler(_compat.AsyncScheduler):
             return self.config.to_dict()
         if op == "snapshot":
             return self._snapshot()
+        if op == "record":
+            return record(self, argument)
         raise ConfigError(f"unknown control operation {op!r}")
 
     def _snapshot(self) -> dict[str, Any]:
