@@ -1,76 +1,74 @@
-"""The paper's toy figures as decisions, each with the conventions that give its numbers.
-
-Common to all: time is in decode steps; a program's waiting is its latency minus the work
-on its own critical path; the best B calls run in each step (Algorithm 1, lines 32-39);
-preempted calls, the worst first, go to the tail of their level; calls that end are
-replaced by their successors before others are demoted; a call keeps the full quantum of
-the level that it enters; levels end at the running sum of the quanta; no promotion.
-"""
+"""The paper's toy figures as decisions. Their conventions are in `agentrt.simulator.figures`."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import pytest
 
-from agentrt.scheduler import SchedulerConfig
-from agentrt.simulator.steps import ToyCall, ToyEngine, ToyProgram
-
-FIGURE_2 = [
-    ToyProgram.chain("A", [4, 3, 1, 1]),
-    ToyProgram.chain("B", [3, 3, 4]),
-    ToyProgram.chain("C", [1, 2]),
-    ToyProgram.chain("D", [4]),
-]
-
-
-def toy_config(policy: str, quanta: tuple[float, ...]) -> SchedulerConfig:
-    return SchedulerConfig(
-        policy=policy,
-        quanta=quanta,
-        beta=math.inf,
-        min_residency_steps=0,
-        min_remaining_tokens=0,
-    )
+from agentrt.errors import ConfigError
+from agentrt.simulator.figures import FIGURE_2, FIGURE_19, Toy
+from agentrt.simulator.orders import FIGURE_9, critical_path_order, in_order, search
+from agentrt.simulator.steps import ToyCall, ToyProgram
 
 
 @pytest.mark.parametrize(
-    ("policy", "quanta", "waiting"),
+    ("toy", "policy", "waiting"),
     [
-        ("fcfs", (1,), 18),
-        # The paper does not give the quanta of its figure. With these, A and B lose the
-        # engine to C and D as drawn, and D waits for the later calls of A and B.
-        ("mlfq", (1, 2), 18),
-        ("plas", (2, 2, 2), 12),
+        (FIGURE_2, "fcfs", 18),
+        (FIGURE_2, "mlfq", 18),
+        (FIGURE_2, "plas", 12),
         # Programs without parallel calls: the longest path is the sum.
-        ("atlas", (2, 2, 2), 12),
+        (FIGURE_2, "atlas", 12),
+        # 1. A starts two calls of one step; B starts one of three.
+        # 2. A's first call leads to one of one step, and that to one of two.
+        # 3. Under MLFQ each of A's later calls interrupts B; under ATLAS they rank behind.
+        (FIGURE_19, "mlfq", 5),
+        (FIGURE_19, "atlas", 3),
     ],
 )
-def test_figure_2(policy: str, quanta: tuple[float, ...], waiting: int) -> None:
-    result = ToyEngine(toy_config(policy, quanta), batch=2).run(FIGURE_2)
-    assert result.waiting(FIGURE_2) == waiting
+def test_waiting(toy: Toy, policy: str, waiting: int) -> None:
+    assert toy.run(policy).waiting == waiting
+
+
+def test_figure_2_orders_the_policies_alike_under_one_common_convention() -> None:
+    toy = replace(FIGURE_2, quanta={}, other_quanta=(1, 2))
+    assert [toy.run(policy).waiting for policy in ("fcfs", "mlfq", "plas")] == [18, 18, 14]
+
+
+def test_the_convention_is_told_with_the_number() -> None:
+    told = FIGURE_2.run("mlfq").to_dict()
+    assert list(told) == ["policy", "waiting", "convention"]
+    assert told["convention"]["quanta"] == [1, 2, None]
+    assert FIGURE_2.convention("fcfs")["quanta"] is None
+    assert FIGURE_19.convention("atlas")["counted"] == ["B"]
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
+        FIGURE_2.run("lifo")
+
+
+def test_figure_9() -> None:
+    found = search()
+    assert (found.best.makespan, found.worst.makespan) == (11, 14)
+    assert found.orders == 720
+    # No schedule at all is shorter than the critical path.
+    assert found.critical_first.makespan == FIGURE_9.ideal == 11
+    assert critical_path_order(FIGURE_9) == (0, 3, 1, 2, 4, 5)
+
+
+def test_an_order_runs_its_first_ready_calls() -> None:
+    fork = ToyProgram("P", (ToyCall(1), ToyCall(2, (0,)), ToyCall(1, (0,))))
+    assert in_order(fork, (2, 1, 0), 1).timeline == [["P0"], ["P2"], ["P1"], ["P1"]]
 
 
 def test_figure_2_fcfs_is_blocked_at_the_head_of_the_line() -> None:
-    result = ToyEngine(toy_config("fcfs", (1,)), batch=2).run(FIGURE_2)
+    result = FIGURE_2.run("fcfs").result
     # C and D start only as A's and B's first calls end, at 3 and 4, as drawn.
     assert result.timeline[2] == ["A0", "B0"]
     assert result.timeline[3] == ["A0", "C0"]
     assert result.timeline[4] == ["C1", "D0"] or "D0" in result.timeline[4]
-
-
-@pytest.mark.parametrize(("policy", "waiting_of_b"), [("mlfq", 5), ("atlas", 3)])
-def test_figure_19(policy: str, waiting_of_b: int) -> None:
-    """Two-way parallel short calls against one long one, one slot, quanta (2, inf).
-
-    1. A starts two calls of one step; B starts one of three.
-    2. A's first call leads to one of one step, and that to one of two.
-    3. Under MLFQ each of A's later calls interrupts B; under ATLAS they rank behind.
-    """
-    a = ToyProgram("A", (ToyCall(1), ToyCall(1), ToyCall(1, (0,)), ToyCall(2, (2,))))
-    b = ToyProgram.chain("B", [3])
-    result = ToyEngine(toy_config(policy, (2,)), batch=1).run([a, b])
-    assert result.ends["B"] - b.ideal == waiting_of_b
 
 
 def test_plas_and_atlas_differ_where_calls_are_parallel() -> None:
@@ -79,7 +77,7 @@ def test_plas_and_atlas_differ_where_calls_are_parallel() -> None:
     other = ToyProgram.chain("O", [3, 3, 3])
 
     def end_of_wide(policy: str) -> int:
-        engine = ToyEngine(toy_config(policy, (2, 2, 2, 2)), batch=1)
-        return engine.run([wide, other]).ends["W"]
+        toy = replace(FIGURE_19, programs=(wide, other), counted=("W",), other_quanta=(2,) * 4)
+        return toy.run(policy).result.ends["W"]
 
     assert end_of_wide("atlas") < end_of_wide("plas")
