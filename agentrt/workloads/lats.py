@@ -55,7 +55,7 @@ SYSTEM_TOKENS = 110
 QUESTION = Sizes(mean=24, spread=0.3, low=5, high=100)
 ASK = 20
 """Tokens that ask for a value or a reflection."""
-OBSERVATION = Sizes(mean=47.8, spread=0.7, high=1024)
+OBSERVATION = Sizes(mean=49.0, spread=0.7, high=1024)
 """A tool's result. Its mean is calibrated on 20,000 programs to give ``PROMPT_MEAN``."""
 
 

@@ -1,0 +1,154 @@
+"""Reading what others wrote: JSON documents and lines, and fields that are what they should be.
+
+Every complaint is a `ConfigError` that names the file, the line, and the field.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrt.errors import ConfigError
+
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A JSON object and where it stands (``file:line``, and the way inside that line)."""
+
+    where: str
+    values: dict[str, Any]
+
+    def complain(self, what: str) -> ConfigError:
+        """The error to raise for something wrong in this object."""
+        return ConfigError(f"{self.where}: {what}")
+
+    def number(self, name: str) -> float | None:
+        """A finite number from 0 up, or None where the field is absent or null."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.complain(f"{name!r} is {_short(value)}, not a number")
+        # An int may be too large for a float, and then is no count of anything.
+        if not 0 <= value < 1e18:
+            raise self.complain(f"{name!r} is {_short(value)}: it must be from 0 up, and finite")
+        return float(value)
+
+    def tokens(self, name: str) -> int:
+        """A count of tokens that must be there."""
+        value = self.number(name)
+        if value is None:
+            raise self.complain(f"{name!r} is missing")
+        if not value.is_integer():
+            raise self.complain(f"{name!r} is {value:g}, not a whole number of tokens")
+        return int(value)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string; ``default`` where the field is absent or null (None: it must be there)."""
+        value = self.values.get(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, str):
+            problem = "is missing" if value is None else f"is {_short(value)}, not a text"
+            raise self.complain(f"{name!r} {problem}")
+        return value
+
+    def object(self, name: str) -> Fields | None:
+        """An object inside this one, or None where the field is absent or null."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        return Fields(f"{self.where}, {name}", _object(value, f"{self.where}: {name!r}"))
+
+    def objects(self, name: str) -> list[Fields]:
+        """A list of objects that must be there."""
+        value = self.values.get(name)
+        if not isinstance(value, list):
+            problem = "is missing" if value is None else f"is {_short(value)}, not a list"
+            raise self.complain(f"{name!r} {problem}")
+        places = (f"{self.where}, {name}[{index}]" for index in range(len(value)))
+        return [
+            Fields(place, _object(one, place)) for place, one in zip(places, value, strict=True)
+        ]
+
+
+def read_objects(path: Path) -> Iterator[Fields]:
+    """The JSON objects of a file: one, an array of them, or one a line; gzipped or not."""
+    text = _text(path)
+    try:
+        whole = _parse(text)
+    except (ValueError, RecursionError) as error:
+        yield from _lines(path, text, error)
+        return
+    if isinstance(whole, list):
+        for index, one in enumerate(whole):
+            yield Fields(f"{path}, [{index}]", _object(one, f"{path}, [{index}]"))
+    else:
+        yield Fields(f"{path}:1", _object(whole, f"{path}:1"))
+
+
+def _lines(path: Path, text: str, whole: Exception) -> Iterator[Fields]:
+    """The objects of a file that is not JSON as a ``whole``, which failed with that error."""
+    lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+    for count, (number, line) in enumerate(lines):
+        try:
+            value = _parse(line)
+        except (ValueError, RecursionError) as error:
+            # If not even the first line is JSON, this is one broken document, not lines.
+            raise _broken(path, number, whole if count == 0 else error, count == 0) from error
+        yield Fields(f"{path}:{number}", _object(value, f"{path}:{number}"))
+
+
+def _broken(path: Path, number: int, error: Exception, whole: bool) -> ConfigError:
+    if not isinstance(error, json.JSONDecodeError):
+        return ConfigError(f"{path}:{number}: not JSON: {error}")
+    line = error.lineno if whole else number
+    return ConfigError(f"{path}:{line}: not JSON at column {error.colno}: {error.msg}")
+
+
+def _text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+        if raw.startswith(_GZIP):
+            raw = gzip.decompress(raw)
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path}: the gzip data is damaged: {error}") from error
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read {str(path)!r}: {said}") from error
+    if not text.strip():
+        raise ConfigError(f"{path}: the file is empty")
+    return text
+
+
+def _parse(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: {_short(value)} where an object should be")
+    return value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int) and abs(value) > 10**20:  # str() refuses the largest
+        return f"a number of {math.floor(value.bit_length() * 0.30103) + 1} digits"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
