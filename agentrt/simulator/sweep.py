@@ -1,0 +1,181 @@
+"""Grids of simulated runs: every workload under every load, by every policy, for every seed.
+
+A run is described by plain values (`RunSpec`), so that it can be done in another process
+(`agentrt.simulator.workers`) and said in a report. All policies of one seed see the same
+programs at the same times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+from agentrt.errors import ConfigError, InvariantError
+from agentrt.scheduler import SchedulerConfig
+from agentrt.simulator.engine import simulate
+from agentrt.simulator.outcome import Outcome, Summary, summarize
+from agentrt.simulator.pressure import Pressure
+from agentrt.workloads.generate import generate
+from agentrt.workloads.shape import ProgramShape
+from agentrt.workloads.traces import Trace, read_programs
+
+Progress = Callable[[int], None]
+"""Is told how many programs of a run have ended."""
+
+BASELINE = "fcfs"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where programs come from: a generator's name, or a file with a trace.
+
+    The scales are for a trace's output tokens and for its seconds between calls.
+    """
+
+    name: str
+    path: Path | None = None
+    output_scale: float = 1.0
+    gap_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            generate(self.name, 0, 0)  # refuses an unknown name
+
+    def programs(self, n: int | None, seed: int) -> Sequence[ProgramShape]:
+        """The first ``n`` programs; a generator makes others for another seed."""
+        if self.path is None:
+            return _generated(self.name, self.count(n), seed)
+        return self.trace().programs[: self.count(n)]
+
+    def trace(self) -> Trace:
+        """What is in the file. Raises `ConfigError` for one that cannot be read."""
+        if self.path is None:
+            raise InvariantError(f"{self.name} is a generator, not a trace")
+        return _recorded(self.path, self.output_scale, self.gap_scale)
+
+    def count(self, n: int | None) -> int:
+        """How many programs `programs` gives."""
+        if self.path is None:
+            return n or DEFAULT_PROGRAMS
+        held = len(self.trace().programs)
+        return held if n is None else min(n, held)
+
+
+DEFAULT_PROGRAMS = 1000
+"""How many programs a generator makes when nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The engine that is simulated: its slots, seconds per step, and how deep to simulate it."""
+
+    batch: int = 32
+    step_s: float = 0.025
+    depth: str = "steps"
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ConfigError(f"a batch holds at least one call, got {self.batch}")
+        if not 0 < self.step_s < float("inf"):
+            raise ConfigError(f"a step takes a positive number of seconds, got {self.step_s}")
+        if self.depth not in DEPTHS:
+            raise ConfigError(f"unknown depth {self.depth!r}; known: {', '.join(DEPTHS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all policies of a comparison run under, but for the seed."""
+
+    source: Source
+    pressure: Pressure
+    programs: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells it from others of the same source: the load, or how many come at once."""
+        at_once = self.pressure.kind == "at-once"
+        return str(self.programs or "all") if at_once else str(self.pressure)
+
+    @property
+    def axis(self) -> str:
+        """What the label counts."""
+        return "programs at once" if self.pressure.kind == "at-once" else "load"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """One run, by plain values."""
+
+    setting: Setting
+    seed: int
+    scheduler: SchedulerConfig
+    machine: Machine
+
+    @property
+    def policy(self) -> str:
+        """What ranks the calls."""
+        return self.scheduler.policy
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A run and what came of it."""
+
+    spec: RunSpec
+    summary: Summary
+
+
+def grid(
+    settings: Sequence[Setting],
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    scheduler: SchedulerConfig,
+    machine: Machine,
+) -> list[RunSpec]:
+    """The runs of a sweep, those with the same programs side by side."""
+    return [
+        RunSpec(setting, seed, replace(scheduler, policy=policy), machine)
+        for setting, seed, policy in product(settings, seeds, policies)
+    ]
+
+
+def do(spec: RunSpec, progress: Progress | None = None) -> RunResult:
+    """Do a run, in this process."""
+    outcomes = DEPTHS[spec.machine.depth](spec, arrivals(spec), progress)
+    return RunResult(spec, summarize(outcomes))
+
+
+def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
+    """The programs of a run, each at its time."""
+    setting, machine = spec.setting, spec.machine
+    programs = setting.source.programs(setting.programs, spec.seed)
+    return setting.pressure.arrange(programs, machine.batch, machine.step_s, spec.seed)
+
+
+def _by_steps(
+    spec: RunSpec, programs: Sequence[ProgramShape], progress: Progress | None
+) -> Sequence[Outcome]:
+    machine = spec.machine
+    return simulate(
+        programs, spec.scheduler, batch=machine.batch, step_s=machine.step_s, progress=progress
+    ).outcomes
+
+
+DEPTHS: dict[
+    str, Callable[[RunSpec, Sequence[ProgramShape], Progress | None], Sequence[Outcome]]
+] = {"steps": _by_steps}
+"""How a run may be done: name → what does it. ``steps``: batch slots alone, all steps alike."""
+
+
+# The runs of one seed follow each other in a worker, and want the same programs.
+@lru_cache(maxsize=2)
+def _generated(name: str, n: int, seed: int) -> Sequence[ProgramShape]:
+    return generate(name, n, seed)
+
+
+@lru_cache(maxsize=1)
+def _recorded(path: Path, output_scale: float, gap_scale: float) -> Trace:
+    return read_programs(path, output_scale=output_scale, gap_scale=gap_scale)

@@ -1,0 +1,158 @@
+"""Grids of runs: what they run, what they compare, and that processes change nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler import SchedulerConfig
+from agentrt.simulator.compare import Cell, cells, sustained
+from agentrt.simulator.outcome import Summary
+from agentrt.simulator.pressure import Pressure
+from agentrt.simulator.sweep import Machine, RunSpec, Setting, Source, arrivals, do, grid
+from agentrt.simulator.workers import run_all
+
+REACT = Source("react")
+SOME = Summary(
+    programs=10,
+    mean_s=4.0,
+    p50_s=3.0,
+    p95_s=8.0,
+    p99_s=9.0,
+    slowdown=2.0,
+    token_latency_s=0.1,
+    makespan_s=50.0,
+    throughput_per_s=0.2,
+    waiting_share=0.5,
+    service_share=0.5,
+    tool_share=0.0,
+    preemptions=0,
+)
+
+
+def small(*policies: str, loads: tuple[str, ...] = ("0.9",), seeds: int = 1) -> list[RunSpec]:
+    settings = [Setting(REACT, Pressure.parse(load), 20) for load in loads]
+    return grid(settings, policies, range(seeds), SchedulerConfig(), Machine(batch=4))
+
+
+def cell(load: float, policy: str, *latencies: float) -> Cell:
+    """A cell with these token latencies, one per seed."""
+    summaries = {i: replace(SOME, token_latency_s=value) for i, value in enumerate(latencies)}
+    return Cell(Setting(REACT, Pressure("load", load), 10), policy, summaries)
+
+
+# -- pressure --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "kind", "value"), [("0.9", "load", 0.9), ("b0.8", "bursts", 0.8)])
+def test_a_load_is_read_and_written(text: str, kind: str, value: float) -> None:
+    pressure = Pressure.parse(text)
+    assert (pressure.kind, pressure.value, str(pressure)) == (kind, value, text)
+
+
+@pytest.mark.parametrize("text", ["", "b", "x", "0", "-1", "nan", "inf", "0.9.1", "b2", "b0.1"])
+def test_a_bad_load_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"load '{text}'"):
+        Pressure.parse(text)
+
+
+def test_twice_the_load_is_half_the_time() -> None:
+    programs = REACT.programs(50, 1)
+    slow, fast = (Pressure("load", x).arrange(programs, 4, 0.025, 7) for x in (0.5, 1.0))
+    assert slow[-1].arrives_s == pytest.approx(2 * fast[-1].arrives_s)
+    assert Pressure("load", 0.5).rate_per_s(programs, 4, 0.025) == pytest.approx(
+        0.5 * 4 / 0.025 * 50 / sum(p.output_tokens for p in programs)
+    )
+
+
+def test_other_ways_to_arrive() -> None:
+    programs = REACT.programs(5, 1)
+    assert Pressure("recorded").arrange(programs, 4, 0.025, 7) is programs
+    assert {p.arrives_s for p in Pressure("at-once").arrange(programs, 4, 0.025, 7)} == {0.0}
+    assert len(Pressure("bursts", 0.8).arrange(programs, 4, 0.025, 7)) == 5
+    assert Pressure.parse_rate("0.5").rate_per_s(programs, 4, 0.025) == 0.5
+
+
+# -- runs ------------------------------------------------------------------------------
+
+
+def test_all_policies_of_a_seed_see_the_same_programs() -> None:
+    first, second, third, fourth = small("fcfs", "atlas", seeds=2)
+    assert [first.policy, second.policy] == ["fcfs", "atlas"]
+    assert arrivals(first) == arrivals(second)
+    assert arrivals(third) == arrivals(fourth) != arrivals(first)
+
+
+def test_an_unknown_workload_or_depth_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'tea'.*chat"):
+        Source("tea")
+    with pytest.raises(ConfigError, match="unknown depth 'deep'; known: steps"):
+        Machine(depth="deep")
+    with pytest.raises(ConfigError, match="at least one call"):
+        Machine(batch=0)
+
+
+def test_processes_change_nothing_but_the_time() -> None:
+    specs = small("fcfs", "atlas", loads=("0.9", "1.3"))
+    ticks: list[int] = []
+    alone = {result.spec: result.summary for result in run_all(specs, 1, ticks.append)}
+    assert sum(ticks) == 80
+    together = {result.spec: result.summary for result in run_all(specs, 2, lambda more: None)}
+    assert together == alone
+
+
+def test_who_stops_listening_stops_the_processes(tmp_path: Path) -> None:
+    results = run_all(small("fcfs", "atlas", loads=("0.8", "0.9", "1.0")), 2, lambda more: None)
+    assert next(results).summary.programs == 20
+    results.close()
+    assert next(results, None) is None
+
+
+def test_an_error_in_a_process_is_raised_here() -> None:
+    bad = [replace(spec, scheduler=SchedulerConfig(policy="lifo")) for spec in small("a", "b")]
+    with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
+        list(run_all(bad, 2, lambda more: None))
+
+
+# -- comparison ------------------------------------------------------------------------
+
+
+def test_ratios_are_to_the_baseline_of_the_same_seed() -> None:
+    specs = small("fcfs", "srpt", seeds=2)
+    results = [do(spec) for spec in specs]
+    base, best = cells(results, [specs[0].setting], ["fcfs", "srpt"], "fcfs")
+    assert base.ratios("mean_s") == [1.0, 1.0]
+    expected = [results[1 + i].summary.mean_s / results[i].summary.mean_s for i in (0, 2)]
+    assert best.ratios("mean_s") == pytest.approx(expected)
+
+
+def test_what_was_not_done_is_left_out() -> None:
+    specs = small("fcfs", "atlas", seeds=2)
+    found = cells([do(specs[1])], [specs[0].setting], ["fcfs", "atlas"], "fcfs")
+    assert [cell.policy for cell in found] == ["atlas"]
+    assert found[0].ratios("mean_s") == []
+    assert math.isnan(found[0].median_ratio("mean_s"))
+
+
+def test_throughput_at_equal_latency_is_interpolated() -> None:
+    found = [
+        *(cell(load, "fcfs", y) for load, y in ((0.6, 0.1), (0.8, 0.2), (1.0, 0.4))),
+        *(cell(load, "atlas", y) for load, y in ((0.6, 0.1), (0.8, 0.1), (1.0, 0.3))),
+        *(cell(load, "srpt", 0.1) for load in (0.6, 0.8, 1.0)),
+        *(cell(load, "mlfq", 0.3) for load in (0.6, 0.8, 1.0)),
+    ]
+    answers = {a.policy: a for a in sustained(found, "fcfs", 2.0, relative=True)}
+    assert {a.limit_s for a in answers.values()} == {0.2}
+    assert answers["fcfs"].load == pytest.approx(0.8)
+    assert answers["atlas"].load == pytest.approx(0.9)
+    assert answers["atlas"].ratio == pytest.approx(0.9 / 0.8)
+    assert (answers["srpt"].bound, answers["srpt"].load) == (">=", 1.0)
+    assert (answers["mlfq"].bound, answers["mlfq"].load) == ("<", 0.6)
+
+
+def test_throughput_needs_two_loads() -> None:
+    assert sustained([cell(0.9, "fcfs", 0.1)], "fcfs", 2.0, relative=True) == []
