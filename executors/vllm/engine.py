@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -199,6 +200,18 @@ class VLLMEngine:
         except Exception as error:
             raise ConfigError(f"the engine refuses these settings: {error}") from error
 
+    async def record(self, path: Path | None) -> None:
+        """Record the scheduler's events and decisions into a file, or with None stop.
+
+        A recording begins with an empty prefix cache and no programs. Raises
+        `ConfigError` while calls are unfinished, and for a file that cannot be written.
+        """
+        target = None if path is None else _absolute(path)
+        try:
+            await self._engine().engine_core.call_utility_async("agentrt", "record", target)
+        except Exception as error:
+            raise ConfigError(f"the engine does not record: {error}") from error
+
     async def forget_prefixes(self) -> None:
         """Empty the prefix cache, so that the next calls find nothing computed."""
         await self._engine().reset_prefix_cache()
@@ -254,6 +267,10 @@ def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
     return ModelLoadError(
         f"model {model!r} cannot be loaded: {why} (give --model a folder or a hub name)"
     )
+
+
+def _absolute(path: Path) -> str:
+    return str(path.absolute())
 
 
 def _short(model: str) -> str:
