@@ -126,7 +126,7 @@ def bursts(
 
     ``load``, ``high`` and ``low`` are loads in one unit: ``rate_per_s`` is the rate that
     means ``load``, and the two phases have the rates that mean ``high`` and ``low``. The
-    defaults are the study's ``b0.8``: a mean load of 0.8 in bursts between 1.9 and 0.1.
+    defaults are a mean load of 0.8 in bursts between 1.9 and 0.1 (``b0.8`` for short).
     With ``load=1`` the two are factors of the mean rate.
 
     A high and a low phase make a period of ``period_programs / rate_per_s`` seconds, in

@@ -19,8 +19,8 @@ def with_hints(
 
     The logarithms of hints and of true sizes (output tokens of the whole program) have
     about this correlation over ``programs``, and the same mean and spread. 1 makes the
-    hints exact, 0 worthless. In our study of policies 0.5 stood for what a server can
-    know: the prompt's length, a user's budget, an earlier run of the same thread.
+    hints exact, 0 worthless. 0.5 stands for what a server can know: the
+    prompt's length, a user's budget, an earlier run of the same thread.
     """
     if not 0 <= correlation <= 1:
         raise ConfigError(f"a hint's correlation with the truth is 0 to 1, not {correlation}")

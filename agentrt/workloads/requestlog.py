@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -96,11 +96,7 @@ def _program(
     scales: Scales,
     notes: Counter[str],
 ) -> ProgramShape:
-    if all(request.start_s is not None for request in requests):
-        requests = sorted(requests, key=lambda request: request.start_s or 0.0)
-    elif len(requests) > 1:
-        notes[NO_TIME] += len(requests)
-        requests = [_timeless(request) for request in requests]
+    requests = _in_order(requests, notes)
     replay = Replay(scales, notes)
     before: _Request | None = None
     for index, request in enumerate(requests):
@@ -120,8 +116,12 @@ def _program(
     return ProgramShape(session, type, tuple(replay.calls), arrives_s, session=session)
 
 
-def _timeless(request: _Request) -> _Request:
-    return _Request(request.prompt_tokens, request.output_tokens, None, None, request.messages)
+def _in_order(requests: list[_Request], notes: Counter[str]) -> list[_Request]:
+    """By their start; as in the file, and all without times, if any has none."""
+    if all(request.start_s is not None for request in requests):
+        return sorted(requests, key=lambda request: request.start_s or 0.0)
+    notes[NO_TIME] += len(requests)
+    return [replace(request, start_s=None, took_s=None) for request in requests]
 
 
 def _gap(request: _Request, before: _Request, notes: Counter[str]) -> float:
