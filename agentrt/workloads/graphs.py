@@ -1,7 +1,7 @@
 """Eight types of agent programs, unlike in shape and size: the workload ``graphs8``.
 
 Sizes, spreads and fan-outs are ours, chosen so that the types' work differs by up to two
-orders of magnitude (about 200 to 17,000 output tokens) and each has its own joins:
+orders of magnitude (means of about 200 to 10,000 output tokens) and each has its own joins:
 
 ========================  =========================================================
 `rag`                     rewrite a question, retrieve, answer from what was found

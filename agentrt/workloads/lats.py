@@ -27,7 +27,7 @@ PROMPT_MEAN = 467.2
 OUTPUT_MEAN = 72.6
 
 WIDTH = 5
-"""Children per expansion (LATS, arXiv 2310.04406, §5.1: n = 5)."""
+"""Children per expansion (LATS, arXiv 2310.04406: n = 5)."""
 LIMIT = 30
 """Iterations before the search gives up. Ours: 50 would make most programs end early."""
 DEPTH = 7
