@@ -15,7 +15,8 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.headless import complete, make_request, make_scheduler
-from agentrt.executors.vllm.recording import Event, Recorder, read
+from agentrt.executors.vllm.recorded import Event, read
+from agentrt.executors.vllm.recording import Recorder
 
 _COMPARED = {"schedule": ("scheduled", "computed", "preempted"), "update": ("finished",)}
 

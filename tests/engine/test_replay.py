@@ -15,7 +15,7 @@ import pytest
 from agentrt import Context, Runtime, SchedulerConfig, program
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.executors.vllm.recording import read
+from agentrt.executors.vllm.recorded import read
 from agentrt.executors.vllm.replay import replay
 
 pytest.importorskip("vllm")

@@ -11,7 +11,8 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
-from agentrt.executors.vllm.recording import read, samples
+from agentrt.executors.vllm.recorded import read, samples
+from agentrt.executors.vllm.recording import Recorder
 from agentrt.executors.vllm.replay import replay
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 
@@ -102,8 +103,6 @@ def test_any_change_of_a_decision_is_found() -> None:
     """One call's tokens are one more in one step of the recording."""
     events: list[dict[str, Any]] = []
     e = engine()
-    from agentrt.executors.vllm.recording import Recorder
-
     assert isinstance(e.scheduler, ProgramScheduler)
     Recorder(e.scheduler, lambda event: events.append(json.loads(json.dumps(event)))).attach()
     drive(e, 3)

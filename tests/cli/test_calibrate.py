@@ -1,0 +1,136 @@
+"""`agentrt calibrate` on a made-up engine whose step times are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from agentrt.cli.app import call
+from agentrt.errors import EngineStartError
+from agentrt.executors.base import Chunk, Progress
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.vllm.recorded import FORMAT
+from agentrt.executors.vllm.step_time import StepTimeModel, StepWork
+from agentrt.request import Call, Reply
+from agentrt.scheduler.config import SchedulerConfig
+
+pytest.importorskip("numpy")
+
+TRUE = StepTimeModel(0.03, 1e-3, 2e-3, 5e-6)
+
+
+class MadeUpEngine:
+    """Runs each call alone, at the pace of `TRUE`, and records that."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        self.now = 5.0
+        self.events: list[dict[str, object]] = []
+        self.path: Path | None = None
+
+    async def start(self, progress: Progress) -> None:
+        if self.options.model == "broken":
+            raise EngineStartError("the engine did not start: no luck")
+
+    async def configure(self, config: SchedulerConfig) -> None:
+        assert config.policy == "fcfs"
+
+    async def record(self, path: Path | None) -> None:
+        if path is None:
+            assert self.path is not None
+            lines = [json.dumps(event) for event in self.events]
+            self.path.write_text("\n".join(lines))
+        else:
+            engine = {
+                "model": "/models/made-up",
+                "vllm": "0.0",
+                "max_model_len": 600,
+                "scheduler": {"max_num_seqs": self.options.max_num_seqs or 8},
+            }
+            self.events = [{"event": "start", "format": FORMAT, "engine": engine}]
+        self.path = path
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        assert call.spec.prompt_token_ids is not None
+        prompt = len(call.spec.prompt_token_ids)
+        assert prompt + call.spec.max_tokens <= 600
+        self._step(prompt, 0)
+        for done in range(prompt, prompt + call.spec.max_tokens - 1):
+            self._step(1, done)
+        yield Chunk("", Reply(""))
+
+    async def end_program(self, program_id: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def _step(self, count: int, done: int) -> None:
+        step = len(self.events)
+        left, self.now = self.now, self.now + TRUE.seconds(StepWork.of({"c": count}, {"c": done}))
+        scheduled = {"scheduled": {"c": count}, "computed": {"c": done}}
+        self.events += [
+            {"event": "schedule", "step": step, **scheduled, "clock": [0.0, left]},
+            {"event": "update", "step": step, "clock": [self.now]},
+        ]
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", MadeUpEngine)
+    monkeypatch.setattr("agentrt.bench.calibrate.hardware", lambda: "an abacus")
+    monkeypatch.setattr("agentrt.cli.interrupts.end_descendants", lambda: 0)
+
+
+def test_it_measures_fits_tells_and_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "steps.json"
+    assert call(["calibrate", "--out", str(out), "--json", "--max-num-seqs", "4"]) == 0
+    said = capsys.readouterr()
+    assert "made-up on an abacus, vLLM 0.0" in said.out
+    assert "| a token of prompt      | 1000.0 us |" in said.out
+    assert "round 2 of 2" in said.err
+    model = StepTimeModel.load(out)
+    assert json.loads(said.out.splitlines()[-1])["samples"] == model.samples
+    # Calls run alone here: what a step costs and what its one call costs are one thing.
+    assert model.base_s + model.per_decode_s == pytest.approx(0.032, rel=0.05)
+    assert model.per_prefill_token_s == pytest.approx(1e-3, rel=0.05)
+    assert model.error is not None
+    assert model.error < 0.01
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--out", "steps.txt"], "name a file that ends in .json"),
+        (["--out", "no/such/steps.json"], "there is no folder 'no/such'"),
+        (["--model", "./nowhere"], "no such folder"),
+        (["--rounds", "0"], "0 is not in the range"),
+        (["extra"], "unexpected extra argument"),
+    ],
+)
+def test_mistakes_are_told_before_an_engine_starts(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["calibrate", *args]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert "loading" not in said.err
+
+
+def test_an_engine_that_does_not_start_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["calibrate", "--model", "broken"]) == 1
+    error = capsys.readouterr().err
+    assert "the engine did not start" in error
+    assert "Traceback" not in error
+
+
+def test_help_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["calibrate", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Usage: agentrt calibrate [OPTIONS] [-- VLLM_FLAGS]" in out
+    assert "Exit codes: 0 done" in out
