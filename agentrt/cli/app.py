@@ -15,6 +15,10 @@ from agentrt.cli.faults import exit_code_of
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
+    "simulate": (
+        "agentrt.cli.simulate:simulate",
+        "Study policies in virtual time, without a model.",
+    ),
     "bench": ("agentrt.cli.bench:bench", "Measure policies, and what scheduling costs."),
     "calibrate": ("agentrt.cli.calibrate:calibrate", "Measure how long an engine's steps take."),
 }

@@ -96,7 +96,7 @@ def _draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
 
     loads = list(dict.fromkeys(cell.setting.label for cell in sorted(cells, key=_by_load)))
     for number, policy in enumerate(dict.fromkeys(cell.policy for cell in cells)):
-        style = {"color": f"C{number}", "marker": _MARKERS[number % len(_MARKERS)]}
+        style: dict[str, Any] = {"color": f"C{number}", "marker": _MARKERS[number % len(_MARKERS)]}
         mine = sorted((cell for cell in cells if cell.policy == policy), key=_by_load)
         # Bursts are no higher a load: no line leads to them.
         for bursty, label in ((False, policy), (True, None)):

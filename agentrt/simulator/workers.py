@@ -34,7 +34,8 @@ def run_all(specs: Sequence[RunSpec], jobs: int, ticker: Ticker) -> Generator[Ru
             yield do(spec, _Deltas(ticker))
         return
     with _pool(jobs) as (pool, ended):
-        pending = {pool.submit(_work, spec) for spec in specs}
+        with _deaf_to_ctrl_c():  # processes start as the first task comes
+            pending = {pool.submit(_work, spec) for spec in specs}
         told = 0
         while pending:
             done, pending = wait(pending, timeout=_LOOK_EVERY_S, return_when=FIRST_COMPLETED)
@@ -69,6 +70,16 @@ def _pool(jobs: int) -> Iterator[tuple[ProcessPoolExecutor, Any]]:
         watched.close()
 
 
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes that start here never see Ctrl-C, which reaches the group; we hear it after."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Deltas:
     """Turns the number of programs ended so far into how many more have ended."""
 
@@ -90,8 +101,6 @@ _ended: Any = None  # how many programs have ended, shared by all
 def _become_worker(ended: Any, lifeline: connection.Connection) -> None:
     global _ended  # noqa: PLW0603  # the one thing that a pool can hand to all its tasks
     _ended = ended
-    # Ctrl-C reaches the whole group of processes; the parent says what to do.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
 
 

@@ -1,0 +1,176 @@
+"""Options that the simulations share: several values after one name, and checks up front."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from agentrt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrt.scheduler import SchedulerConfig
+    from agentrt.simulator.sweep import Machine
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+class ManyCommand(click.Command):
+    """A command whose repeatable options take several values: ``--load 0.8 0.9``.
+
+    Once it has all its arguments, what follows a value of such an option is one more.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._spelled_out(args))
+
+    def _spelled_out(self, args: Sequence[str]) -> list[str]:
+        options = {name: p for p in self.params if isinstance(p, click.Option) for name in p.opts}
+        missing = sum(isinstance(param, click.Argument) for param in self.params)
+        many: str | None = None
+        is_value = False
+        words: list[str] = []
+        for word in args:
+            if is_value:
+                is_value = False
+            elif word.startswith("-") and word != "-":
+                name, equals, _ = word.partition("=")
+                option = options.get(name)
+                is_value = option is not None and not option.is_flag and not equals
+                many = name if option is not None and option.multiple else None
+            elif missing:
+                missing -= 1
+            elif many is not None:
+                words.append(many)
+            words.append(word)
+        return words
+
+
+def split_commas(
+    ctx: click.Context, param: click.Parameter, values: Sequence[str]
+) -> tuple[str, ...]:
+    """``a,b`` is ``a`` and ``b``. Each value counts once."""
+    parts = (part.strip() for value in values for part in value.split(","))
+    return tuple(dict.fromkeys(part for part in parts if part))
+
+
+def many(name: str, *, metavar: str, help: str) -> Callable[[Decorated], Decorated]:  # noqa: A002
+    """An option that takes several values, with commas or blanks between, or repeated."""
+    return click.option(name, multiple=True, metavar=metavar, callback=split_commas, help=help)
+
+
+def policy_option(default: str) -> Callable[[Decorated], Decorated]:
+    """``--policy``, with the names of those that run when it is left out."""
+    return many("--policy", metavar="NAME…", help=f"Which to compare.  [default: {default}]")
+
+
+def engine_options(command: Decorated) -> Decorated:
+    """The simulated engine and its scheduler."""
+    for option in reversed(_ENGINE):
+        command = option(command)
+    return command
+
+
+_ENGINE = (
+    click.option(
+        "--batch",
+        type=click.IntRange(min=1),
+        default=32,
+        show_default=True,
+        metavar="B",
+        help="How many calls run at a time.",
+    ),
+    click.option(
+        "--step-ms",
+        type=click.FloatRange(min=0, min_open=True),
+        default=25.0,
+        show_default=True,
+        metavar="MS",
+        help="Milliseconds per step; a step gives each running call one token.",
+    ),
+    click.option("--quanta", metavar="S,S,…", help="Seconds of service per queue level."),
+    click.option("--beta", type=float, metavar="X", help="Anti-starvation; inf: never promote."),
+    click.option(
+        "--baseline",
+        default="fcfs",
+        show_default=True,
+        metavar="NAME",
+        help="What ratios are to; always runs.",
+    ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="J",
+        help="Processes.  [default: one per core]",
+    ),
+)
+
+
+def read_policies(names: Sequence[str], baseline: str) -> list[str]:
+    """The policies to run, the baseline first. Raises `ConfigError` for an unknown one."""
+    from agentrt.scheduler import SchedulerConfig
+    from agentrt.simulator.clairvoyant import make_policy, policy_names
+
+    policies = list(dict.fromkeys([baseline, *names]))
+    for name in policies:
+        if name not in policy_names():
+            raise ConfigError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")
+        make_policy(SchedulerConfig(policy=name), lambda program_id: 0.0)
+    return policies
+
+
+def read_scheduler(quanta: str | None, beta: float | None) -> SchedulerConfig:
+    """The scheduler's settings, but for the policy."""
+    from agentrt.cli.values import read_quanta
+    from agentrt.scheduler import SchedulerConfig
+
+    settings: dict[str, Any] = {}
+    if quanta is not None:
+        settings["quanta"] = read_quanta(quanta)
+    if beta is not None:
+        settings["beta"] = beta
+    return SchedulerConfig(**settings)
+
+
+def read_machine(batch: int, step_ms: float, depth: str = "steps") -> Machine:
+    """The simulated engine."""
+    from agentrt.simulator.sweep import Machine
+
+    if not math.isfinite(step_ms):
+        raise ConfigError(f"--step-ms {step_ms}: give a number of milliseconds")
+    return Machine(batch, step_ms / 1000, depth)
+
+
+def cores() -> int:
+    """How many processes can run at a time here."""
+    return len(os.sched_getaffinity(0))
+
+
+def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
+    """Raise `ConfigError` for a file that could not be written, before anything runs."""
+    if path is None or str(path) == "-":
+        return
+    where = f"{option} {str(path)!r}"
+    folder = path.absolute().parent
+    if suffixes and path.suffix not in suffixes:
+        raise ConfigError(f"{where}: name a file that ends in {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise ConfigError(f"{where}: that is a folder; name a file")
+    if not folder.is_dir():
+        raise ConfigError(f"{where}: there is no folder {str(path.parent)!r}; make it")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{where}: no permission to write there")
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise `ConfigError` for a drawing that could not be made, before anything runs."""
+    if path is None:
+        return
+    from agentrt.simulator.plots import SUFFIXES, check_matplotlib
+
+    check_output("--plot", path, SUFFIXES)
+    check_matplotlib()

@@ -1,0 +1,167 @@
+"""``agentrt simulate run``: several policies under one setting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agentrt.cli.simulate.options import (
+    ManyCommand,
+    cores,
+    engine_options,
+    policy_option,
+    read_machine,
+    read_policies,
+    read_scheduler,
+)
+from agentrt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrt.simulator.compare import Cell
+    from agentrt.simulator.pressure import Pressure
+    from agentrt.simulator.sweep import RunSpec, Setting, Source
+
+_EPILOG = """\b
+Examples:
+  agentrt simulate run --workload mixed --load 0.95
+  agentrt simulate run --workload chat --burst 0.8 --policy mlfq atlas srpt --repeat 5
+  agentrt simulate run --workload lats --at-once --programs 200 --batch 64
+  agentrt simulate run --trace programs.jsonl --rate 0.5 --json
+  agentrt simulate run --workload react --rate 1.5 --csv > react.csv
+
+\b
+A load is the share of what the engine's slots can do: at 1 they are busy all the time.
+Ratios are to the baseline with the same programs; with --repeat the median is shown,
+with the least and the greatest. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+"""
+
+
+@click.command(cls=ManyCommand, epilog=_EPILOG)
+@click.option("--workload", metavar="NAME", help="chat, react, lats, mixed (default) or graphs8.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Programs from a recorded trace; by default they arrive as recorded.",
+)
+@click.option(
+    "--output-scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    metavar="X",
+    help="Multiplies a trace's output tokens.",
+)
+@click.option(
+    "--gap-scale",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    metavar="X",
+    help="Multiplies a trace's seconds between calls.",
+)
+@policy_option("mlfq,plas,atlas")
+@click.option("--load", metavar="X", help="Poisson arrivals, share of capacity.  [default: 0.9]")
+@click.option("--rate", metavar="R", help="Poisson arrivals, R programs per second.")
+@click.option("--burst", metavar="X", help="A mean load of X, in bursts.")
+@click.option("--at-once", is_flag=True, help="All programs at second 0.")
+@click.option(
+    "--programs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="How many.  [default: 1000; all of a trace]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="The first seed.")
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With so many seeds.",
+)
+@engine_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of tables.")
+def run(**options: Any) -> None:
+    """Simulate policies under one setting, on the same programs at the same times.
+
+    For each: latency of programs (mean, P50, P95, P99), slowdown, token latency,
+    throughput, makespan, where the time went, preemptions.
+    """
+    from agentrt.cli.simulate.progress import do_runs
+    from agentrt.simulator.compare import cells
+    from agentrt.simulator.sweep import Setting, grid
+
+    if options["as_json"] and options["as_csv"]:
+        raise ConfigError("--json and --csv: give one of them")
+    baseline = options["baseline"]
+    policies = read_policies(options["policy"] or ("mlfq", "plas", "atlas"), baseline)
+    setting = Setting(_source(options), _pressure(options), options["programs"])
+    seeds = list(range(options["seed"], options["seed"] + options["repeat"]))
+    machine = read_machine(options["batch"], options["step_ms"])
+    scheduler = read_scheduler(options["quanta"], options["beta"])
+    specs = grid([setting], policies, seeds, scheduler, machine)
+    results, stop = do_runs(specs, options["jobs"] or cores())
+    found = cells(results, [setting], policies, baseline)
+    if found:
+        click.echo(_told(found, specs, seeds, options), nl=not options["as_csv"])
+    if stop:
+        raise stop
+
+
+def _source(options: dict[str, Any]) -> Source:
+    """Where the programs come from; a trace is read at once, and refused if it cannot be."""
+    from agentrt.simulator.sweep import Source
+
+    if options["trace"] is None:
+        return Source(options["workload"] or "mixed")
+    if options["workload"] is not None:
+        raise ConfigError("--workload and --trace: give one of them")
+    path, scales = options["trace"], (options["output_scale"], options["gap_scale"])
+    source = Source(path.stem, path, *scales)
+    click.echo(source.trace().report(), err=True)
+    return source
+
+
+def _pressure(options: dict[str, Any]) -> Pressure:
+    from agentrt.simulator.pressure import Pressure
+
+    given = [n for n in ("load", "rate", "burst", "at_once") if options[n] not in (None, False)]
+    if len(given) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{names}: give one of them")
+    match given:
+        case ["load"]:
+            return Pressure.parse(options["load"])
+        case ["burst"]:
+            return Pressure.parse(f"b{options['burst']}")
+        case ["rate"]:
+            return Pressure.parse_rate(options["rate"])
+        case ["at_once"]:
+            return Pressure("at-once")
+        case _:
+            return Pressure("load", 0.9) if options["trace"] is None else Pressure("recorded")
+
+
+def _told(
+    found: Sequence[Cell], specs: Sequence[RunSpec], seeds: list[int], options: dict[str, Any]
+) -> str:
+    from agentrt.cli.simulate import tables
+
+    setting: Setting = found[0].setting
+    common = tables.conditions(specs[0], seeds, options["baseline"])
+    if options["as_json"]:
+        complete = sum(len(cell.seeds) for cell in found) == len(specs)
+        told = {"settings": common, "complete": complete, "cells": tables.as_dicts(found)}
+        return json.dumps(told)
+    if options["as_csv"]:
+        return tables.as_csv(found)
+    count = setting.source.count(setting.programs)
+    what = f"{count} programs ({setting.source.name}), arrivals: {setting.pressure}."
+    parts = [f"{what} {tables.in_words(common)}", tables.values_table(found)]
+    if len(found) > 1:
+        parts.append(tables.ratios_table(found, options["baseline"]))
+    return "\n\n".join(parts)

@@ -1,0 +1,193 @@
+"""Simulated runs for people and for programs: Markdown, JSON, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from agentrt.bench.table import Spread, markdown
+from agentrt.simulator.compare import MEASURES, Cell, Sustained
+from agentrt.simulator.sweep import RunSpec
+
+SHARES = ("waiting_share", "service_share", "tool_share")
+COMPARED = {
+    "mean_s": "mean",
+    "p95_s": "P95",
+    "p99_s": "P99",
+    "slowdown": "slowdown",
+    "token_latency_s": "s/token",
+}
+OFFLINE = {"makespan_s": "makespan", "mean_s": "mean", "token_latency_s": "s/token"}
+"""What a sweep compares to the baseline, by a short name for a column's head."""
+
+
+def conditions(spec: RunSpec, seeds: Sequence[int], baseline: str) -> dict[str, Any]:
+    """What all runs have in common, as JSON-able values."""
+    scheduler = spec.scheduler.to_dict()
+    del scheduler["policy"]
+    machine = spec.machine
+    return {
+        "batch": machine.batch,
+        "step_s": machine.step_s,
+        "depth": machine.depth,
+        "seeds": list(seeds),
+        "baseline": baseline,
+        "scheduler": scheduler,
+    }
+
+
+def in_words(conditions: dict[str, Any]) -> str:
+    """The conditions in one line, for a table's head."""
+    seeds = conditions["seeds"]
+    which = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    spread = "; medians over seeds (least-most)" if len(seeds) > 1 else ""
+    step_ms = f"{1000 * conditions['step_s']:g} ms"
+    return f"Batch {conditions['batch']}, {step_ms} per step, {which}{spread}."
+
+
+# -- one setting: measures down, policies across ---------------------------------------
+
+
+def values_table(cells: Sequence[Cell]) -> str:
+    """All measures of all policies under one setting."""
+    rows = [
+        [text, *(_value(cell, measure) for cell in cells)] for measure, text in MEASURES.items()
+    ]
+    return markdown(["", *(cell.policy for cell in cells)], rows)
+
+
+def ratios_table(cells: Sequence[Cell], baseline: str) -> str:
+    """The other policies' measures over the baseline's."""
+    cells = [cell for cell in cells if cell.policy != baseline]
+    rows = [
+        [text, *(_ratio(cell, measure) for cell in cells)]
+        for measure, text in MEASURES.items()
+        if measure not in SHARES
+    ]
+    return markdown([f"ratio to {baseline}", *(cell.policy for cell in cells)], rows)
+
+
+# -- many settings: a row per cell -----------------------------------------------------
+
+
+def sweep_table(cells: Sequence[Cell], baseline: str) -> str:
+    """Ratios of latencies (or makespans) to the baseline's; below 1 is better."""
+    offline = cells[0].setting.pressure.kind == "at-once"
+    measures = OFFLINE if offline else COMPARED
+    first = next(iter(measures))
+    head = ["workload", cells[0].setting.axis, "policy", MEASURES[first]]
+    rows = [
+        [
+            cell.setting.source.name,
+            cell.setting.label,
+            cell.policy,
+            _value(cell, first),
+            *(_ratio(cell, measure) for measure in measures),
+        ]
+        for cell in cells
+    ]
+    return markdown([*head, *(f"{name} / {baseline}" for name in measures.values())], rows)
+
+
+def sustained_table(answers: Sequence[Sustained], baseline: str) -> str:
+    """Throughput at equal latency."""
+    rows = [
+        [
+            answer.workload,
+            f"{1000 * answer.limit_s:.0f}",
+            answer.policy,
+            f"{answer.bound}{answer.load:.3g}",
+            f"{answer.ratio:.2f}",
+        ]
+        for answer in answers
+    ]
+    head = ["workload", "limit, ms/token", "policy", "load sustained", f"/ {baseline}"]
+    return markdown(head, rows)
+
+
+def _value(cell: Cell, measure: str) -> str:
+    values = cell.values(measure)
+    spread = Spread.of([100 * v for v in values] if measure in SHARES else values)
+    unit = "%" if measure in SHARES else ""
+    median = _digits(spread.median)
+    if len(values) == 1:
+        return f"{median}{unit}"
+    return f"{median}{unit} ({_digits(spread.least)}-{_digits(spread.most)})"
+
+
+def _ratio(cell: Cell, measure: str) -> str:
+    ratios = cell.ratios(measure)
+    if not ratios:
+        return "-"
+    return str(Spread.of(ratios)) if len(ratios) > 1 else f"{ratios[0]:.2f}"
+
+
+def _digits(value: float) -> str:
+    """Three digits that count, or all before the point."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"
+
+
+# -- for programs ----------------------------------------------------------------------
+
+
+def as_dicts(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Each cell as JSON-able values."""
+    return [
+        {
+            "workload": cell.setting.source.name,
+            "arrivals": str(cell.setting.pressure),
+            "policy": cell.policy,
+            "seeds": cell.seeds,
+            "programs": next(iter(cell.summaries.values())).programs,
+            "measures": {measure: _measured(cell, measure) for measure in MEASURES},
+        }
+        for cell in cells
+    ]
+
+
+def sustained_dicts(answers: Sequence[Sustained]) -> list[dict[str, Any]]:
+    """Throughput at equal latency as JSON-able values."""
+    return [
+        {
+            "workload": answer.workload,
+            "policy": answer.policy,
+            "limit_s_per_token": answer.limit_s,
+            "load": answer.load,
+            "bound": answer.bound or "=",
+            "ratio": answer.ratio,
+        }
+        for answer in answers
+    ]
+
+
+def as_csv(cells: Sequence[Cell]) -> str:
+    """A line per cell and measure, with a head."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    names = ("workload", "arrivals", "policy", "programs", "seeds")
+    kinds = ("median", "min", "max", "ratio", "ratio_min", "ratio_max")
+    out.writerow([*names, "measure", *kinds])
+    for cell in as_dicts(cells):
+        cell["seeds"] = len(cell["seeds"])
+        for measure, found in cell["measures"].items():
+            out.writerow([*(cell[n] for n in names), measure, *(found[k] for k in kinds)])
+    return text.getvalue()
+
+
+def _measured(cell: Cell, measure: str) -> dict[str, float | None]:
+    spread = Spread.of(cell.values(measure))
+    ratios = cell.ratios(measure)
+    ratio = Spread.of(ratios) if ratios else None
+    return {
+        "median": spread.median,
+        "min": spread.least,
+        "max": spread.most,
+        "ratio": ratio.median if ratio else None,
+        "ratio_min": ratio.least if ratio else None,
+        "ratio_max": ratio.most if ratio else None,
+    }
