@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from agentrt.errors import InvariantError
 from agentrt.request import CallReport
@@ -84,6 +85,7 @@ class Simulator:
     queues: LevelQueues = field(init=False)
     live: dict[str, _Live] = field(default_factory=dict)
     _events: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
+    now: float = 0.0
     _at: int = 0
     _serial: int = 0
     _done: int = 0
@@ -101,6 +103,7 @@ class Simulator:
         self._expect(arrivals.first())
         while self._events:
             self._at = self._events[0][0]
+            self.now = self._at * self.step_s
             while self._events and self._events[0][0] == self._at:
                 heapq.heappop(self._events)[2]()
                 self._done += 1
@@ -117,11 +120,6 @@ class Simulator:
         """What a clairvoyant knows: the seconds of service that a program still needs."""
         live = self.live[program_id]
         return live.left_s - (live.row.attained_s - live.row.service_s)
-
-    @property
-    def now(self) -> float:
-        """Virtual time, in seconds."""
-        return self._at * self.step_s
 
     # -- events ------------------------------------------------------------------------
 
@@ -166,15 +164,15 @@ class Simulator:
     def _choose(self) -> None:
         self.queues.promote(self.now)
         if self._unsorted:
-            self.running.sort(key=lambda call: call.key)
+            self.running.sort(key=_key)
             self._unsorted = False
         self._make_room()
         while len(self.running) < self.batch and self.queues.head() is not None:
             self._start(self.queues.take())
         # A running call may be safe from preemption for some steps only: look again.
         head = self.queues.head()
-        if head is not None and self.running:
-            if self.config.preemption and head.level < max(c.level for c in self.running):
+        if head is not None:
+            if self.config.preemption and any(head.level < c.level for c in self.running):
                 self._wake(self._at + 1)
             starving = self.queues.next_promotion()
             if starving is not None:
@@ -192,8 +190,9 @@ class Simulator:
         if head is None or not self.running or head.level >= self.running[-1].level:
             return
         for call in self.running:
-            self._settle(call)
-        self.running.sort(key=lambda call: call.key)
+            if call.level > head.level:
+                self._settle(call)
+        self.running.sort(key=_key)
         free = self.batch - len(self.running)
         for call in self.queues.victims(self.running, free, 1, _none, _none, _never):
             self.running.remove(call)
@@ -297,6 +296,9 @@ def simulate(
     """Run programs on one simulated engine of ``batch`` slots, ``step_s`` seconds a step."""
     arrivals = Open(programs) if isinstance(programs, Sequence) else programs
     return Simulator(config, batch, step_s).run(arrivals, progress)
+
+
+_key = attrgetter("key")
 
 
 def _none(call: QueuedCall) -> int:
