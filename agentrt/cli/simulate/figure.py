@@ -38,7 +38,7 @@ _OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs")
 @click.option(
     "--programs",
     type=click.IntRange(min=1),
-    default=250,
+    default=200,
     show_default=True,
     metavar="N",
     help="Figure 20: how many.",
