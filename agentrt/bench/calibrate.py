@@ -45,8 +45,8 @@ def design(max_num_seqs: int, max_model_len: int) -> list[Case]:
     Long contexts are bounded, so that a CPU does not compute prompts for minutes.
     """
     cases = [Case(batch, 16, 8) for batch in (1, 2, 4, 8, 16, max_num_seqs)]
-    cases += [Case(1, prompt, 2) for prompt in (32, 64, 128, 256, 512, 1024)]
-    cases += [Case(1, 2048, 8), Case(2, 1024, 6), Case(4, 512, 6), Case(8, 256, 6)]
+    cases += [Case(1, prompt, 2) for prompt in (32, 64, 128, 256, 512)]
+    cases += [Case(1, 1536, 8), Case(2, 768, 6), Case(4, 384, 6), Case(8, 192, 6)]
     longest = max_model_len - max(case.output for case in cases)
     fitting = (
         Case(min(case.batch, max_num_seqs), min(case.prompt, longest), case.output)
