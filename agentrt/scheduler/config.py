@@ -32,6 +32,9 @@ class SchedulerConfig:
     ``max_promoted`` promoted calls wait at one time, so that a backlog in which all
     starve does not turn into first come, first served with a storm of preemptions.
 
+    ``lane`` is the share of the batch that serves programs in the order of their arrival,
+    under a policy that keeps a lane (`adaptive`); 0 is none.
+
     ``preemption`` lets a waiting call of a strictly better level take the place of a
     running one. A running call is safe for its first ``min_residency_steps`` engine
     steps, and when at most ``min_remaining_tokens`` of its tokens are left: undoing
@@ -46,6 +49,7 @@ class SchedulerConfig:
     quanta: tuple[float, ...] = field(default_factory=_default_quanta)
     beta: float = 8.0
     max_promoted: int = 4
+    lane: float = 0.05
     preemption: bool = True
     min_residency_steps: int = 4
     min_remaining_tokens: int = 4
@@ -58,6 +62,8 @@ class SchedulerConfig:
             raise ConfigError(f"quanta must be positive seconds, got {list(self.quanta)}")
         if not self.beta > 0:
             raise ConfigError(f"beta must be positive (or inf for never), got {self.beta}")
+        if not 0 <= self.lane < 1:
+            raise ConfigError(f"lane must be a share of the batch, 0 to below 1, got {self.lane}")
         for name in (
             "max_promoted",
             "min_residency_steps",

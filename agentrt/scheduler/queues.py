@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from agentrt.errors import InvariantError
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.lane import Lane
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Place, Policy
 from agentrt.scheduler.starvation import Starvation
 from agentrt.scheduler.table import ProgramRow
 
 _EPSILON_S = 1e-9
+LANE = Place(-1_000_000_000)
+"""Where the calls of the lane stand: before all others, for as long as they run."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
     """One call in the queues, waiting or running.
 
-    ``node`` is its name in its program's graph, ``item`` the engine's own request.
+    ``node`` is its name in its program's graph, ``prompt_tokens`` what of its prompt is
+    to be computed (not cached), ``item`` the engine's own request.
     ``since`` is when its present wait began (None while it runs). ``waited_s`` and
     ``served_s`` cover its whole life;
     ``debt_waited_s`` and ``debt_served_s`` count from its last promotion, for the
@@ -42,6 +46,7 @@ class QueuedCall:
     path_s: float | None
     arrived_at: float
     node: str = ""
+    prompt_tokens: int = 0
     level: int = 0
     order: float = 0.0
     seq: int = 0
@@ -50,6 +55,7 @@ class QueuedCall:
     queued: bool = False
     held: bool = False
     promoted: bool = False
+    in_lane: bool = False
     waited_s: float = 0.0
     served_s: float = 0.0
     debt_since: float = 0.0
@@ -78,7 +84,9 @@ class LevelQueues:
     that was taken can also be put back, for an engine that looks and changes its mind.
     """
 
-    def __init__(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, policy: Policy | None = None, *, slots: int = 0
+    ) -> None:
         self.config = config
         self.policy = make_policy(config) if policy is None else policy
         self._heap: list[tuple[int, float, int, QueuedCall]] = []
@@ -87,6 +95,7 @@ class LevelQueues:
         self._waiting = 0
         self._promoted_waiting = 0
         self._starvation = Starvation(config.beta)
+        self._lane = Lane(config.lane if self.policy.lane else 0.0, slots)
         self._by_program: dict[str, dict[str, QueuedCall]] = {}
         self.calls: dict[str, QueuedCall] = {}
 
@@ -100,11 +109,14 @@ class LevelQueues:
         path_s: float | None,
         now: float,
         node: str = "",
+        prompt_tokens: int = 0,
     ) -> QueuedCall:
         """Place a new call. It waits from now on, but still has to be `put` in the queue."""
         if call_id in self.calls:
             raise InvariantError(f"call {call_id} is queued already")
-        call = QueuedCall(call_id, program, item, path_s, now, node, since=now, debt_since=now)
+        call = QueuedCall(
+            call_id, program, item, path_s, now, node, prompt_tokens, since=now, debt_since=now
+        )
         self.calls[call_id] = call
         if self.policy.follows_program:
             self._by_program.setdefault(program.program_id, {})[call_id] = call
@@ -122,6 +134,8 @@ class LevelQueues:
         call.residency_steps = 0
         if call.promoted:
             self._settle_promotion(call)
+        if call.preemptions == 0:
+            self._place_again(self.policy.call_left(call), now)
 
     def stop(self, call: QueuedCall, now: float, *, to_tail: bool = False) -> None:
         """A running call was preempted. It still has to be `put` back.
@@ -141,6 +155,8 @@ class LevelQueues:
         call.served_s += seconds
         call.debt_served_s += seconds
         call.program.attained_s += seconds
+        if call.in_lane:
+            self._lane.charge(seconds)
         call.steps += steps
         call.residency_steps += steps
         call.quantum_left -= seconds
@@ -161,8 +177,12 @@ class LevelQueues:
         if call.since is not None:
             call.waited_s += now - call.since
             call.since = None
+            if call.steps == 0:
+                self._place_again(self.policy.call_left(call), now)
         if call.promoted:
             self._settle_promotion(call)
+        if call.in_lane:
+            self._lane.leave(call)
         self.discard(call)
         self._starvation.forget(call)
         self._by_program.get(call.program.program_id, {}).pop(call.call_id, None)
@@ -170,10 +190,7 @@ class LevelQueues:
     def call_ended(self, call: QueuedCall, now: float) -> None:
         """A removed call is in its program's row by now: its other calls starve or stand anew."""
         self._starvation.refresh(call.program)
-        self.policy.call_ended(call, now)
-        for other in self._by_program.get(call.program.program_id, {}).values():
-            if other.since is not None and not other.promoted:
-                self._enter(other, self.policy.place(other, now))
+        self._place_again(self._by_program.get(call.program.program_id, {}).values(), now)
 
     def program_ended(self, program: ProgramRow, now: float) -> None:
         """A program ended: the policy may learn from it."""
@@ -218,6 +235,7 @@ class LevelQueues:
             self._held.append(call)
         else:
             heapq.heappush(self._heap, (*call.key, call))
+        self._lane.line_up(call)
 
     def discard(self, call: QueuedCall) -> bool:
         """Take a call out of the queue wherever it stands; False if it was not in it."""
@@ -250,8 +268,14 @@ class LevelQueues:
     # -- anti-starvation and preemption ------------------------------------------------
 
     def promote(self, now: float) -> list[QueuedCall]:
-        """Move starved calls to Q_1, those that starve longest first (Alg. 1, lines 24-30)."""
+        """Move starved calls to Q_1, those that starve longest first (Alg. 1, lines 24-30).
+
+        And admit to the lane those that it has room for.
+        """
         promoted = []
+        while (call := self._lane.admit(now)) is not None:
+            self._enter(call, LANE)
+            promoted.append(call)
         while self._promoted_waiting < self.config.max_promoted:
             call = self._starvation.pop_starved(now)
             if call is None:
@@ -265,11 +289,12 @@ class LevelQueues:
             promoted.append(call)
         return promoted
 
-    def next_promotion(self) -> float | None:
-        """When the next waiting call will starve, if nothing happens till then; or None."""
-        if self._promoted_waiting >= self.config.max_promoted:
-            return None
-        return self._starvation.next_moment()
+    def next_promotion(self, now: float) -> float | None:
+        """When `promote` will next have something to do, if nothing happens till then; or None."""
+        moments = [self._lane.next_moment(now)]
+        if self._promoted_waiting < self.config.max_promoted:
+            moments.append(self._starvation.next_moment())
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def victims(
         self,
@@ -336,6 +361,11 @@ class LevelQueues:
         call.seq = self._new_seq()
         if call.queued and not call.held:
             heapq.heappush(self._heap, (*call.key, call))
+
+    def _place_again(self, calls: Iterable[QueuedCall], now: float) -> None:
+        for call in calls:
+            if call.since is not None and not (call.promoted or call.in_lane):
+                self._enter(call, self.policy.place(call, now))
 
     def _new_seq(self) -> int:
         self._next_seq += 1

@@ -23,7 +23,7 @@ from agentrt.scheduler.table import ProcessTable, ProgramRow
 from agentrt.simulator.clairvoyant import make_policy
 from agentrt.simulator.outcome import Outcome
 from agentrt.workloads.arrivals import Arrivals, Open
-from agentrt.workloads.shape import ProgramShape
+from agentrt.workloads.shape import CallShape, ProgramShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Simulator:
 
     def __post_init__(self) -> None:
         policy = make_policy(self.config, self.remaining_s)
-        self.queues = LevelQueues(self.config, policy)
+        self.queues = LevelQueues(self.config, policy, slots=self.batch)
 
     def run(self, arrivals: Arrivals, progress: Callable[[int], None] | None = None) -> SimResult:
         """Run all programs to their end; ``progress`` hears how many have ended."""
@@ -157,7 +157,17 @@ class Simulator:
         self.table.call_arrived(live.row, call_id, self.now)
         job = _Job(live, index, shape.output_tokens)
         path_s = live.path_s[index]
-        self.queues.put(self.queues.add(call_id, live.row, job, path_s, self.now, node=shape.node))
+        self.queues.put(
+            self.queues.add(
+                call_id,
+                live.row,
+                job,
+                path_s,
+                self.now,
+                node=shape.node,
+                prompt_tokens=_fresh_tokens(live.shape, shape),
+            )
+        )
 
     # -- who runs ----------------------------------------------------------------------
 
@@ -174,7 +184,7 @@ class Simulator:
         if head is not None:
             if self.config.preemption and any(head.level < c.level for c in self.running):
                 self._wake(self._at + 1)
-            starving = self.queues.next_promotion()
+            starving = self.queues.next_promotion(self.now)
             if starving is not None:
                 self._wake(self._step_of(starving))
 
@@ -296,6 +306,14 @@ def simulate(
     """Run programs on one simulated engine of ``batch`` slots, ``step_s`` seconds a step."""
     arrivals = Open(programs) if isinstance(programs, Sequence) else programs
     return Simulator(config, batch, step_s).run(arrivals, progress)
+
+
+def _fresh_tokens(program: ProgramShape, call: CallShape) -> int:
+    """What of a prompt no earlier call of the program has computed."""
+    if call.extends is None:
+        return call.prompt_tokens
+    parent = program.calls[call.extends]
+    return max(1, call.prompt_tokens - parent.prompt_tokens - parent.output_tokens)
 
 
 _key = attrgetter("key")

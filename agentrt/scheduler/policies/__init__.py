@@ -18,12 +18,24 @@ from agentrt.scheduler.policies.mlfq import Mlfq
 from agentrt.scheduler.policies.plas import Plas
 from agentrt.scheduler.policies.program_fcfs import ProgramFcfs
 from agentrt.scheduler.policies.round_robin import RoundRobin
+from agentrt.scheduler.policies.srtf import Srtf
+from agentrt.scheduler.policies.two_level import TwoLevel
 
 ENTRY_POINT_GROUP = "agentrt.policies"
 
 _BUILT_IN: dict[str, type[Policy]] = {
     policy.name: policy
-    for policy in (Atlas, AtlasScalar, Plas, Mlfq, RoundRobin, ProgramFcfs, Fcfs)
+    for policy in (
+        Atlas,
+        AtlasScalar,
+        Plas,
+        Mlfq,
+        RoundRobin,
+        ProgramFcfs,
+        Srtf,
+        TwoLevel,
+        Fcfs,
+    )
 }
 
 

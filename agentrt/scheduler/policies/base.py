@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from agentrt.scheduler.config import SchedulerConfig
@@ -36,13 +37,14 @@ class Policy:
     come, first served. Where a policy is not ``starving``, calls are not promoted by
     the paper's anti-starvation rule, because something else bounds their waiting.
     With ``follows_program``, the waiting calls of a program are placed anew whenever
-    one of its calls ends.
+    one of its calls ends. With ``lane``, a share of the batch serves the oldest programs.
     """
 
     name: ClassVar[str]
     levelled: ClassVar[bool] = True
     starving: ClassVar[bool] = True
     follows_program: ClassVar[bool] = False
+    lane: ClassVar[bool] = False
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -55,8 +57,9 @@ class Policy:
         """Where a call stands whose budget is used up."""
         raise NotImplementedError
 
-    def call_ended(self, call: QueuedCall, now: float) -> None:
-        """A call completed or was aborted, and its program's row is up to date. To learn from."""
+    def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
+        """A call left the queue for the first time. The waiting calls to place anew for it."""
+        return ()
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
         """A program ended. To learn from."""

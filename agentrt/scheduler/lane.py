@@ -1,0 +1,74 @@
+"""The lane: a small share of the batch that serves programs in the order of their arrival.
+
+It bounds the tail of a policy that prefers the short: whatever comes after it, the oldest
+program is served at the lane's rate at least, so a program's waiting is bounded by the
+work of those that were there before it over that rate.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentrt.scheduler.queues import QueuedCall
+
+_MOST_CREDIT_S = 1.0
+"""What a lane that nobody needed can save up, in slot-seconds."""
+
+
+class Lane:
+    """Admits waiting calls, the oldest program's first, as far as its share has paid for.
+
+    The share is a token bucket of slot-seconds: it fills at ``share * slots`` per second
+    and is drawn on by the lane's calls, so that a lane narrower than one slot works too.
+    """
+
+    def __init__(self, share: float, slots: int) -> None:
+        self._rate = share * slots
+        self._most = math.ceil(self._rate)
+        self._credit = 0.0
+        self._at = 0.0
+        self._inside = 0
+        self._line: list[tuple[float, int, QueuedCall]] = []
+
+    def line_up(self, call: QueuedCall) -> None:
+        """A call waits outside the lane. O(log n)."""
+        if self._most and not call.in_lane:
+            heapq.heappush(self._line, (call.program.started_at, call.seq, call))
+
+    def admit(self, now: float) -> QueuedCall | None:
+        """The next call to enter the lane ``now``, or None. Amortised O(log n)."""
+        self._fill(now)
+        if self._credit <= 0 or self._inside >= self._most or self._first() is None:
+            return None
+        call = heapq.heappop(self._line)[2]
+        call.in_lane = True
+        self._inside += 1
+        return call
+
+    def next_moment(self, now: float) -> float | None:
+        """When a call may enter that cannot yet, if nothing happens till then; or None."""
+        if self._inside >= self._most or self._first() is None:
+            return None
+        return max(now, self._at - self._credit / self._rate)
+
+    def charge(self, seconds: float) -> None:
+        """A call of the lane was served."""
+        self._credit -= seconds
+
+    def leave(self, call: QueuedCall) -> None:
+        """A call of the lane ended."""
+        call.in_lane = False
+        self._inside -= 1
+
+    def _fill(self, now: float) -> None:
+        self._credit = min(_MOST_CREDIT_S, self._credit + self._rate * (now - self._at))
+        self._at = now
+
+    def _first(self) -> QueuedCall | None:
+        line = self._line
+        while line and not (line[0][2].queued and not line[0][2].in_lane):
+            heapq.heappop(line)
+        return line[0][2] if line else None
