@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy, make_policy, policy_names
-from agentrt.scheduler.queues import LevelQueues, QueuedCall
+from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.table import ProcessTable, ProgramRow, ProgramState
 
 __all__ = [

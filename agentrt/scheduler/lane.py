@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.queues import QueuedCall
+    from agentrt.scheduler.call import QueuedCall
 
 _MOST_CREDIT_S = 1.0
 """What a lane that nobody needed can save up, in slot-seconds."""

@@ -8,72 +8,23 @@ ahead of those that came to its place after it.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from agentrt.errors import InvariantError
+from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.lane import Lane
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Place, Policy
 from agentrt.scheduler.starvation import Starvation
 from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.victims import Room, choose_victims
 
 _EPSILON_S = 1e-9
 LANE = Place(-1_000_000_000)
 """Where the calls of the lane stand: before all others, for as long as they run."""
-
-
-@dataclass(slots=True, eq=False)
-class QueuedCall:
-    """One call in the queues, waiting or running.
-
-    ``node`` is its name in its program's graph, ``prompt_tokens`` what of its prompt is
-    to be computed (not cached), ``item`` the engine's own request.
-    ``since`` is when its present wait began (None while it runs). ``waited_s`` and
-    ``served_s`` cover its whole life;
-    ``debt_waited_s`` and ``debt_served_s`` count from its last promotion, for the
-    starvation ratio: the paper resets the call's times on promotion, and would then
-    lose that service from the program's total.
-    """
-
-    call_id: str
-    program: ProgramRow
-    item: Any
-    path_s: float | None
-    arrived_at: float
-    node: str = ""
-    prompt_tokens: int = 0
-    level: int = 0
-    order: float = 0.0
-    seq: int = 0
-    quantum_left: float = math.inf
-    since: float | None = None
-    queued: bool = False
-    held: bool = False
-    promoted: bool = False
-    in_lane: bool = False
-    waited_s: float = 0.0
-    served_s: float = 0.0
-    debt_since: float = 0.0
-    debt_waited_s: float = 0.0
-    debt_served_s: float = 0.0
-    residency_steps: int = 0
-    steps: int = 0
-    preemptions: int = 0
-    demotions: int = 0
-    promotions: int = 0
-
-    @property
-    def key(self) -> tuple[int, float, int]:
-        """Its place: a smaller key runs first."""
-        return (self.level, self.order, self.seq)
-
-    def __lt__(self, other: QueuedCall) -> bool:
-        return self.key < other.key
 
 
 class LevelQueues:
@@ -297,47 +248,19 @@ class LevelQueues:
         return min((moment for moment in moments if moment is not None), default=None)
 
     def victims(
-        self,
-        running: Sequence[QueuedCall],
-        free_slots: int,
-        free_blocks: int,
-        blocks_needed: Callable[[QueuedCall], int],
-        blocks_held: Callable[[QueuedCall], int],
-        spared: Callable[[QueuedCall], bool],
+        self, running: Sequence[QueuedCall], free_slots: int, free_blocks: int, room: Room
     ) -> list[QueuedCall]:
         """Which running calls to preempt so that better waiting calls run in this step.
 
-        ``running`` is sorted by key, the worst last. Only a call of a strictly worse
-        level gives way, only when that makes enough room (batch slots and KV blocks)
-        for the waiting call to run, and never one that hysteresis protects or the
-        engine has ``spared``. Once ``max_preemptions_per_step`` are chosen, the other
-        waiting calls have to wait for the next step.
+        ``running`` is sorted by key, the worst last; `choose_victims` has the rules.
         """
         head = self.head()
         if not self.config.preemption or head is None or not running:
             return []
         if head.level >= running[-1].level:
             return []
-        pool = _Lazy(c for c in reversed(running) if self._may_stop(c, spared))
-        taken = 0
         with self._heads() as heads:
-            for call in heads:
-                if taken >= self.config.max_preemptions_per_step:
-                    break
-                needed = blocks_needed(call)
-                more, slots, blocks = 0, free_slots, free_blocks
-                while slots < 1 or blocks < needed:
-                    victim = pool.at(taken + more)
-                    if victim is None or victim.level <= call.level:
-                        return pool.first(taken)
-                    slots += 1
-                    blocks += blocks_held(victim)
-                    more += 1
-                taken += more
-                free_slots, free_blocks = slots - 1, blocks - needed
-                if call.level >= running[-1].level:
-                    break
-        return pool.first(taken)
+            return choose_victims(heads, running, free_slots, free_blocks, room, self.config)
 
     def check_integrity(self) -> None:
         """For tests. Raises `InvariantError` on a state that must not be."""
@@ -380,9 +303,6 @@ class LevelQueues:
         call.promoted = False
         self._promoted_waiting -= 1
 
-    def _may_stop(self, call: QueuedCall, spared: Callable[[QueuedCall], bool]) -> bool:
-        return call.residency_steps >= self.config.min_residency_steps and not spared(call)
-
     @contextmanager
     def _heads(self) -> Iterator[Iterator[QueuedCall]]:
         """The waiting calls best first, without taking them; cost grows with how far one looks."""
@@ -398,22 +318,3 @@ class LevelQueues:
         finally:
             for entry in seen:
                 heapq.heappush(self._heap, entry)
-
-
-class _Lazy:
-    """A sequence drawn from an iterator only as far as one looks."""
-
-    def __init__(self, source: Iterator[QueuedCall]) -> None:
-        self._source = source
-        self._drawn: list[QueuedCall] = []
-
-    def at(self, index: int) -> QueuedCall | None:
-        while len(self._drawn) <= index:
-            call = next(self._source, None)
-            if call is None:
-                return None
-            self._drawn.append(call)
-        return self._drawn[index]
-
-    def first(self, count: int) -> list[QueuedCall]:
-        return self._drawn[:count]

@@ -19,7 +19,7 @@ from agentrt.errors import InvariantError
 from agentrt.scheduler.table import ProgramRow
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.queues import QueuedCall
+    from agentrt.scheduler.call import QueuedCall
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Place, Policy
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.queues import QueuedCall
+    from agentrt.scheduler.call import QueuedCall
 
 _LEVELS_PER_DOUBLING = 4
 """How finely remaining service is told apart: a call gives way to one with 16% less."""

@@ -17,9 +17,11 @@ from operator import attrgetter
 
 from agentrt.errors import InvariantError
 from agentrt.request import CallReport
+from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.queues import LevelQueues, QueuedCall
+from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.table import ProcessTable, ProgramRow
+from agentrt.scheduler.victims import Room
 from agentrt.simulator.clairvoyant import make_policy
 from agentrt.simulator.outcome import Outcome
 from agentrt.workloads.arrivals import Arrivals, Open
@@ -204,7 +206,7 @@ class Simulator:
                 self._settle(call)
         self.running.sort(key=_key)
         free = self.batch - len(self.running)
-        for call in self.queues.victims(self.running, free, 1, _none, _none, _never):
+        for call in self.queues.victims(self.running, free, 1, _ROOM):
             self.running.remove(call)
             call.item.stamp += 1
             self.queues.stop(call, self.now)
@@ -317,11 +319,4 @@ def _fresh_tokens(program: ProgramShape, call: CallShape) -> int:
 
 
 _key = attrgetter("key")
-
-
-def _none(call: QueuedCall) -> int:
-    return 0
-
-
-def _never(call: QueuedCall) -> bool:
-    return False
+_ROOM = Room()

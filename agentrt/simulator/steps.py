@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrt.request import CallReport
+from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.queues import LevelQueues, QueuedCall
+from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.table import ProcessTable, ProgramRow
+from agentrt.scheduler.victims import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +167,7 @@ class ToyEngine:
 
     def _victims(self) -> list[QueuedCall]:
         free = self._batch - len(self.running)
-        return self.queues.victims(
-            self.running, free, 1, lambda call: 0, lambda call: 0, lambda call: False
-        )
+        return self.queues.victims(self.running, free, 1, Room())
 
     def _serve(self) -> list[_Live]:
         """One step of service. The programs that ended with it."""

@@ -25,9 +25,11 @@ from agentrt.executors.vllm.processes import die_with_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.recording import Recorder, record
 from agentrt.request import CallReport
+from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.queues import LevelQueues, QueuedCall
+from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.table import ProcessTable
+from agentrt.scheduler.victims import Room
 
 SETTINGS = "agentrt"
 _STALE_CHECK_STEPS = 256
@@ -140,9 +142,11 @@ class ProgramScheduler(_compat.AsyncScheduler):
             [calls[request.request_id] for request in self.running],
             _compat.free_slots(self),
             free,
-            lambda call: _compat.blocks_needed(self, call.item, free),
-            lambda call: _compat.blocks_held(self, call.item),
-            self._spared,
+            Room(
+                lambda call: _compat.blocks_needed(self, call.item, free),
+                lambda call: _compat.blocks_held(self, call.item),
+                self._spared,
+            ),
         )
         for call in victims:
             self._preempt(call, now)

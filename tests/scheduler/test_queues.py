@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agentrt.errors import InvariantError
 from agentrt.scheduler import LevelQueues, ProcessTable, QueuedCall, SchedulerConfig
+from agentrt.scheduler.victims import Room
 from agentrt.simulator.steps import ToyCall, ToyEngine, ToyProgram
 
 
@@ -49,9 +50,7 @@ class Desk:
         self, running: list[QueuedCall], slots: int = 0, blocks: int = 100, size: int = 1
     ) -> list[QueuedCall]:
         running = sorted(running, key=lambda c: c.key)
-        return self.queues.victims(
-            running, slots, blocks, lambda c: size, lambda c: size, lambda c: False
-        )
+        return self.queues.victims(running, slots, blocks, Room(lambda c: size, lambda c: size))
 
 
 def test_a_call_enters_the_level_of_its_programs_service() -> None:
@@ -146,7 +145,7 @@ def test_memory_preempts_only_when_that_makes_enough_room() -> None:
     running = desk.run(desk.arrive("a", "p", service=9))
     desk.arrive("x", "r")
     assert desk.victims([running], slots=5, blocks=0, size=3) == [running]
-    one_short = desk.queues.victims([running], 5, 0, lambda c: 4, lambda c: 3, lambda c: False)
+    one_short = desk.queues.victims([running], 5, 0, Room(lambda c: 4, lambda c: 3))
     assert one_short == [], "a preemption that does not help is not made"
 
 
@@ -158,7 +157,7 @@ def test_hysteresis_protects_the_newly_started_and_the_spared() -> None:
     desk.queues.charge(running, 0.1, 0.0)
     desk.queues.charge(running, 0.1, 0.0)
     assert desk.victims([running]) == [running]
-    spared = desk.queues.victims([running], 0, 9, lambda c: 1, lambda c: 1, lambda c: True)
+    spared = desk.queues.victims([running], 0, 9, Room(spared=lambda c: True))
     assert spared == []
 
 

@@ -11,7 +11,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramRow
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.queues import QueuedCall
+    from agentrt.scheduler.call import QueuedCall
 
 
 class Place(NamedTuple):

@@ -14,7 +14,7 @@ from agentrt.scheduler.policies.base import Place, Policy
 from agentrt.scheduler.table import ProgramRow
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.queues import QueuedCall
+    from agentrt.scheduler.call import QueuedCall
 
 
 class RoundRobin(Policy):

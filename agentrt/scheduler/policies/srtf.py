@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from agentrt.scheduler.policies.base import Place, Policy
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.queues import QueuedCall
+    from agentrt.scheduler.call import QueuedCall
 
 
 class Srtf(Policy):

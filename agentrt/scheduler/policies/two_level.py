@@ -14,7 +14,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.base import Place, Policy
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.queues import QueuedCall
+    from agentrt.scheduler.call import QueuedCall
 
 STAGED = 8
 """Calls in the staging queue. The thesis leaves it open: "small"."""
