@@ -14,6 +14,8 @@ from agentrt.workloads.shape import ProgramShape
 Kind = Literal["load", "bursts", "rate", "at-once", "recorded"]
 
 _HIGH, _LOW = 1.9, 0.1  # the loads between which bursts alternate
+_PERIOD = 1000.0
+"""Programs per burst and lull: long enough for a backlog of hundreds of programs."""
 _HOW = "give a share of capacity such as 0.9, or b0.8 for a mean load in bursts"
 
 
@@ -22,8 +24,9 @@ class Pressure:
     """When programs arrive.
 
     ``load``: a Poisson process at ``value`` times what the engine's slots can do.
-    ``bursts``: that mean load, in bursts. ``rate``: a Poisson process with ``value``
-    programs per second. ``at-once``: all at second 0. ``recorded``: as the trace says.
+    ``bursts``: that mean load, in bursts between the loads 1.9 and 0.1, of which one and
+    the lull after it bring 1000 programs on average. ``rate``: a Poisson process with
+    ``value`` programs per second. ``at-once``: all at second 0. ``recorded``: as the trace says.
     """
 
     kind: Kind
@@ -69,7 +72,15 @@ class Pressure:
             return at_once(programs)
         rate = self.rate_per_s(programs, batch, step_s)
         if self.kind == "bursts":
-            return bursts(programs, rate, seed, load=self.value, high=_HIGH, low=_LOW)
+            return bursts(
+                programs,
+                rate,
+                seed,
+                load=self.value,
+                high=_HIGH,
+                low=_LOW,
+                period_programs=_PERIOD,
+            )
         return poisson(programs, rate, seed)
 
     def rate_per_s(self, programs: Sequence[ProgramShape], batch: int, step_s: float) -> float:
