@@ -19,6 +19,7 @@ from agentrt.simulator.engine import simulate
 from agentrt.simulator.outcome import Outcome, Summary, summarize
 from agentrt.simulator.pressure import Pressure
 from agentrt.workloads.generate import generate
+from agentrt.workloads.hints import with_hints
 from agentrt.workloads.shape import ProgramShape
 from agentrt.workloads.traces import Trace, read_programs
 
@@ -26,6 +27,12 @@ Progress = Callable[[int], None]
 """Is told how many programs of a run have ended."""
 
 BASELINE = "fcfs"
+
+HINTED = "+hints"
+"""What the name of a policy ends in that is told guesses of the programs' sizes."""
+
+DEFAULT_HINTS = 0.5
+"""How well guesses correlate with the truth when nobody says: see `with_hints`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +120,13 @@ class RunSpec:
     seed: int
     scheduler: SchedulerConfig
     machine: Machine
+    hints: float | None = None
+    """How well the guesses of the programs' sizes correlate with the truth; None: no guess."""
 
     @property
     def policy(self) -> str:
-        """What ranks the calls."""
-        return self.scheduler.policy
+        """What ranks the calls, and whether it is told the programs' sizes."""
+        return self.scheduler.policy + (HINTED if self.hints is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +143,21 @@ def grid(
     seeds: Sequence[int],
     scheduler: SchedulerConfig,
     machine: Machine,
+    hints: float = DEFAULT_HINTS,
 ) -> list[RunSpec]:
-    """The runs of a sweep, those with the same programs side by side."""
+    """The runs of a sweep, those with the same programs side by side.
+
+    A policy's name that ends in ``+hints`` stands for the policy before it, run on the
+    same programs with guesses of their sizes, of which ``hints`` says how good they are.
+    """
     return [
-        RunSpec(setting, seed, replace(scheduler, policy=policy), machine)
+        RunSpec(
+            setting,
+            seed,
+            replace(scheduler, policy=policy.removesuffix(HINTED)),
+            machine,
+            hints if policy.endswith(HINTED) else None,
+        )
         for setting, seed, policy in product(settings, seeds, policies)
     ]
 
@@ -152,7 +172,8 @@ def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
     """The programs of a run, each at its time."""
     setting, machine = spec.setting, spec.machine
     programs = setting.source.programs(setting.programs, spec.seed)
-    return setting.pressure.arrange(programs, machine.batch, machine.step_s, spec.seed)
+    arranged = setting.pressure.arrange(programs, machine.batch, machine.step_s, spec.seed)
+    return arranged if spec.hints is None else with_hints(arranged, spec.hints, spec.seed)
 
 
 def _by_steps(

@@ -92,6 +92,14 @@ def test_run_compares_to_the_baseline(capsys: pytest.CaptureFixture[str]) -> Non
     assert shares == pytest.approx(1)
 
 
+def test_run_with_and_without_hints(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("run", "--workload", "react", "--policy", "plas", "plas+hints", *TINY)
+    found = told_json(capsys, *args, "--hints", "0.7", "--json")
+    assert [cell["policy"] for cell in found["cells"]] == ["fcfs", "plas", "plas+hints"]
+    assert found["settings"]["hints"] == 0.7
+    assert "sizes are guessed with a correlation of 0.5" in told(capsys, *args)
+
+
 @pytest.mark.parametrize("how", [["--rate", "0.5"], ["--burst", "0.8"], ["--at-once"]])
 def test_run_as_csv(how: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "run", "--workload", "react", *how, "--policy", "plas", *TINY, "--csv")
@@ -224,6 +232,9 @@ def _group(leader: int) -> list[int]:
         (["run", "--repeat", "0"], ["'--repeat'", "x>=1"]),
         (["run", "--step-ms", "0"], ["'--step-ms'", "x>0"]),
         (["run", "--step-ms", "inf"], ["--step-ms inf"]),
+        (["run", "--policy", "lifo+hints"], ["unknown policy 'lifo'"]),
+        (["run", "--policy", "plas", "--hints", "0.5"], ["--hints 0.5", "plas+hints"]),
+        (["run", "--policy", "plas+hints", "--hints", "2"], ["'--hints'", "0<=x<=1"]),
         (["run", "--quanta", "a"], ["--quanta 'a'"]),
         (["run", "--beta", "0"], ["beta", "positive"]),
         (["run", "--trace", "missing.jsonl"], ["missing.jsonl"]),

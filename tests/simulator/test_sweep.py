@@ -77,6 +77,18 @@ def test_other_ways_to_arrive() -> None:
     assert Pressure.parse_rate("0.5").rate_per_s(programs, 4, 0.025) == 0.5
 
 
+def test_a_burst_and_its_lull_bring_a_thousand_programs() -> None:
+    """Of a period, 7/18 is a burst of load 1.9, which brings 0.92 of its programs."""
+    programs = Source("react").programs(8000, 1)
+    pressure = Pressure("bursts", 0.8)
+    rate = pressure.rate_per_s(programs, 4, 0.025)
+    times = [p.arrives_s * rate / 1000 for p in pressure.arrange(programs, 4, 0.025, 7)]
+    best = max(
+        sum((at - begin / 18) % 1 < 7 / 18 for at in times) / len(times) for begin in range(18)
+    )
+    assert best == pytest.approx(0.92, abs=0.06)
+
+
 # -- runs ------------------------------------------------------------------------------
 
 
@@ -116,6 +128,31 @@ def test_an_error_in_a_process_is_raised_here() -> None:
     bad = [replace(spec, scheduler=SchedulerConfig(policy="lifo")) for spec in small("a", "b")]
     with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
         list(run_all(bad, 2, lambda more: None))
+
+
+# -- guesses of sizes ------------------------------------------------------------------
+
+
+def test_only_policies_with_hints_are_told_sizes() -> None:
+    plain, told, best = small("fcfs", "fcfs+hints", "srpt+hints")
+    assert [spec.policy for spec in (plain, told, best)] == ["fcfs", "fcfs+hints", "srpt+hints"]
+    assert [spec.scheduler.policy for spec in (told, best)] == ["fcfs", "srpt"]
+    assert {program.hint_tokens for program in arrivals(plain)} == {None}
+    assert all(program.hint_tokens for program in arrivals(told))
+    assert [replace(p, hint_tokens=None) for p in arrivals(told)] == arrivals(plain)
+    assert do(told).summary == do(plain).summary
+
+
+def test_hints_are_as_good_as_they_are_said_to_be() -> None:
+    settings = [Setting(REACT, Pressure.parse("0.9"), 20)]
+    machine = Machine(batch=4)
+    spec, other = (
+        grid(settings, ["plas+hints"], [seed], SchedulerConfig(), machine, 1.0)[0]
+        for seed in (0, 1)
+    )
+    for program in arrivals(spec):
+        assert program.hint_tokens == pytest.approx(program.output_tokens)
+    assert arrivals(spec) != arrivals(other)
 
 
 # -- comparison ------------------------------------------------------------------------

@@ -36,15 +36,18 @@ def compare_to_optimum(options: dict[str, Any]) -> None:
     results, stop = do_runs(specs, options["jobs"])
     found = cells(results, settings, policies, OPTIMUM)
     if found:
-        _tell(found, specs[0], list(seeds), options)
+        _tell(found, specs, list(seeds), options)
     if stop:
         raise stop
 
 
-def _tell(found: Sequence[Cell], spec: RunSpec, seeds: list[int], options: dict[str, Any]) -> None:
+def _tell(
+    found: Sequence[Cell], specs: Sequence[RunSpec], seeds: list[int], options: dict[str, Any]
+) -> None:
+    spec = specs[0]
     if options["plot"]:
         draw_curves(found, options["plot"], ("mean_s",))
-    common = tables.conditions(spec, seeds, OPTIMUM)
+    common = tables.conditions(specs, seeds, OPTIMUM)
     if options["as_json"]:
         told = {"figure": 20, "settings": common, "cells": tables.as_dicts(found)}
         click.echo(json.dumps(told))

@@ -92,6 +92,13 @@ _ENGINE = (
         metavar="MS",
         help="Milliseconds per step; a step gives each running call one token.",
     ),
+    click.option(
+        "--hints",
+        type=click.FloatRange(0, 1),
+        metavar="X",
+        help="How well the sizes that NAME+hints is told correlate with the true ones.  "
+        "[default: 0.5]",
+    ),
     click.option("--quanta", metavar="S,S,…", help="Seconds of service per queue level."),
     click.option("--beta", type=float, metavar="X", help="Anti-starvation; inf: never promote."),
     click.option(
@@ -111,16 +118,34 @@ _ENGINE = (
 
 
 def read_policies(names: Sequence[str], baseline: str) -> list[str]:
-    """The policies to run, the baseline first. Raises `ConfigError` for an unknown one."""
+    """The policies to run, the baseline first. Raises `ConfigError` for an unknown one.
+
+    Each may end in ``+hints``: the policy with guesses of the programs' sizes.
+    """
     from agentrt.scheduler import SchedulerConfig
     from agentrt.simulator.clairvoyant import make_policy, policy_names
+    from agentrt.simulator.sweep import HINTED
 
     policies = list(dict.fromkeys([baseline, *names]))
-    for name in policies:
+    for name in (policy.removesuffix(HINTED) for policy in policies):
         if name not in policy_names():
             raise ConfigError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")
         make_policy(SchedulerConfig(policy=name), lambda program_id: 0.0)
     return policies
+
+
+def read_hints(given: float | None, policies: Sequence[str]) -> float:
+    """How good the guesses of sizes are. Raises `ConfigError` if no policy would get them."""
+    from agentrt.simulator.sweep import DEFAULT_HINTS, HINTED
+
+    if given is None:
+        return DEFAULT_HINTS
+    if not any(policy.endswith(HINTED) for policy in policies):
+        raise ConfigError(
+            f"--hints {given:g}: no policy gets them; name one with {HINTED}, such as "
+            f"--policy {policies[-1]} {policies[-1]}{HINTED}"
+        )
+    return given
 
 
 def read_scheduler(quanta: str | None, beta: float | None) -> SchedulerConfig:

@@ -14,6 +14,7 @@ from agentrt.cli.simulate.options import (
     cores,
     engine_options,
     policy_option,
+    read_hints,
     read_machine,
     read_policies,
     read_scheduler,
@@ -103,7 +104,8 @@ def run(**options: Any) -> None:
     seeds = list(range(options["seed"], options["seed"] + options["repeat"]))
     machine = read_machine(options["batch"], options["step_ms"])
     scheduler = read_scheduler(options["quanta"], options["beta"])
-    specs = grid([setting], policies, seeds, scheduler, machine)
+    hints = read_hints(options["hints"], policies)
+    specs = grid([setting], policies, seeds, scheduler, machine, hints)
     results, stop = do_runs(specs, options["jobs"] or cores())
     found = cells(results, [setting], policies, baseline)
     if found:
@@ -152,7 +154,7 @@ def _told(
     from agentrt.cli.simulate import tables
 
     setting: Setting = found[0].setting
-    common = tables.conditions(specs[0], seeds, options["baseline"])
+    common = tables.conditions(specs, seeds, options["baseline"])
     if options["as_json"]:
         complete = sum(len(cell.seeds) for cell in found) == len(specs)
         told = {"settings": common, "complete": complete, "cells": tables.as_dicts(found)}

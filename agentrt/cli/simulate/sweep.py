@@ -17,6 +17,7 @@ from agentrt.cli.simulate.options import (
     engine_options,
     many,
     policy_option,
+    read_hints,
     read_machine,
     read_policies,
     read_scheduler,
@@ -32,14 +33,17 @@ Examples:
   agentrt simulate sweep --workload chat react lats --load 0.8 0.9 0.95 --programs 500
   agentrt simulate sweep --load 0.8 0.9 0.95 b0.8 1.3 --policy mlfq plas atlas srpt \\
       --seeds 5 --programs 4000 --markdown table.md --plot curves.png
+  agentrt simulate sweep --load b0.8 --policy plas adaptive adaptive+hints --hints 0.5
   agentrt simulate sweep --workload lats --load 0.5 0.7 0.9 1.1 --slo 2x
   agentrt simulate sweep --workload chat --offline --programs 1000 2000 4000
   agentrt simulate sweep --workload mixed --json - | jq '.cells[].measures.mean_s.ratio'
 
 \b
 Loads are shares of the engine's capacity: 0.9 are Poisson arrivals, b0.8 is a mean load of
-0.8 in bursts between 1.9 and 0.1, 1.3 is overload for the length of the run. Ratios are
-medians over the seeds, with the least and the greatest. Ctrl-C keeps what is done.
+0.8 in bursts between 1.9 and 0.1 (1000 programs for a burst and its lull), 1.3 is overload
+for the length of the run. NAME+hints is the policy NAME, told a guess of each program's
+size. Ratios are medians over the seeds, with the least and the greatest. Ctrl-C keeps
+what is done.
 Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
 _POLICIES = ("mlfq", "plas", "atlas")
@@ -91,8 +95,9 @@ def sweep(**options: Any) -> None:
     settings = _settings(options)
     machine = read_machine(options["batch"], options["step_ms"])
     scheduler = read_scheduler(options["quanta"], options["beta"])
+    hints = read_hints(options["hints"], policies)
     seeds = list(range(options["seeds"]))
-    specs = grid(settings, policies, seeds, scheduler, machine)
+    specs = grid(settings, policies, seeds, scheduler, machine, hints)
     results, stop = do_runs(specs, options["jobs"] or cores())
     found = cells(results, settings, policies, baseline)
     if found:
@@ -152,7 +157,7 @@ def _write(
 ) -> None:
     from agentrt.cli.simulate import tables
 
-    common = tables.conditions(specs[0], seeds, options["baseline"])
+    common = tables.conditions(specs, seeds, options["baseline"])
     text = _as_markdown(found, answers, common)
     told = {
         "settings": common,

@@ -24,8 +24,9 @@ OFFLINE = {"makespan_s": "makespan", "mean_s": "mean", "token_latency_s": "s/tok
 """What a sweep compares to the baseline, by a short name for a column's head."""
 
 
-def conditions(spec: RunSpec, seeds: Sequence[int], baseline: str) -> dict[str, Any]:
+def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) -> dict[str, Any]:
     """What all runs have in common, as JSON-able values."""
+    spec = specs[0]
     scheduler = spec.scheduler.to_dict()
     del scheduler["policy"]
     machine = spec.machine
@@ -35,6 +36,7 @@ def conditions(spec: RunSpec, seeds: Sequence[int], baseline: str) -> dict[str, 
         "depth": machine.depth,
         "seeds": list(seeds),
         "baseline": baseline,
+        "hints": next((spec.hints for spec in specs if spec.hints is not None), None),
         "scheduler": scheduler,
     }
 
@@ -45,7 +47,9 @@ def in_words(conditions: dict[str, Any]) -> str:
     which = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     spread = "; medians over seeds (least-most)" if len(seeds) > 1 else ""
     step_ms = f"{1000 * conditions['step_s']:g} ms"
-    return f"Batch {conditions['batch']}, {step_ms} per step, {which}{spread}."
+    hints = conditions["hints"]
+    told = "" if hints is None else f" +hints: sizes are guessed with a correlation of {hints:g}."
+    return f"Batch {conditions['batch']}, {step_ms} per step, {which}{spread}.{told}"
 
 
 # -- one setting: measures down, policies across ---------------------------------------
