@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentrt.errors import ConfigError
-from agentrt.workloads.arrivals import at_once, bursts, poisson, rate_for_load
+from agentrt.workloads.arrivals import at_once, bursts, poisson
 from agentrt.workloads.shape import ProgramShape
 
 Kind = Literal["load", "bursts", "rate", "at-once", "recorded"]
@@ -25,8 +25,12 @@ class Pressure:
 
     ``load``: a Poisson process at ``value`` times what the engine's slots can do.
     ``bursts``: that mean load, in bursts between the loads 1.9 and 0.1, of which one and
-    the lull after it bring 1000 programs on average. ``rate``: a Poisson process with
-    ``value`` programs per second. ``at-once``: all at second 0. ``recorded``: as the trace says.
+    the lull after it bring 1000 programs on average (or all, if they are fewer).
+    ``rate``: a Poisson process with ``value`` programs per second. ``at-once``: all at
+    second 0. ``recorded``: as the trace says.
+
+    A load counts the work that arrives, not the programs that are there: programs that
+    sleep between their calls press as hard as others in the long run (`share_in_time`).
     """
 
     kind: Kind
@@ -62,15 +66,20 @@ class Pressure:
             case _:
                 return self.kind
 
+    @property
+    def paced(self) -> bool:
+        """Whether programs arrive over time, at a rate."""
+        return self.kind in ("load", "bursts", "rate")
+
     def arrange(
-        self, programs: Sequence[ProgramShape], batch: int, step_s: float, seed: int
+        self, programs: Sequence[ProgramShape], capacity_per_s: float, seed: int
     ) -> Sequence[ProgramShape]:
-        """The programs, each at its time, on an engine of so many slots and steps so long."""
+        """The programs, each at its time, for an engine that can do so many per second."""
         if self.kind == "recorded":
             return programs
         if self.kind == "at-once":
             return at_once(programs)
-        rate = self.rate_per_s(programs, batch, step_s)
+        rate = self.rate_per_s(capacity_per_s)
         if self.kind == "bursts":
             return bursts(
                 programs,
@@ -79,15 +88,32 @@ class Pressure:
                 load=self.value,
                 high=_HIGH,
                 low=_LOW,
-                period_programs=_PERIOD,
+                period_programs=min(_PERIOD, len(programs)),
             )
         return poisson(programs, rate, seed)
 
-    def rate_per_s(self, programs: Sequence[ProgramShape], batch: int, step_s: float) -> float:
+    def rate_per_s(self, capacity_per_s: float) -> float:
         """The mean rate of arrivals, in programs per second."""
-        if self.kind == "rate":
-            return self.value
-        return rate_for_load(programs, self.value, batch, step_s)
+        return self.value if self.kind == "rate" else self.value * capacity_per_s
+
+
+def share_in_time(programs: Sequence[ProgramShape], token_s: float) -> float:
+    """What share of the output is made before the last program arrives, if no call waits.
+
+    A load is what arrives in the long run. Programs that sleep between their calls bring
+    their work later, and of a run with few of them much comes when nobody arrives any
+    more: the engine then sees about this share of the load.
+    """
+    last_s = max(program.arrives_s for program in programs)
+    made_s = 0.0
+    for program in programs:
+        ends: list[float] = []
+        for call in program.calls:
+            start_s = max((ends[i] for i in call.after), default=program.arrives_s) + call.gap_s
+            took_s = call.output_tokens * token_s
+            ends.append(start_s + took_s)
+            made_s += min(took_s, max(0.0, last_s - start_s))
+    return made_s / (token_s * sum(program.output_tokens for program in programs))
 
 
 def _number(text: str) -> float:

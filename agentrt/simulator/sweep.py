@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from random import Random
 
-from agentrt.errors import ConfigError, InvariantError
+from agentrt.errors import InvariantError
 from agentrt.scheduler import SchedulerConfig
 from agentrt.simulator.engine import simulate
+from agentrt.simulator.machine import Machine
 from agentrt.simulator.outcome import Outcome, Summary, summarize
 from agentrt.simulator.pressure import Pressure
 from agentrt.workloads.generate import generate
@@ -25,6 +27,21 @@ from agentrt.workloads.traces import Trace, read_programs
 
 Progress = Callable[[int], None]
 """Is told how many programs of a run have ended."""
+
+__all__ = [
+    "BASELINE",
+    "DEFAULT_HINTS",
+    "HINTED",
+    "Machine",
+    "Progress",
+    "RunResult",
+    "RunSpec",
+    "Setting",
+    "Source",
+    "arrivals",
+    "do",
+    "grid",
+]
 
 BASELINE = "fcfs"
 
@@ -39,11 +56,12 @@ DEFAULT_HINTS = 0.5
 class Source:
     """Where programs come from: a generator's name, or a file with a trace.
 
-    The scales are for a trace's output tokens and for its seconds between calls.
+    The scales are for a trace: its prompt and output tokens, and its seconds between calls.
     """
 
     name: str
     path: Path | None = None
+    context_scale: float = 1.0
     output_scale: float = 1.0
     gap_scale: float = 1.0
 
@@ -52,44 +70,29 @@ class Source:
             generate(self.name, 0, 0)  # refuses an unknown name
 
     def programs(self, n: int | None, seed: int) -> Sequence[ProgramShape]:
-        """The first ``n`` programs; a generator makes others for another seed."""
+        """So many programs, which the seed decides: a generator makes them, a trace is drawn from.
+
+        Each program of a trace comes once before any comes again, under another id.
+        """
         if self.path is None:
             return _generated(self.name, self.count(n), seed)
-        return self.trace().programs[: self.count(n)]
+        return _drawn(self.trace().programs, self.count(n), seed)
 
     def trace(self) -> Trace:
         """What is in the file. Raises `ConfigError` for one that cannot be read."""
         if self.path is None:
             raise InvariantError(f"{self.name} is a generator, not a trace")
-        return _recorded(self.path, self.output_scale, self.gap_scale)
+        return _recorded(self.path, self.context_scale, self.output_scale, self.gap_scale)
 
     def count(self, n: int | None) -> int:
         """How many programs `programs` gives."""
-        if self.path is None:
-            return n or DEFAULT_PROGRAMS
-        held = len(self.trace().programs)
-        return held if n is None else min(n, held)
+        if n is not None:
+            return n
+        return DEFAULT_PROGRAMS if self.path is None else len(self.trace().programs)
 
 
 DEFAULT_PROGRAMS = 1000
 """How many programs a generator makes when nobody says."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The engine that is simulated: its slots, seconds per step, and how deep to simulate it."""
-
-    batch: int = 32
-    step_s: float = 0.025
-    depth: str = "steps"
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ConfigError(f"a batch holds at least one call, got {self.batch}")
-        if not 0 < self.step_s < float("inf"):
-            raise ConfigError(f"a step takes a positive number of seconds, got {self.step_s}")
-        if self.depth not in DEPTHS:
-            raise ConfigError(f"unknown depth {self.depth!r}; known: {', '.join(DEPTHS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,20 @@ class Setting:
     def axis(self) -> str:
         """What the label counts."""
         return "programs at once" if self.pressure.kind == "at-once" else "load"
+
+    @property
+    def count(self) -> int:
+        """How many programs there are."""
+        if self.pressure.kind == "recorded":
+            return len(self.source.trace().programs[: self.programs])
+        return self.source.count(self.programs)
+
+    def arrivals(self, machine: Machine, seed: int) -> Sequence[ProgramShape]:
+        """The programs, each at its time; ``recorded`` ones come as they stand in the file."""
+        if self.pressure.kind == "recorded":
+            return self.source.trace().programs[: self.programs]
+        programs = self.source.programs(self.programs, seed)
+        return self.pressure.arrange(programs, machine.capacity_per_s(programs), seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +181,13 @@ def grid(
 
 def do(spec: RunSpec, progress: Progress | None = None) -> RunResult:
     """Do a run, in this process."""
-    outcomes = DEPTHS[spec.machine.depth](spec, arrivals(spec), progress)
+    outcomes = _BY_DEPTH[spec.machine.depth](spec, arrivals(spec), progress)
     return RunResult(spec, summarize(outcomes))
 
 
 def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
     """The programs of a run, each at its time."""
-    setting, machine = spec.setting, spec.machine
-    programs = setting.source.programs(setting.programs, spec.seed)
-    arranged = setting.pressure.arrange(programs, machine.batch, machine.step_s, spec.seed)
+    arranged = spec.setting.arrivals(spec.machine, spec.seed)
     return arranged if spec.hints is None else with_hints(arranged, spec.hints, spec.seed)
 
 
@@ -185,10 +200,9 @@ def _by_steps(
     ).outcomes
 
 
-DEPTHS: dict[
+_BY_DEPTH: dict[
     str, Callable[[RunSpec, Sequence[ProgramShape], Progress | None], Sequence[Outcome]]
 ] = {"steps": _by_steps}
-"""How a run may be done: name → what does it. ``steps``: batch slots alone, all steps alike."""
 
 
 # The runs of one seed follow each other in a worker, and want the same programs.
@@ -197,6 +211,27 @@ def _generated(name: str, n: int, seed: int) -> Sequence[ProgramShape]:
     return generate(name, n, seed)
 
 
-@lru_cache(maxsize=1)
-def _recorded(path: Path, output_scale: float, gap_scale: float) -> Trace:
-    return read_programs(path, output_scale=output_scale, gap_scale=gap_scale)
+@lru_cache(maxsize=4)
+def _recorded(path: Path, context_scale: float, output_scale: float, gap_scale: float) -> Trace:
+    return read_programs(
+        path, context_scale=context_scale, output_scale=output_scale, gap_scale=gap_scale
+    )
+
+
+def _drawn(programs: Sequence[ProgramShape], n: int, seed: int) -> list[ProgramShape]:
+    """``n`` of the programs, in rounds that each hold all of them in an order of its own."""
+    rng = Random(f"trace/{seed}")
+    drawn: list[ProgramShape] = []
+    while len(drawn) < n:
+        again = len(drawn) // len(programs)
+        one_round = rng.sample(programs, len(programs))
+        drawn += [_again(program, again) for program in one_round[: n - len(drawn)]]
+    return drawn
+
+
+def _again(program: ProgramShape, again: int) -> ProgramShape:
+    """The same program once more, as another one."""
+    if not again:
+        return program
+    session = None if program.session is None else f"{program.session}#{again}"
+    return replace(program, program_id=f"{program.program_id}#{again}", session=session)

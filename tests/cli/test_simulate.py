@@ -145,6 +145,35 @@ def test_sweep_writes_what_it_is_asked_for(
     assert paths["png"].stat().st_size
 
 
+def test_sweep_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    logs = [tmp_path / name for name in ("one.jsonl", "two.jsonl")]
+    for log in logs:
+        log.write_text(REQUESTS, encoding="utf-8")
+    args = ("sweep", "--trace", *logs, "--output-scale", "0.5", "--load", "0.9", "--json", "-")
+    size = ("--seeds", 2, "--batch", 1, "--jobs", 1)
+    assert call([str(word) for word in ("simulate", *args, *size)]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)["cells"]
+    assert [cell["workload"] for cell in found[::4]] == ["one", "two"]
+    assert {cell["programs"] for cell in found} == {2}
+    assert "outputs x 0.5" in err
+    many = told_json(capsys, *args, *size, "--programs", 5)["cells"]
+    assert {cell["programs"] for cell in many} == {5}
+
+
+def test_sweep_of_a_trace_tells_that_its_programs_sleep(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "sessions.jsonl"
+    calls = [{"t": t, "in": 9, "out": 40, "stop": "tool_use", "gap": t} for t in (0, 900)]
+    log.write_text(json.dumps({"id": "a", "calls": calls}), encoding="utf-8")
+    args = ["sweep", "--trace", str(log), "--load", "0.9", "--programs", "9", "--seeds", "1"]
+    assert call(["simulate", *args, "--jobs", "1"]) == 0
+    assert "sessions at 0.9: programs sleep between their calls" in capsys.readouterr().err
+    assert call(["simulate", *args, "--jobs", "1", "--gap-scale", "0", "--batch", "1"]) == 0
+    assert "sleep" not in capsys.readouterr().err
+
+
 def test_sweep_to_stdout_prints_that_alone(capsys: pytest.CaptureFixture[str]) -> None:
     args = ("sweep", "--workload", "react", "--load", "0.9", "--seeds", "1", *TINY)
     assert told_json(capsys, *args, "--json", "-")["settings"]["batch"] == 4
@@ -240,6 +269,8 @@ def _group(leader: int) -> list[int]:
         (["run", "--trace", "missing.jsonl"], ["missing.jsonl"]),
         (["run", "--trace", "x.jsonl", "--workload", "chat"], ["--workload and --trace"]),
         (["run", "--json", "--csv"], ["--json and --csv"]),
+        (["run", "--gap-scale", "0.5"], ["--gap-scale is for a --trace"]),
+        (["sweep", "--trace", "missing.jsonl"], ["missing.jsonl"]),
         (["sweep", "--load", "0.8", "b"], ["load 'b'"]),
         (["sweep", "--programs", "0"], ["--programs '0'"]),
         (["sweep", "--programs", "10", "20"], ["--programs", "--offline"]),

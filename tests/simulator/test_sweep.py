@@ -12,9 +12,10 @@ from agentrt.errors import ConfigError
 from agentrt.scheduler import SchedulerConfig
 from agentrt.simulator.compare import Cell, cells, sustained
 from agentrt.simulator.outcome import Summary
-from agentrt.simulator.pressure import Pressure
+from agentrt.simulator.pressure import Pressure, share_in_time
 from agentrt.simulator.sweep import Machine, RunSpec, Setting, Source, arrivals, do, grid
 from agentrt.simulator.workers import run_all
+from agentrt.workloads import CallShape, ProgramShape
 
 REACT = Source("react")
 SOME = Summary(
@@ -62,27 +63,28 @@ def test_a_bad_load_is_refused(text: str) -> None:
 
 def test_twice_the_load_is_half_the_time() -> None:
     programs = REACT.programs(50, 1)
-    slow, fast = (Pressure("load", x).arrange(programs, 4, 0.025, 7) for x in (0.5, 1.0))
+    slow, fast = (Pressure("load", x).arrange(programs, 2.0, 7) for x in (0.5, 1.0))
     assert slow[-1].arrives_s == pytest.approx(2 * fast[-1].arrives_s)
-    assert Pressure("load", 0.5).rate_per_s(programs, 4, 0.025) == pytest.approx(
+    assert Pressure("load", 0.5).rate_per_s(Machine(4).capacity_per_s(programs)) == pytest.approx(
         0.5 * 4 / 0.025 * 50 / sum(p.output_tokens for p in programs)
     )
 
 
 def test_other_ways_to_arrive() -> None:
     programs = REACT.programs(5, 1)
-    assert Pressure("recorded").arrange(programs, 4, 0.025, 7) is programs
-    assert {p.arrives_s for p in Pressure("at-once").arrange(programs, 4, 0.025, 7)} == {0.0}
-    assert len(Pressure("bursts", 0.8).arrange(programs, 4, 0.025, 7)) == 5
-    assert Pressure.parse_rate("0.5").rate_per_s(programs, 4, 0.025) == 0.5
+    assert Pressure("recorded").arrange(programs, 2.0, 7) is programs
+    assert {p.arrives_s for p in Pressure("at-once").arrange(programs, 2.0, 7)} == {0.0}
+    assert len(Pressure("bursts", 0.8).arrange(programs, 2.0, 7)) == 5
+    assert Pressure.parse_rate("0.5").rate_per_s(9.0) == 0.5
 
 
 def test_a_burst_and_its_lull_bring_a_thousand_programs() -> None:
     """Of a period, 7/18 is a burst of load 1.9, which brings 0.92 of its programs."""
     programs = Source("react").programs(8000, 1)
     pressure = Pressure("bursts", 0.8)
-    rate = pressure.rate_per_s(programs, 4, 0.025)
-    times = [p.arrives_s * rate / 1000 for p in pressure.arrange(programs, 4, 0.025, 7)]
+    capacity = Machine(4).capacity_per_s(programs)
+    rate = pressure.rate_per_s(capacity)
+    times = [p.arrives_s * rate / 1000 for p in pressure.arrange(programs, capacity, 7)]
     best = max(
         sum((at - begin / 18) % 1 < 7 / 18 for at in times) / len(times) for begin in range(18)
     )
@@ -102,7 +104,7 @@ def test_all_policies_of_a_seed_see_the_same_programs() -> None:
 def test_an_unknown_workload_or_depth_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'tea'.*chat"):
         Source("tea")
-    with pytest.raises(ConfigError, match="unknown depth 'deep'; known: steps"):
+    with pytest.raises(ConfigError, match="unknown depth 'deep'; known: steps, virtual"):
         Machine(depth="deep")
     with pytest.raises(ConfigError, match="at least one call"):
         Machine(batch=0)
@@ -128,6 +130,56 @@ def test_an_error_in_a_process_is_raised_here() -> None:
     bad = [replace(spec, scheduler=SchedulerConfig(policy="lifo")) for spec in small("a", "b")]
     with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
         list(run_all(bad, 2, lambda more: None))
+
+
+# -- traces ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Source:
+    """Four programs of one call each, a second apart, in a session of their own."""
+    line = '{{"session_id": "{0}", "timestamp": {0}, "usage": {1}}}'
+    usage = '{"prompt_tokens": 9, "completion_tokens": 40}'
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(line.format(i, usage) for i in range(4)), encoding="utf-8")
+    return Source("log", path)
+
+
+def test_programs_of_a_trace_come_in_another_order_for_each_seed(log: Source) -> None:
+    held = {program.program_id for program in log.trace().programs}
+    orders = {tuple(p.program_id for p in log.programs(None, seed)) for seed in range(9)}
+    assert len(orders) > 1
+    assert all(set(order) == held for order in orders)
+    assert [p.program_id for p in log.programs(2, 5)] == [
+        p.program_id for p in log.programs(None, 5)[:2]
+    ]
+
+
+def test_programs_of_a_trace_come_again_once_all_have_come(log: Source) -> None:
+    ids = [program.program_id for program in log.programs(10, 0)]
+    assert len(set(ids)) == log.count(10) == 10
+    assert [sorted(ids[:4])] * 2 == [
+        sorted(name.removesuffix(f"#{again}") for name in ids[4 * again : 4 * again + 4])
+        for again in (0, 1)
+    ]
+
+
+def test_recorded_programs_come_as_they_stand(log: Source) -> None:
+    setting = Setting(log, Pressure("recorded"), 10)
+    assert setting.count == 4
+    assert setting.arrivals(Machine(), 3) == log.trace().programs
+
+
+def test_sleeping_programs_bring_their_work_late() -> None:
+    """Two programs arrive at 0 and 10 s: a call of 5 s, and after a gap another one."""
+
+    def arrive(gap_s: float) -> list[ProgramShape]:
+        calls = (CallShape(5), CallShape(5, after=(0,), gap_s=gap_s))
+        return [ProgramShape(f"{at_s}", "two", calls, arrives_s=at_s) for at_s in (0.0, 10.0)]
+
+    assert share_in_time(arrive(0), 1.0) == 0.5
+    assert share_in_time(arrive(3), 1.0) == 0.35
+    assert share_in_time(arrive(60), 1.0) == 0.25
 
 
 # -- guesses of sizes ------------------------------------------------------------------

@@ -66,7 +66,7 @@ def _by_rate(found: Sequence[Cell], spec: RunSpec) -> str:
     for setting in dict.fromkeys(cell.setting for cell in found):
         here = {cell.policy: cell for cell in found if cell.setting == setting}
         programs = setting.source.programs(setting.programs, spec.seed)
-        rate = setting.pressure.rate_per_s(programs, spec.machine.batch, spec.machine.step_s)
+        rate = setting.pressure.rate_per_s(spec.machine.capacity_per_s(programs))
         means = [_mean(here.get(policy)) for policy in policies]
         rows.append([setting.label, f"{rate:.3f}", *means])
     return markdown(["load", "programs/s", *policies], rows)

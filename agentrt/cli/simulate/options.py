@@ -14,7 +14,7 @@ from agentrt.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrt.scheduler import SchedulerConfig
-    from agentrt.simulator.sweep import Machine
+    from agentrt.simulator.machine import Machine
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -163,7 +163,7 @@ def read_scheduler(quanta: str | None, beta: float | None) -> SchedulerConfig:
 
 def read_machine(batch: int, step_ms: float, depth: str = "steps") -> Machine:
     """The simulated engine."""
-    from agentrt.simulator.sweep import Machine
+    from agentrt.simulator.machine import Machine
 
     if not math.isfinite(step_ms):
         raise ConfigError(f"--step-ms {step_ms}: give a number of milliseconds")

@@ -34,7 +34,7 @@ Meter = Callable[[int, int], None]
 def do_runs(specs: Sequence[RunSpec], jobs: int) -> tuple[list[RunResult], StoppedError | None]:
     """Do the runs. A signal ends them early: it comes with the results so far."""
     done: list[RunResult] = []
-    programs = sum(spec.setting.source.count(spec.setting.programs) for spec in specs)
+    programs = sum(spec.setting.count for spec in specs)
     try:
         with (
             _raising_signals(),

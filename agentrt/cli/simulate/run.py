@@ -19,6 +19,7 @@ from agentrt.cli.simulate.options import (
     read_policies,
     read_scheduler,
 )
+from agentrt.cli.simulate.sources import read_traces, scale_options, warn_of_sleepers
 from agentrt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,20 +50,7 @@ with the least and the greatest. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
     metavar="FILE",
     help="Programs from a recorded trace; by default they arrive as recorded.",
 )
-@click.option(
-    "--output-scale",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    metavar="X",
-    help="Multiplies a trace's output tokens.",
-)
-@click.option(
-    "--gap-scale",
-    type=click.FloatRange(min=0),
-    default=1.0,
-    metavar="X",
-    help="Multiplies a trace's seconds between calls.",
-)
+@scale_options
 @policy_option("mlfq,plas,atlas")
 @click.option("--load", metavar="X", help="Poisson arrivals, share of capacity.  [default: 0.9]")
 @click.option("--rate", metavar="R", help="Poisson arrivals, R programs per second.")
@@ -106,6 +94,7 @@ def run(**options: Any) -> None:
     scheduler = read_scheduler(options["quanta"], options["beta"])
     hints = read_hints(options["hints"], policies)
     specs = grid([setting], policies, seeds, scheduler, machine, hints)
+    warn_of_sleepers([setting], machine)
     results, stop = do_runs(specs, options["jobs"] or cores())
     found = cells(results, [setting], policies, baseline)
     if found:
@@ -118,14 +107,11 @@ def _source(options: dict[str, Any]) -> Source:
     """Where the programs come from; a trace is read at once, and refused if it cannot be."""
     from agentrt.simulator.sweep import Source
 
-    if options["trace"] is None:
-        return Source(options["workload"] or "mixed")
-    if options["workload"] is not None:
+    given = options["trace"]
+    if given is not None and options["workload"] is not None:
         raise ConfigError("--workload and --trace: give one of them")
-    path, scales = options["trace"], (options["output_scale"], options["gap_scale"])
-    source = Source(path.stem, path, *scales)
-    click.echo(source.trace().report(), err=True)
-    return source
+    traces = read_traces([] if given is None else [given], options)
+    return traces[0] if traces else Source(options["workload"] or "mixed")
 
 
 def _pressure(options: dict[str, Any]) -> Pressure:
@@ -161,8 +147,7 @@ def _told(
         return json.dumps(told)
     if options["as_csv"]:
         return tables.as_csv(found)
-    count = setting.source.count(setting.programs)
-    what = f"{count} programs ({setting.source.name}), arrivals: {setting.pressure}."
+    what = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
     parts = [f"{what} {tables.in_words(common)}", tables.values_table(found)]
     if len(found) > 1:
         parts.append(tables.ratios_table(found, options["baseline"]))

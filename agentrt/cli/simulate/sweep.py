@@ -22,6 +22,7 @@ from agentrt.cli.simulate.options import (
     read_policies,
     read_scheduler,
 )
+from agentrt.cli.simulate.sources import read_traces, scale_options, warn_of_sleepers
 from agentrt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,15 +36,17 @@ Examples:
       --seeds 5 --programs 4000 --markdown table.md --plot curves.png
   agentrt simulate sweep --load b0.8 --policy plas adaptive adaptive+hints --hints 0.5
   agentrt simulate sweep --workload lats --load 0.5 0.7 0.9 1.1 --slo 2x
+  agentrt simulate sweep --trace sessions.jsonl.gz --output-scale 0.2 --gap-scale 0.01
   agentrt simulate sweep --workload chat --offline --programs 1000 2000 4000
   agentrt simulate sweep --workload mixed --json - | jq '.cells[].measures.mean_s.ratio'
 
 \b
 Loads are shares of the engine's capacity: 0.9 are Poisson arrivals, b0.8 is a mean load of
-0.8 in bursts between 1.9 and 0.1 (1000 programs for a burst and its lull), 1.3 is overload
-for the length of the run. NAME+hints is the policy NAME, told a guess of each program's
-size. Ratios are medians over the seeds, with the least and the greatest. Ctrl-C keeps
-what is done.
+0.8 in bursts between 1.9 and 0.1 (1000 programs, or all, for a burst and its lull), 1.3 is
+overload for the length of the run. A trace's programs come in an order of each seed's own,
+and again once all have come; its gaps are kept. NAME+hints is the policy NAME, told a guess
+of each program's size. Ratios are medians over the seeds, with the least and the greatest.
+Ctrl-C keeps what is done.
 Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
 _POLICIES = ("mlfq", "plas", "atlas")
@@ -52,10 +55,16 @@ _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @many("--workload", metavar="NAME…", help="chat, react, lats, mixed, graphs8.  [default: mixed]")
+@many("--trace", metavar="FILE…", help="Programs drawn from recorded traces.")
+@scale_options
 @many("--load", metavar="X…", help=f"Loads, bursts as b0.8.  [default: {','.join(_LOADS)}]")
 @policy_option(",".join(_POLICIES))
 @click.option("--offline", is_flag=True, help="All programs at once: compare makespans.")
-@many("--programs", metavar="N…", help="How many; several with --offline.  [default: 1000]")
+@many(
+    "--programs",
+    metavar="N…",
+    help="How many; several with --offline.  [default: 1000; all of a trace]",
+)
 @click.option(
     "--seeds",
     type=click.IntRange(min=1),
@@ -98,6 +107,7 @@ def sweep(**options: Any) -> None:
     hints = read_hints(options["hints"], policies)
     seeds = list(range(options["seeds"]))
     specs = grid(settings, policies, seeds, scheduler, machine, hints)
+    warn_of_sleepers(settings, machine)
     results, stop = do_runs(specs, options["jobs"] or cores())
     found = cells(results, settings, policies, baseline)
     if found:
@@ -130,8 +140,11 @@ def _settings(options: dict[str, Any]) -> list[Setting]:
     from agentrt.simulator.pressure import Pressure
     from agentrt.simulator.sweep import Setting, Source
 
-    sources = [Source(name) for name in options["workload"] or ("mixed",)]
-    counts = [_count(text) for text in options["programs"] or ("1000",)]
+    traces = read_traces([Path(name) for name in options["trace"]], options)
+    names = options["workload"] or (() if traces else ("mixed",))
+    sources = [*(Source(name) for name in names), *traces]
+    counts: list[int | None] = [_count(text) for text in options["programs"]]
+    counts = counts or [None]
     if options["offline"]:
         if options["load"]:
             raise ConfigError("--offline has all programs arrive at once; leave --load out")
@@ -179,7 +192,7 @@ def _as_markdown(
     from agentrt.cli.simulate import tables
 
     baseline = common["baseline"]
-    counts = sorted({cell.setting.programs or 0 for cell in found})
+    counts = sorted({cell.setting.count for cell in found})
     head = f"{', '.join(map(str, counts))} programs. {tables.in_words(common)}"
     parts = [head, tables.sweep_table(found, baseline)]
     if answers:

@@ -29,11 +29,8 @@ def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) ->
     spec = specs[0]
     scheduler = spec.scheduler.to_dict()
     del scheduler["policy"]
-    machine = spec.machine
     return {
-        "batch": machine.batch,
-        "step_s": machine.step_s,
-        "depth": machine.depth,
+        **spec.machine.to_dict(),
         "seeds": list(seeds),
         "baseline": baseline,
         "hints": next((spec.hints for spec in specs if spec.hints is not None), None),
