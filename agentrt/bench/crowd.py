@@ -1,0 +1,163 @@
+"""A made-up crowd of live programs in the real queues and the real table, kept at its size.
+
+Every step serves the calls of a full batch, ends one of them at random, and lets the next
+call arrive: of the same program, or of a new one if the program was done. A program of the
+crowd has a past drawn from the same numbers, so that the crowd looks from the start much as
+it will later, and spreads over the queue levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from operator import attrgetter
+from random import Random
+
+from agentrt.request import CallReport
+from agentrt.scheduler.call import QueuedCall
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import Policy
+from agentrt.scheduler.queues import LevelQueues
+from agentrt.scheduler.table import ProcessTable, ProgramRow
+from agentrt.scheduler.victims import Room
+
+SLOTS = 64
+STEP_S = 0.025
+TYPES = 8
+CALLS_A_PROGRAM = 8
+"""The mean. A program is done after any of its calls with the same chance."""
+_LEAST_PAST_S = 2.0
+"""Who had less service than this does not wait long, and is not in a crowd that stands."""
+_MOST_PROMPT_TOKENS = 2048
+_ROOM = Room()
+
+
+class Crowd:
+    """``live`` programs with a waiting call each, and `SLOTS` more whose calls run.
+
+    β grows with the crowd, as waits do: it is the waiting over service that a fair share of
+    the batch would mean. With one β for all sizes, nobody starves in a small crowd and
+    everybody in a large one, and a comparison of sizes would compare these.
+
+    A step is `prepare`, then the `parts`; what is not the scheduler's work is in `prepare`.
+    ``started`` counts the calls that were chosen: one a step, and one more per preemption.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, live: int, seed: int = 0, policy: Policy | None = None
+    ) -> None:
+        config = replace(config, beta=max(1.0, live / SLOTS))
+        self.live = live
+        self.table = ProcessTable()
+        self.queues = LevelQueues(config, policy, slots=SLOTS)
+        self.running: list[QueuedCall] = []
+        self.now = 0.0
+        self.started = 0
+        self.parts: Mapping[str, Callable[[], None]] = {
+            "charge": self.charge,
+            "end": self.end,
+            "arrive": self.arrive,
+            "choose": self.choose,
+        }
+        self._rng = Random(seed)
+        self._names = 0
+        self._unsorted = False
+        self._ending: QueuedCall | None = None
+        self._report = CallReport()
+        self._next_program: str | None = None
+        self._next_call = ("", "", 0)
+        for _ in range(live + SLOTS):
+            self._settle()
+        self.choose()
+
+    def prepare(self) -> None:
+        """Draw who ends in this step, and what comes after it."""
+        self.now += STEP_S
+        at = self._rng.randrange(len(self.running))
+        self._ending = self.running.pop(at)
+        served = self._ending.served_s
+        self._report = CallReport(service_s=served, waiting_s=self._ending.waited_s)
+        is_last = self._rng.random() < 1 / CALLS_A_PROGRAM
+        self._next_program = self._name("p") if is_last else None
+        self._next_call = self._draw_call()
+
+    # -- the parts of a step -----------------------------------------------------------
+
+    def charge(self) -> None:
+        """Every running call was served for a step."""
+        for call in self.running:
+            if self.queues.charge(call, STEP_S, self.now):
+                self._unsorted = True
+
+    def end(self) -> None:
+        """One call ends, and perhaps its program with it."""
+        call = self._ended()
+        row = call.program
+        self.queues.remove(call, self.now)
+        self.table.call_ended(row, call.call_id, self.now, call.path_s, self._report)
+        self.queues.call_ended(call, self.now)
+        if self._next_program is not None:
+            self.table.end_program(row.program_id)
+            self.queues.program_ended(row, self.now)
+
+    def arrive(self) -> None:
+        """The next call of that program arrives, or the first of a new one."""
+        row = self._ended().program
+        if self._next_program is not None:
+            row = self.table.start_program(self._next_program, row.type, self.now)
+        self._emit(row, *self._next_call)
+
+    def choose(self) -> None:
+        """Who runs in the next step: promote, preempt, fill the batch."""
+        self.queues.promote(self.now)
+        if self._unsorted:
+            self.running.sort(key=_key)
+            self._unsorted = False
+        for call in self.queues.victims(self.running, SLOTS - len(self.running), 0, _ROOM):
+            self.running.remove(call)
+            self.queues.stop(call, self.now)
+            self.queues.put(call)
+        while len(self.running) < SLOTS and self.queues.head() is not None:
+            call = self.queues.take()
+            self.queues.start(call, self.now)
+            self.running.append(call)
+            self.started += 1
+            self._unsorted = True
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """A program of the crowd begins, with its past, and its next call waits."""
+        self.now += STEP_S
+        kind = f"type-{self._rng.randrange(TYPES)}"
+        row = self.table.start_program(self._name("p"), kind, self.now)
+        self.table.catch_up(row, *self._draw_past())
+        self._emit(row, *self._draw_call())
+
+    def _draw_past(self) -> tuple[float, float, float]:
+        """Service, path and waiting in seconds; each finished call had a random end, too."""
+        service_s = _LEAST_PAST_S
+        while self._rng.random() >= 1 / CALLS_A_PROGRAM:
+            service_s += self._rng.expovariate(1 / (SLOTS * STEP_S))
+        waited_s = self._rng.random() * self.queues.config.beta * service_s
+        return service_s, service_s, waited_s
+
+    def _draw_call(self) -> tuple[str, str, int]:
+        node = f"node-{self._rng.randrange(TYPES)}"
+        return self._name("c"), node, self._rng.randint(1, _MOST_PROMPT_TOKENS)
+
+    def _emit(self, row: ProgramRow, call_id: str, node: str, tokens: int) -> None:
+        self.table.call_arrived(row, call_id, self.now)
+        call = self.queues.add(call_id, row, None, row.path_s, self.now, node, tokens)
+        self.queues.put(call)
+
+    def _ended(self) -> QueuedCall:
+        assert self._ending is not None, "prepare comes first"
+        return self._ending
+
+    def _name(self, kind: str) -> str:
+        self._names += 1
+        return f"{kind}{self._names}"
+
+
+_key = attrgetter("key")
