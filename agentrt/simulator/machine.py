@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.executors.vllm.headless import BLOCK_SIZE
 from agentrt.executors.vllm.step_time import StepTimeModel
+from agentrt.executors.vllm.virtual import VirtualOptions
 from agentrt.workloads.arrivals import rate_for_load
 from agentrt.workloads.shape import CallShape, ProgramShape
 
@@ -44,11 +46,22 @@ class Machine:
             raise ConfigError(f"unknown depth {self.depth!r}; known: {', '.join(DEPTHS)}")
         if self.depth == "virtual":
             self.step_time()
+            self.virtual_options()
             _check_vllm()
 
     def step_time(self) -> StepTimeModel:
         """The times of the virtual engine's steps. Raises `ConfigError` for a bad file."""
         return StepTimeModel() if self.step_model is None else _loaded(self.step_model)
+
+    def virtual_options(self) -> VirtualOptions:
+        """The virtual engine's size; a single call may fill its whole KV cache."""
+        return VirtualOptions(
+            max_num_seqs=self.batch,
+            kv_blocks=self.kv_blocks,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            block_size=BLOCK_SIZE,
+            max_model_len=max(1, self.kv_blocks - 1) * BLOCK_SIZE,
+        )
 
     def token_s(self) -> float:
         """Seconds that a call takes for a token beside a full batch of others like it."""

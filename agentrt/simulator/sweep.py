@@ -14,8 +14,9 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
-from agentrt.errors import InvariantError
+from agentrt.errors import ConfigError, InvariantError
 from agentrt.scheduler import SchedulerConfig
+from agentrt.simulator.clairvoyant import Srpt
 from agentrt.simulator.engine import simulate
 from agentrt.simulator.machine import Machine
 from agentrt.simulator.outcome import Outcome, Summary, summarize
@@ -140,6 +141,13 @@ class RunSpec:
     hints: float | None = None
     """How well the guesses of the programs' sizes correlate with the truth; None: no guess."""
 
+    def __post_init__(self) -> None:
+        if self.machine.depth == "virtual" and self.scheduler.policy == Srpt.name:
+            raise ConfigError(
+                f"policy {self.policy!r} knows the future, and the engine's own scheduler, which "
+                "depth 'virtual' runs, is not told it; leave it out, or use depth 'steps'"
+            )
+
     @property
     def policy(self) -> str:
         """What ranks the calls, and whether it is told the programs' sizes."""
@@ -200,9 +208,28 @@ def _by_steps(
     ).outcomes
 
 
+def _by_vllm(
+    spec: RunSpec, programs: Sequence[ProgramShape], progress: Progress | None
+) -> Sequence[Outcome]:
+    from agentrt.simulator.virtual import run_virtual
+
+    def tell(ended: int, known: int) -> None:
+        if progress is not None:
+            progress(ended)
+
+    machine = spec.machine
+    return run_virtual(
+        programs,
+        spec.scheduler,
+        engine=machine.virtual_options(),
+        step_time=machine.step_time(),
+        progress=tell,
+    ).outcomes
+
+
 _BY_DEPTH: dict[
     str, Callable[[RunSpec, Sequence[ProgramShape], Progress | None], Sequence[Outcome]]
-] = {"steps": _by_steps}
+] = {"steps": _by_steps, "virtual": _by_vllm}
 
 
 # The runs of one seed follow each other in a worker, and want the same programs.

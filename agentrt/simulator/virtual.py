@@ -17,11 +17,13 @@ from agentrt.executors.vllm.virtual import VirtualCounts, VirtualEngine, Virtual
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProcessTable, ProgramRow
+from agentrt.simulator.machine import cached_tokens, prompt_tokens
 from agentrt.simulator.outcome import Outcome
-from agentrt.workloads.shape import CallShape, ProgramShape
+from agentrt.workloads.arrivals import Arrivals, Open
+from agentrt.workloads.shape import ProgramShape
 
 Progress = Callable[[int, int], None]
-"""Called with how many programs have ended, of how many."""
+"""Called with how many programs have ended, and of how many it is known that they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,14 @@ class _Live:
             earlier = program.calls[call.extends]
             output = tokens(f"output of {self.call_id(call.extends)}", 0, earlier.output_tokens)
             ids = [*self.prompts[call.extends], *output]
-        fresh = _prompt_tokens(call) - len(ids)
+        fresh = prompt_tokens(call) - len(ids)
         if fresh <= 0:
             return ids[:fresh] if fresh else ids
         return [*ids, *tokens(f"prompt of {self.call_id(index)}", 0, fresh)]
 
 
 def run_virtual(
-    programs: Sequence[ProgramShape],
+    programs: Sequence[ProgramShape] | Arrivals,
     config: SchedulerConfig,
     *,
     engine: VirtualOptions | None = None,
@@ -86,7 +88,8 @@ def run_virtual(
     The same programs under the same settings give the same run. Raises `ConfigError`
     for a call that does not fit the engine.
     """
-    return _Driver(programs, config, engine or VirtualOptions(), step_time or StepTimeModel()).run(
+    arrivals = Open(programs) if isinstance(programs, Sequence) else programs
+    return _Driver(arrivals, config, engine or VirtualOptions(), step_time or StepTimeModel()).run(
         progress
     )
 
@@ -96,13 +99,12 @@ class _Driver:
 
     def __init__(
         self,
-        programs: Sequence[ProgramShape],
+        arrivals: Arrivals,
         config: SchedulerConfig,
         options: VirtualOptions,
         step_time: StepTimeModel,
     ) -> None:
-        _check(programs, options)
-        self._programs = programs
+        self._arrivals = arrivals
         self._step_time = step_time
         self._engine = VirtualEngine(config, options, step_time)
         self._table = ProcessTable()
@@ -110,12 +112,12 @@ class _Driver:
         # (seconds, serial number, program, index of its call): the program may be new.
         self._coming: list[tuple[float, int, ProgramShape | _Live, int]] = []
         self._serial = 0
+        self._known = 0
         self._outcomes: list[Outcome] = []
 
     def run(self, progress: Progress | None) -> VirtualRun:
-        for program in self._programs:
-            self._expect(program.arrives_s, program, 0)
         engine = self._engine
+        self._welcome(self._arrivals.first())
         while self._coming or engine.busy:
             if not engine.busy:
                 engine.wait_until(self._coming[0][0])
@@ -124,8 +126,14 @@ class _Driver:
                 continue
             for call_id, report in engine.step().items():
                 if self._ended(call_id, report) and progress is not None:
-                    progress(len(self._outcomes), len(self._programs))
+                    progress(len(self._outcomes), self._known)
         return VirtualRun(self._outcomes, engine.counts)
+
+    def _welcome(self, programs: Sequence[ProgramShape]) -> None:
+        self._known += len(programs)
+        for program in programs:
+            _check_fits(program, self._engine.options)
+            self._expect(program.arrives_s, program, 0)
 
     def _expect(self, at_s: float, what: ProgramShape | _Live, index: int) -> None:
         self._serial += 1
@@ -188,6 +196,7 @@ class _Driver:
         self._table.end_program(live.row.program_id)
         self._engine.end_program(live.row.program_id)
         self._outcomes.append(self._outcome(live))
+        self._welcome(self._arrivals.after_end(live.program.program_id, now))
         return True
 
     def _outcome(self, live: _Live) -> Outcome:
@@ -207,46 +216,31 @@ class _Driver:
         )
 
 
-def _prompt_tokens(call: CallShape) -> int:
-    """At least one: an engine takes no empty prompt."""
-    return max(1, call.prompt_tokens)
-
-
 def _ideal_s(program: ProgramShape, step_time: StepTimeModel, options: VirtualOptions) -> float:
     """Seconds from start to end with the engine to itself and all shared prefixes cached."""
     ends: list[float] = []
     for call in program.calls:
-        prompt = _prompt_tokens(call)
-        shared = program.system_tokens
-        if call.extends is not None:
-            earlier = program.calls[call.extends]
-            shared = _prompt_tokens(earlier) + earlier.output_tokens
         start = max((ends[i] for i in call.after), default=0.0) + call.gap_s
-        cached = min(shared, prompt - 1)
         ends.append(
             start
-            + step_time.alone_s(cached, prompt, call.output_tokens, options.max_num_batched_tokens)
+            + step_time.alone_s(
+                cached_tokens(program, call),
+                prompt_tokens(call),
+                call.output_tokens,
+                options.max_num_batched_tokens,
+            )
         )
     return max(ends)
 
 
-def _check(programs: Sequence[ProgramShape], options: VirtualOptions) -> None:
-    seen: set[str] = set()
-    for program in programs:
-        if program.program_id in seen:
-            raise ConfigError(f"two programs have the id {program.program_id!r}")
-        seen.add(program.program_id)
-        _check_fits(program, options)
-
-
 def _check_fits(program: ProgramShape, options: VirtualOptions) -> None:
     for index, call in enumerate(program.calls):
-        prompt = _prompt_tokens(call)
+        prompt = prompt_tokens(call)
         needed = prompt + call.output_tokens
         if needed > options.max_model_len:
             raise ConfigError(
                 f"program {program.program_id}: call {index} has {needed} tokens ({prompt} of "
                 f"prompt, {call.output_tokens} of output), and the virtual engine takes "
-                f"{options.max_model_len}; raise max_model_len (and kv_blocks with it), or "
+                f"{options.max_model_len}; raise kv_blocks and max_model_len, or "
                 f"scale the program's tokens by {options.max_model_len / needed:.2f} or less"
             )

@@ -100,6 +100,14 @@ def test_run_with_and_without_hints(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sizes are guessed with a correlation of 0.5" in told(capsys, *args)
 
 
+@pytest.mark.engine
+def test_run_on_the_virtual_engine(capfd: pytest.CaptureFixture[str]) -> None:
+    args = ("run", "--workload", "react", "--programs", "4", "--jobs", "1", "--policy", "plas")
+    found = told_json(capfd, *args, "--depth", "virtual", "--kv-blocks", "9000", "--json")
+    assert found["settings"]["kv_blocks"] == 9000
+    assert [cell["policy"] for cell in found["cells"]] == ["fcfs", "plas"]
+
+
 @pytest.mark.parametrize("how", [["--rate", "0.5"], ["--burst", "0.8"], ["--at-once"]])
 def test_run_as_csv(how: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "run", "--workload", "react", *how, "--policy", "plas", *TINY, "--csv")
@@ -269,6 +277,15 @@ def _group(leader: int) -> list[int]:
         (["run", "--trace", "missing.jsonl"], ["missing.jsonl"]),
         (["run", "--trace", "x.jsonl", "--workload", "chat"], ["--workload and --trace"]),
         (["run", "--json", "--csv"], ["--json and --csv"]),
+        (["run", "--depth", "deep"], ["'--depth'", "'virtual'"]),
+        (["run", "--kv-blocks", "9"], ["--kv-blocks is for --depth virtual"]),
+        (["run", "--step-model", "x.json"], ["--step-model is for --depth virtual"]),
+        (["run", "--depth", "virtual", "--step-ms", "9"], ["--step-ms is for --depth steps"]),
+        (["run", "--depth", "virtual", "--step-model", "x.json"], ["x.json", "calibrate"]),
+        (
+            ["run", "--depth", "virtual", "--policy", "srpt"],
+            ["'srpt' knows the future", "use depth 'steps'"],
+        ),
         (["run", "--gap-scale", "0.5"], ["--gap-scale is for a --trace"]),
         (["sweep", "--trace", "missing.jsonl"], ["missing.jsonl"]),
         (["sweep", "--load", "0.8", "b"], ["load 'b'"]),
@@ -305,6 +322,13 @@ def test_a_drawing_without_matplotlib(
 @pytest.mark.parametrize("command", [[], ["figure"], ["run"], ["sweep"]])
 def test_help_teaches_with_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "Examples:\n    agentrt simulate" in told(capsys, *command, "--help")
+
+
+def test_steps_need_no_engine() -> None:
+    args = ("run", "--workload", "react", "--programs", "3", "--policy", "plas", "--jobs", "1")
+    heavy = run("simulate", *args, "--json").stdout.splitlines()[-1]
+    assert "vllm" not in heavy
+    assert "torch" not in heavy
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -85,12 +85,37 @@ _ENGINE = (
         help="How many calls run at a time.",
     ),
     click.option(
+        "--depth",
+        type=click.Choice(("steps", "virtual")),
+        default="steps",
+        show_default=True,
+        help="steps: batch slots alone, all steps alike. virtual: vLLM's own scheduler, with "
+        "memory, prefix cache and prefill; it needs vLLM and takes longer.",
+    ),
+    click.option(
         "--step-ms",
         type=click.FloatRange(min=0, min_open=True),
-        default=25.0,
-        show_default=True,
         metavar="MS",
-        help="Milliseconds per step; a step gives each running call one token.",
+        help="steps: milliseconds per step, which gives each running call one token.  "
+        "[default: 25]",
+    ),
+    click.option(
+        "--kv-blocks",
+        type=click.IntRange(min=2),
+        metavar="N",
+        help="virtual: the KV cache, in blocks of 16 tokens.  [default: 8192]",
+    ),
+    click.option(
+        "--max-num-batched-tokens",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="virtual: tokens that a step computes at most.  [default: 2048]",
+    ),
+    click.option(
+        "--step-model",
+        type=click.Path(path_type=Path),
+        metavar="FILE.json",
+        help="virtual: how long steps take, from agentrt calibrate.  [default: made up]",
     ),
     click.option(
         "--hints",
@@ -161,13 +186,39 @@ def read_scheduler(quanta: str | None, beta: float | None) -> SchedulerConfig:
     return SchedulerConfig(**settings)
 
 
-def read_machine(batch: int, step_ms: float, depth: str = "steps") -> Machine:
-    """The simulated engine."""
+_OF_DEPTH = {
+    "steps": ("step_ms",),
+    "virtual": ("kv_blocks", "max_num_batched_tokens", "step_model"),
+}
+
+
+_QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+"""vLLM would log to stdout, which is the results'. The processes of a sweep inherit it."""
+
+
+def read_machine(options: Mapping[str, Any]) -> Machine:
+    """The simulated engine. Raises `ConfigError` for options of another depth than its own."""
     from agentrt.simulator.machine import Machine
 
+    depth = options["depth"]
+    for other, names in _OF_DEPTH.items():
+        for name in names:
+            if other != depth and options[name] is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} is for --depth {other}; leave it out")
+    if depth == "virtual":
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
+    given = {name: options[name] for name in _OF_DEPTH[depth] if options[name] is not None}
+    if "step_ms" in given:
+        given["step_s"] = _seconds(given.pop("step_ms"))
+    return Machine(options["batch"], depth=depth, **given)
+
+
+def _seconds(step_ms: float) -> float:
     if not math.isfinite(step_ms):
         raise ConfigError(f"--step-ms {step_ms}: give a number of milliseconds")
-    return Machine(batch, step_ms / 1000, depth)
+    return step_ms / 1000
 
 
 def cores() -> int:

@@ -90,7 +90,7 @@ def run(**options: Any) -> None:
     policies = read_policies(options["policy"] or ("mlfq", "plas", "atlas"), baseline)
     setting = Setting(_source(options), _pressure(options), options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["repeat"]))
-    machine = read_machine(options["batch"], options["step_ms"])
+    machine = read_machine(options)
     scheduler = read_scheduler(options["quanta"], options["beta"])
     hints = read_hints(options["hints"], policies)
     specs = grid([setting], policies, seeds, scheduler, machine, hints)

@@ -102,7 +102,7 @@ def sweep(**options: Any) -> None:
     policies = read_policies(options["policy"] or _POLICIES, baseline)
     limit, relative = read_slo(options["slo"])
     settings = _settings(options)
-    machine = read_machine(options["batch"], options["step_ms"])
+    machine = read_machine(options)
     scheduler = read_scheduler(options["quanta"], options["beta"])
     hints = read_hints(options["hints"], policies)
     seeds = list(range(options["seeds"]))

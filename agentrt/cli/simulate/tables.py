@@ -43,10 +43,26 @@ def in_words(conditions: dict[str, Any]) -> str:
     seeds = conditions["seeds"]
     which = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     spread = "; medians over seeds (least-most)" if len(seeds) > 1 else ""
-    step_ms = f"{1000 * conditions['step_s']:g} ms"
     hints = conditions["hints"]
     told = "" if hints is None else f" +hints: sizes are guessed with a correlation of {hints:g}."
-    return f"Batch {conditions['batch']}, {step_ms} per step, {which}{spread}.{told}"
+    return f"Batch {conditions['batch']}, {_engine(conditions)}, {which}{spread}.{told}"
+
+
+def _engine(conditions: dict[str, Any]) -> str:
+    if conditions["depth"] == "steps":
+        return f"{1000 * conditions['step_s']:g} ms per step"
+    times = conditions["step_time"]
+    return (
+        f"virtual engine with {conditions['kv_blocks']} KV blocks and "
+        f"{conditions['max_num_batched_tokens']} tokens a step at most, "
+        f"step times {_measured_on(times)}"
+    )
+
+
+def _measured_on(times: dict[str, Any]) -> str:
+    if times["model"] == times["hardware"]:  # both are "made up"
+        return str(times["model"])
+    return f"of {times['model']} on {times['hardware']}"
 
 
 # -- one setting: measures down, policies across ---------------------------------------
