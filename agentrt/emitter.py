@@ -79,7 +79,7 @@ class RunEmitter:
         self, spec: CallSpec, after: Iterable[Reply], *, stream: bool
     ) -> AsyncGenerator[tuple[str, Reply | None], None]:
         node, scope = self._begin(NodeKind.CALL, "llm", after)
-        call = self._identify(node, spec)
+        call = self._identify(node, scope, spec)
         self._with.table.call_arrived(self._run.row, call.call_id, node.created_at)
         try:
             chunks = self._with.executor.generate(call, stream=stream)
@@ -100,7 +100,7 @@ class RunEmitter:
                 self._end_call(scope, node, call, CallReport(), error=error)
             raise
 
-    def _identify(self, node: Node, spec: CallSpec) -> Call:
+    def _identify(self, node: Node, scope: Scope, spec: CallSpec) -> Call:
         run = self._run
         if spec.seed is None and spec.temperature > 0:
             spec = dataclasses.replace(spec, seed=self._draw_seed(node))
@@ -115,6 +115,8 @@ class RunEmitter:
             program_service_s=run.row.service_s,
             program_path_s=run.row.path_s,
             program_waiting_s=run.row.waiting_s,
+            node=_node_name(scope.path),
+            size_hint=run.row.size_hint,
         )
 
     def _draw_seed(self, node: Node) -> int:
@@ -199,3 +201,8 @@ class RunEmitter:
     def _leave(self, scope: Scope, node: Node, now: float) -> None:
         scope.frontier.advance(node.id, node.parents)
         self._with.tell(NodeEnded(self._run.id, node, now))
+
+
+def _node_name(path: str) -> str:
+    """The innermost node function of a scope; "" in the program's own function."""
+    return path.rpartition("/")[2] if "/" in path else ""

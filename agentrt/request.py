@@ -65,6 +65,8 @@ class Call:
     ``path_s`` is p(c) of ATLAS, Eq. 2 (seconds of service on the longest path that leads
     here), None where parents are unknown. ``program_service_s``, ``program_path_s`` and
     ``program_waiting_s`` are the process table's row when the call was emitted (seconds).
+    ``node`` is the name of the node function that emitted it, "" for the program's own.
+    ``size_hint`` is a guess of the program's size, in a unit of its type's own.
     """
 
     call_id: str
@@ -77,6 +79,8 @@ class Call:
     program_service_s: float = 0.0
     program_path_s: float = 0.0
     program_waiting_s: float = 0.0
+    node: str = ""
+    size_hint: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

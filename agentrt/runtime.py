@@ -114,12 +114,18 @@ class Runtime:
         *,
         tenant: str = "default",
         session: str | None = None,
+        size_hint: float | None = None,
     ) -> Run:
-        """Start a program. It runs as a task of its own; await `Run.wait` for its result."""
+        """Start a program. It runs as a task of its own; await `Run.wait` for its result.
+
+        ``size_hint`` is a guess of its size for a policy that learns, such as a budget of
+        tokens: in any unit, the same for all programs of its type.
+        """
         self._started += 1
         run_id = f"{program.name}-{self._started}"
         now = self.now()
         row = self.table.start_program(run_id, program.name, now, tenant=tenant, session=session)
+        row.size_hint = size_hint
         run = Run(run_id, program, row, ExecutionDAG(run_id, program.name), started_at=now)
         self.runs[run_id] = run
         self._tell(ProgramStarted(run_id, program.name, now))

@@ -81,7 +81,8 @@ Exit codes: 0 every program gave its result; 1 a program or the engine failed;
     metavar="NAME",
     cls=RunOption,
     group="Scheduling",
-    help="atlas, plas, mlfq, fcfs, or an installed one.  [default: atlas]",
+    help="adaptive, atlas, atlas-scalar, plas, mlfq, round-robin, program-fcfs, srtf, two-level, "
+    "fcfs, or an installed one.  [default: atlas]",
 )
 @click.option(
     "--quanta",
@@ -97,6 +98,14 @@ Exit codes: 0 every program gave its result; 1 a program or the engine failed;
     cls=RunOption,
     group="Scheduling",
     help="Promote a call once its program waited X times as long as it was served; inf: never.",
+)
+@click.option(
+    "--history",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    cls=RunOption,
+    group="Scheduling",
+    help="Keep what --policy adaptive learns in this file, over runs.",
 )
 @click.option(
     "--model",
@@ -167,6 +176,8 @@ def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> Any:
         settings["quanta"] = read_quanta(options["quanta"])
     if options["beta"] is not None:
         settings["beta"] = options["beta"]
+    if options["history"] is not None:
+        settings["history"] = _history(options["history"], options["policy"])
     model = options["model"]
     if model is not None:
         if not model.strip():
@@ -179,6 +190,17 @@ def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> Any:
         flags=flags,
         verbose=options["verbose"],
     )
+
+
+def _history(path: Path, policy: str) -> str:
+    from agentrt.errors import UsageError
+    from agentrt.executors.vllm.memory import read
+
+    if policy != "adaptive":
+        raise UsageError(f"--history is for --policy adaptive; {policy} learns nothing")
+    if path.exists():
+        read(path)
+    return str(path.resolve())
 
 
 def _check_values(options: dict[str, Any]) -> Any:

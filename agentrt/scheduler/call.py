@@ -38,6 +38,7 @@ class QueuedCall:
     held: bool = False
     promoted: bool = False
     in_lane: bool = False
+    in_line: bool = False
     waited_s: float = 0.0
     served_s: float = 0.0
     debt_since: float = 0.0

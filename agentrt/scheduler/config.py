@@ -41,6 +41,8 @@ class SchedulerConfig:
     such a call costs more than letting it be. ``max_preemptions_per_step`` bounds what
     one step spends on preempting and admitting anew.
 
+    ``history`` is a file that keeps what `adaptive` learned over restarts.
+
     ``stale_after_s``: a program that is not heard of for so long (seconds) is dropped
     from the engine's table.
     """
@@ -49,12 +51,13 @@ class SchedulerConfig:
     quanta: tuple[float, ...] = field(default_factory=_default_quanta)
     beta: float = 8.0
     max_promoted: int = 4
-    lane: float = 0.05
+    lane: float = 0.1
     preemption: bool = True
     min_residency_steps: int = 4
     min_remaining_tokens: int = 4
     max_preemptions_per_step: int = 2
     stale_after_s: float = 3600.0
+    history: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "quanta", tuple(float(q) for q in self.quanta))

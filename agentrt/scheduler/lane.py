@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentrt.scheduler.call import QueuedCall
 
+_SLACK = 64
 _MOST_CREDIT_S = 1.0
 """What a lane that nobody needed can save up, in slot-seconds."""
 
@@ -33,10 +34,14 @@ class Lane:
         self._inside = 0
         self._line: list[tuple[float, int, QueuedCall]] = []
 
-    def line_up(self, call: QueuedCall) -> None:
-        """A call waits outside the lane. O(log n)."""
-        if self._most and not call.in_lane:
-            heapq.heappush(self._line, (call.program.started_at, call.seq, call))
+    def line_up(self, call: QueuedCall, waiting: int) -> None:
+        """A call waits outside the lane, one of so many. Amortised O(log n)."""
+        if not self._most or call.in_lane or call.in_line:
+            return
+        call.in_line = True
+        heapq.heappush(self._line, (call.program.started_at, call.seq, call))
+        if len(self._line) > 2 * waiting + _SLACK:
+            self._tidy()
 
     def admit(self, now: float) -> QueuedCall | None:
         """The next call to enter the lane ``now``, or None. Amortised O(log n)."""
@@ -44,6 +49,7 @@ class Lane:
         if self._credit <= 0 or self._inside >= self._most or self._first() is None:
             return None
         call = heapq.heappop(self._line)[2]
+        call.in_line = False
         call.in_lane = True
         self._inside += 1
         return call
@@ -69,6 +75,16 @@ class Lane:
 
     def _first(self) -> QueuedCall | None:
         line = self._line
-        while line and not (line[0][2].queued and not line[0][2].in_lane):
-            heapq.heappop(line)
+        while line and not line[0][2].queued:
+            heapq.heappop(line)[2].in_line = False
         return line[0][2] if line else None
+
+    def _tidy(self) -> None:
+        """Drop the calls that run or are gone, but came up never."""
+        kept = []
+        for entry in self._line:
+            entry[2].in_line = entry[2].queued
+            if entry[2].in_line:
+                kept.append(entry)
+        heapq.heapify(kept)
+        self._line = kept

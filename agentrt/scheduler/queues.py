@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from agentrt.errors import InvariantError
@@ -23,6 +24,9 @@ from agentrt.scheduler.table import ProgramRow
 from agentrt.scheduler.victims import Room, choose_victims
 
 _EPSILON_S = 1e-9
+_SLACK = 64
+_PLACED_AGAIN = 32
+"""Waiting calls of a program that are placed anew when one of its calls ends: the next to run."""
 LANE = Place(-1_000_000_000)
 """Where the calls of the lane stand: before all others, for as long as they run."""
 
@@ -148,6 +152,11 @@ class LevelQueues:
         self._by_program.pop(program.program_id, None)
         self.policy.program_ended(program, now)
 
+    def program_lost(self, program: ProgramRow) -> None:
+        """A program was dropped from the table without an end."""
+        self._by_program.pop(program.program_id, None)
+        self.policy.program_lost(program)
+
     # -- the waiting calls, in order ---------------------------------------------------
 
     def __len__(self) -> int:
@@ -158,10 +167,8 @@ class LevelQueues:
         """The call that should run next, or None."""
         heap = self._heap
         while heap:
-            *_, seq, call = heap[0]
-            # An entry is out of date once its call has a newer one.
-            if call.queued and not call.held and call.seq == seq:
-                return call
+            if _is_current(heap[0]):
+                return heap[0][3]
             heapq.heappop(heap)
         return None
 
@@ -185,8 +192,8 @@ class LevelQueues:
             call.held = True
             self._held.append(call)
         else:
-            heapq.heappush(self._heap, (*call.key, call))
-        self._lane.line_up(call)
+            self._offer(call)
+        self._lane.line_up(call, self._waiting)
 
     def discard(self, call: QueuedCall) -> bool:
         """Take a call out of the queue wherever it stands; False if it was not in it."""
@@ -207,7 +214,7 @@ class LevelQueues:
         for call in self._held:
             if ready(call):
                 call.held = False
-                heapq.heappush(self._heap, (*call.key, call))
+                self._offer(call)
             else:
                 kept.append(call)
         self._held = kept
@@ -283,12 +290,21 @@ class LevelQueues:
         call.level, call.quantum_left, call.order = place
         call.seq = self._new_seq()
         if call.queued and not call.held:
-            heapq.heappush(self._heap, (*call.key, call))
+            self._offer(call)
+
+    def _offer(self, call: QueuedCall) -> None:
+        """A waiting call's place, into the heap; what is out of date there stays bounded."""
+        heapq.heappush(self._heap, (*call.key, call))
+        if len(self._heap) > 2 * self._waiting + _SLACK:
+            self._heap = [entry for entry in self._heap if _is_current(entry)]
+            heapq.heapify(self._heap)
 
     def _place_again(self, calls: Iterable[QueuedCall], now: float) -> None:
-        for call in calls:
-            if call.since is not None and not (call.promoted or call.in_lane):
-                self._enter(call, self.policy.place(call, now))
+        movable = (c for c in calls if c.since is not None and not (c.promoted or c.in_lane))
+        for call in islice(movable, _PLACED_AGAIN):
+            place = self.policy.place(call, now)
+            if (place.level, place.order) != (call.level, call.order):
+                self._enter(call, place)
 
     def _new_seq(self) -> int:
         self._next_seq += 1
@@ -318,3 +334,9 @@ class LevelQueues:
         finally:
             for entry in seen:
                 heapq.heappush(self._heap, entry)
+
+
+def _is_current(entry: tuple[int, float, int, QueuedCall]) -> bool:
+    """Whether a heap's entry still stands for its call: a call has a newer one once it moved."""
+    _, _, seq, call = entry
+    return call.queued and not call.held and call.seq == seq

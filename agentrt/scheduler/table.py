@@ -32,8 +32,8 @@ class ProgramRow:
     of its running calls too, as far as this engine charged them; ``path_s`` the
     longest path of service seen (ATLAS' scalar); ``waiting_s`` its completed calls'
     time in the engine's queue. ``calls`` are its active calls (threads), each with its
-    arrival time. ``hint_s`` is somebody's guess of the service that it will need in
-    all. ``home`` is the replica that holds its context.
+    arrival time. ``size_hint`` is somebody's guess of its size, in a unit that is the
+    same for all programs of its type. ``home`` is the replica that holds its context.
     """
 
     program_id: str
@@ -49,7 +49,7 @@ class ProgramRow:
     calls: dict[str, float] = field(default_factory=dict)
     tools: int = 0
     humans: int = 0
-    hint_s: float | None = None
+    size_hint: float | None = None
     home: str | None = None
     last_arrival: float = 0.0
     last_completion: float = 0.0

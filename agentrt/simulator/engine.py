@@ -140,7 +140,7 @@ class Simulator:
         row = self.table.start_program(
             shape.program_id, shape.type, self.now, tenant=shape.tenant, session=shape.session
         )
-        row.hint_s = None if shape.hint_tokens is None else shape.hint_tokens * self.step_s
+        row.size_hint = shape.hint_tokens
         live = self.live[shape.program_id] = _Live.of(shape, row, self.step_s)
         for index, call in enumerate(shape.calls):
             if not call.after:

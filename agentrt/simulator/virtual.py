@@ -178,6 +178,8 @@ class _Driver:
             program_service_s=row.service_s,
             program_path_s=row.path_s,
             program_waiting_s=row.waiting_s,
+            node=live.program.calls[index].node,
+            size_hint=live.program.hint_tokens,
         )
         self._table.call_arrived(row, call_id, now)
         self._live[call_id] = live, index

@@ -28,6 +28,9 @@ class Identity:
     service_s: float = 0.0
     program_path_s: float = 0.0
     waiting_s: float = 0.0
+    node: str = ""
+    session: str | None = None
+    size_hint: float | None = None
     report: bool = False
     lone: bool = False
 
@@ -44,6 +47,9 @@ def attach(call: Call) -> dict[str, Any]:
             "service_s": call.program_service_s,
             "program_path_s": call.program_path_s,
             "waiting_s": call.program_waiting_s,
+            "node": call.node,
+            "session": call.session,
+            "size_hint": call.size_hint,
             "report": True,
         }
     }
@@ -57,11 +63,16 @@ def identify(request_id: str, extra: Mapping[str, Any], session_id: str | None) 
     program_id = extra.get("agentrt_program") or session_id
     if not program_id:
         return Identity(program_id=request_id, lone=True)
-    path = extra.get("agentrt_path_s")
     return Identity(
         program_id=str(program_id),
         program_type=str(extra.get("agentrt_type", "unknown")),
         tenant=str(extra.get("agentrt_tenant", "default")),
-        path_s=float(path) if isinstance(path, int | float) else None,
+        path_s=_number(extra.get("agentrt_path_s")),
+        node=str(extra.get("agentrt_node", "")),
+        size_hint=_number(extra.get("agentrt_size_hint")),
         report=bool(extra.get("agentrt_report", False)),
     )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -189,7 +189,7 @@ def _begin_anew(scheduler: ProgramScheduler) -> None:
     if not scheduler.reset_prefix_cache():
         raise ConfigError("the prefix cache cannot be emptied; wait for the engine to settle")
     scheduler.table = ProcessTable()
-    scheduler._use(scheduler.config)
+    scheduler.use(scheduler.config)
 
 
 def record(scheduler: ProgramScheduler, path: str | None) -> dict[str, int]:

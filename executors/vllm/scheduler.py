@@ -18,12 +18,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentrt.errors import ConfigError
 from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.identity import Identity, identify
+from agentrt.executors.vllm.memory import Memory
 from agentrt.executors.vllm.processes import die_with_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
-from agentrt.executors.vllm.recording import Recorder, record
+from agentrt.executors.vllm.recording import Recorder
 from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
@@ -63,15 +64,17 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.steps = 0
         self.recorder: Recorder | None = None
         self._accounts: dict[str, _Account] = {}
-        self._aborted: OrderedDict[str, CallReport] = OrderedDict()
+        self.aborted: OrderedDict[str, CallReport] = OrderedDict()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
         self._stock_waiting = self.waiting
-        self._use(SchedulerConfig.from_dict(settings))
+        self.use(SchedulerConfig.from_dict(settings))
 
-    def _use(self, config: SchedulerConfig) -> None:
+    def use(self, config: SchedulerConfig) -> None:
+        """Start over with other settings. No call may be unfinished."""
         self.config = config
-        self.queues = LevelQueues(config)
+        self.queues = LevelQueues(config, slots=self.max_num_running_reqs)
+        self.memory = Memory(self.queues.policy, config.history)
         self._levelled = self.queues.policy.levelled
         self._unsorted = False
         if self._levelled:
@@ -195,7 +198,8 @@ class ProgramScheduler(_compat.AsyncScheduler):
                 self._unsorted = True
         if self.steps % _STALE_CHECK_STEPS == 0:
             for row in self.table.stale(now, self.config.stale_after_s):
-                self._end_program(row.program_id, now)
+                self.table.end_program(row.program_id)
+                self.queues.program_lost(row)
 
     # -- accounts ----------------------------------------------------------------------
 
@@ -207,12 +211,25 @@ class ProgramScheduler(_compat.AsyncScheduler):
         row = self.table.get(identity.program_id)
         if row is None:
             row = self.table.start_program(
-                identity.program_id, identity.program_type, now, tenant=identity.tenant
+                identity.program_id,
+                identity.program_type,
+                now,
+                tenant=identity.tenant,
+                session=identity.session,
             )
+        row.size_hint = identity.size_hint if row.size_hint is None else row.size_hint
         self.table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
         self.table.call_arrived(row, request.request_id, now)
         self._accounts[request.request_id] = _Account(identity, self.steps)
-        self.queues.add(request.request_id, row, request, identity.path_s, now)
+        self.queues.add(
+            request.request_id,
+            row,
+            request,
+            identity.path_s,
+            now,
+            node=identity.node,
+            prompt_tokens=request.num_prompt_tokens,
+        )
 
     def _close_account(self, request: _compat.Request) -> CallReport | None:
         """A request ended, one way or another. Its report, if its client asked for it."""
@@ -226,18 +243,24 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.table.call_ended(call.program, request.request_id, now, call.path_s, report)
         self.queues.call_ended(call, now)
         if account.identity.lone:
-            self._end_program(call.program.program_id, now)
+            self.end_program(call.program.program_id, now)
         if not account.identity.report:
             return None
         if request.status.name == "FINISHED_ABORTED" and account.identity.call_id:
             self._keep(account.identity.call_id, report)
         return report
 
-    def _end_program(self, program_id: str, now: float) -> bool:
+    def end_program(self, program_id: str, now: float) -> bool:
+        """A program ended; False where it was not known."""
         row = self.table.end_program(program_id)
         if row is not None:
             self.queues.program_ended(row, now)
+            self.memory.learned()
         return row is not None
+
+    def shutdown(self) -> None:
+        self.memory.save()
+        super().shutdown()
 
     def _report(self, call: QueuedCall, account: _Account) -> CallReport:
         request = call.item
@@ -259,55 +282,17 @@ class ProgramScheduler(_compat.AsyncScheduler):
 
     def _keep(self, call_id: str, report: CallReport) -> None:
         # An aborted request has no last output to carry its report: it waits here.
-        self._aborted[call_id] = report
-        while len(self._aborted) > _KEPT_REPORTS:
-            self._aborted.popitem(last=False)
+        self.aborted[call_id] = report
+        while len(self.aborted) > _KEPT_REPORTS:
+            self.aborted.popitem(last=False)
 
-    # -- control, from the client's side -----------------------------------------------
+    def client_id(self, call: QueuedCall) -> str | None:
+        """What the client calls a call; None where it gave no name."""
+        return self._accounts[call.call_id].identity.call_id
 
     def control(self, op: str, argument: Any = None) -> Any:
-        """Answer a client's message. Values in and out are plain (msgpack).
-
-        ``end``: a program id ended. ``aborted``: the report of an aborted call id, once,
-        else None. ``configure``: new settings, refused while calls are unfinished.
-        ``snapshot``: what runs and waits. ``record``: into a file, or None to stop.
-        Raises `ConfigError` for anything else.
-        """
-        if op == "end":
-            return self._end_program(str(argument), self.clock())
-        if op == "aborted":
-            report = self._aborted.pop(str(argument), None)
-            return None if report is None else asdict(report)
-        if op == "configure":
-            if self.requests:
-                raise ConfigError(f"{len(self.requests)} calls are unfinished; wait for them")
-            self._use(SchedulerConfig.from_dict(argument))
-            return self.config.to_dict()
-        if op == "snapshot":
-            return self._snapshot()
-        if op == "record":
-            return record(self, argument)
-        raise ConfigError(f"unknown control operation {op!r}")
-
-    def _snapshot(self) -> dict[str, Any]:
-        waiting = [self.queues.calls[request.request_id] for request in self.waiting]
-        return {
-            "policy": self.config.policy,
-            "steps": self.steps,
-            "programs": [row.program_id for row in self.table],
-            "running": [self._describe(c) for c in self.queues.calls.values() if c.since is None],
-            "waiting": [{**self._describe(c), "ahead": i} for i, c in enumerate(waiting)],
-            "free_blocks": _compat.free_blocks(self),
-            "requests": len(self.requests),
-        }
-
-    def _describe(self, call: QueuedCall) -> dict[str, Any]:
-        return {
-            "call_id": self._accounts[call.call_id].identity.call_id,
-            "program_id": call.program.program_id,
-            "level": call.level,
-            "preemptions": call.preemptions,
-        }
+        """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
+        return answer(self, op, argument)
 
 
 def _settled(call: QueuedCall) -> bool:

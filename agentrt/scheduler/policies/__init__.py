@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 
 from agentrt.errors import ConfigError
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies.adaptive import Adaptive
 from agentrt.scheduler.policies.atlas import Atlas, AtlasScalar
 from agentrt.scheduler.policies.base import AttainedService, Place, Policy
 from agentrt.scheduler.policies.fcfs import Fcfs
@@ -27,6 +28,7 @@ _BUILT_IN: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         Atlas,
+        Adaptive,
         AtlasScalar,
         Plas,
         Mlfq,

@@ -64,6 +64,9 @@ class Policy:
     def program_ended(self, row: ProgramRow, now: float) -> None:
         """A program ended. To learn from."""
 
+    def program_lost(self, row: ProgramRow) -> None:
+        """A program was not heard of for long, and is dropped from the table."""
+
 
 class AttainedService(Policy):
     """Levels with quanta, as in Agentix, Algorithm 1: a rank in seconds picks the first level.

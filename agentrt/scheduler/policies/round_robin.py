@@ -45,3 +45,6 @@ class RoundRobin(Policy):
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
         self._rounds.pop(row.program_id, None)
+
+    def program_lost(self, row: ProgramRow) -> None:
+        self._rounds.pop(row.program_id, None)

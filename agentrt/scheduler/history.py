@@ -1,0 +1,174 @@
+"""What finished programs teach about running ones: the service that is still to come.
+
+The estimate is the mean residual life of programs of the same type and tenant that had
+attained as much service (in bins of half a doubling), times a factor each for the turn, a
+hint of the size, the session's program before, and the node. Where few have been there, it
+shrinks to what needs no past at all: a program that was served for ``a`` seconds along its
+critical path is expected to need ``a`` more, which ranks as ATLAS does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler.table import ProgramRow
+
+VERSION = 1
+SMALLEST_S = 0.05
+"""Seconds of service below which programs are not told apart."""
+_MEMORY = 400.0
+"""Programs that a cell remembers: older ones fade, so that a type may change."""
+_CELLS = 4096
+"""Cells kept, the least recently used ones dropped first: some 100 bytes each."""
+_VISITS = 48
+"""Cells noted of one running program."""
+_SESSIONS = 1024
+_DOUBT = 8.0
+"""Samples that a cell needs to count for half."""
+_TELLING = 2.0
+"""A node counts where it changes the estimate by this factor: one that says less would only
+make a program's own calls overtake each other."""
+
+Key = tuple[str, int, str]
+"""Tenant and type, bin of attained service, and what more is known: "" for nothing."""
+
+
+@dataclass(slots=True)
+class Cell:
+    """Faded count and mean of the service that was still to come (seconds)."""
+
+    n: float = 0.0
+    mean_s: float = 0.0
+
+    def add(self, value_s: float) -> None:
+        """One more sample; past `_MEMORY` of them the oldest fade."""
+        self.n = min(self.n, _MEMORY - 1.0) + 1.0
+        self.mean_s += (value_s - self.mean_s) / self.n
+
+    def refine(self, estimate_s: float) -> float:
+        """An estimate, moved towards this cell's mean as far as its samples count."""
+        return estimate_s + (self.mean_s - estimate_s) * self.n / (self.n + _DOUBT)
+
+
+class History:
+    """Learns from programs that end; asked about programs that run. Bounded in size."""
+
+    def __init__(self) -> None:
+        self._cells: OrderedDict[Key, Cell] = OrderedDict()
+        self._visits: dict[str, dict[Key, float]] = {}
+        self._sessions: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def expect(self, row: ProgramRow, node: str, path_s: float) -> float:
+        """The seconds of service that a program is expected to need still.
+
+        ``path_s`` is what ATLAS would rank by: the estimate where nothing is known.
+        """
+        aged = self._refined(row, "", max(path_s, SMALLEST_S))
+        estimate = aged
+        for what in self._details(row):
+            estimate *= self._refined(row, what, aged) / aged
+        by_node = self._refined(row, f"node {node}", aged) / aged
+        if not 1.0 / _TELLING < by_node < _TELLING:
+            estimate *= by_node
+        return max(estimate, SMALLEST_S)
+
+    def learn(self, row: ProgramRow) -> None:
+        """A program ended: what was still to come wherever it came by is known now."""
+        total = row.service_s
+        visits = self._visits.pop(row.program_id, {})
+        for level in range(_bin(total) + 1):
+            visits.setdefault((_kind(row), level, ""), _edge(level))
+        for key, attained in visits.items():
+            self._cell(key).add(max(total - attained, 0.0))
+        if row.session is not None:
+            self._sessions[_session(row)] = total
+            self._sessions.move_to_end(_session(row))
+            if len(self._sessions) > _SESSIONS:
+                self._sessions.popitem(last=False)
+
+    def forget(self, row: ProgramRow) -> None:
+        """A program went away without an end to learn from."""
+        self._visits.pop(row.program_id, None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-able values: what survives a restart."""
+        cells = [[*key, cell.n, cell.mean_s] for key, cell in self._cells.items()]
+        return {"version": VERSION, "cells": cells, "sessions": dict(self._sessions)}
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Take over what `to_dict` gave. Raises `ConfigError` for anything else."""
+        try:
+            version = values["version"]
+            cells = {
+                (str(kind), int(level), str(what)): _cell_of(n, mean)
+                for kind, level, what, n, mean in values["cells"]
+            }
+            sessions = {str(name): float(total) for name, total in values["sessions"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"this is not a history of programs: {error!r}") from error
+        if version != VERSION:
+            raise ConfigError(f"this history of programs has version {version}, not {VERSION}")
+        self._cells = OrderedDict(list(cells.items())[-_CELLS:])
+        self._sessions = OrderedDict(list(sessions.items())[-_SESSIONS:])
+
+    def _details(self, row: ProgramRow) -> Iterator[str]:
+        """What is known of a program beside its age, in words that its kin would share."""
+        yield f"turn {int(2.0 * math.log2(row.finished_calls + 1))}"
+        if row.size_hint is not None:
+            yield f"hint {_bin(row.size_hint)}"
+        before = None if row.session is None else self._sessions.get(_session(row))
+        if before is not None:
+            yield f"session {_bin(before)}"
+
+    def _refined(self, row: ProgramRow, what: str, estimate_s: float) -> float:
+        """An estimate refined by one cell; the program's visit there is noted."""
+        key = (_kind(row), _bin(row.attained_s), what)
+        visits = self._visits.setdefault(row.program_id, {})
+        if len(visits) < _VISITS:
+            visits.setdefault(key, row.attained_s)
+        cell = self._cells.get(key)
+        return estimate_s if cell is None else max(cell.refine(estimate_s), SMALLEST_S)
+
+    def _cell(self, key: Key) -> Cell:
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = Cell()
+            if len(self._cells) > _CELLS:
+                self._cells.popitem(last=False)
+        else:
+            self._cells.move_to_end(key)
+        return cell
+
+
+def _kind(row: ProgramRow) -> str:
+    # Per tenant, so that nobody can teach the scheduler falsehoods about others.
+    return f"{row.tenant}/{row.type}"
+
+
+def _session(row: ProgramRow) -> str:
+    return f"{row.tenant}/{row.session}"
+
+
+def _cell_of(n: Any, mean_s: Any) -> Cell:
+    cell = Cell(float(n), float(mean_s))
+    if not (0.0 <= cell.n < math.inf and 0.0 <= cell.mean_s < math.inf):
+        raise ValueError(f"a cell of {n} samples with mean {mean_s} s")
+    return cell
+
+
+def _bin(seconds: float) -> int:
+    """Half doublings of attained service; 0 up to `SMALLEST_S`."""
+    return max(0, 1 + int(2.0 * math.log2(seconds / SMALLEST_S))) if seconds > SMALLEST_S else 0
+
+
+def _edge(level: int) -> float:
+    """The least service of a bin, in seconds."""
+    return SMALLEST_S * 2.0 ** ((level - 1) / 2.0) if level else 0.0

@@ -1,0 +1,61 @@
+"""Adaptive: the program that is expected to need the least service still, learned from its kin.
+
+Ours. The expectation is `History`'s, from finished programs of the same type and tenant, and
+ATLAS's rank where there are none. Programs whose expectations are within a factor of 1.4
+stand in one level: there, those that are small by what they had and by what they need go
+first, and then the older ones, but nobody is preempted for that. A lane of the batch serves
+the oldest programs and bounds the tail.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.history import History
+from agentrt.scheduler.policies.base import Place, Policy
+from agentrt.scheduler.table import ProgramRow
+
+if TYPE_CHECKING:
+    from agentrt.scheduler.call import QueuedCall
+
+_LEVELS_PER_DOUBLING = 2
+_LOOK_AGAIN = 8.0
+"""A running call is placed anew when its program got this part more of its service."""
+_SHORTEST_LOOK_S = 0.5
+_SIZE_STRIDE = 2.0**32
+"""Between two sizes in the order within a level; below it, the arrival in seconds."""
+
+
+class Adaptive(Policy):
+    """Learned expected remaining service, with a lane for the old."""
+
+    name: ClassVar[str] = "adaptive"
+    starving: ClassVar[bool] = False
+    follows_program: ClassVar[bool] = True
+    lane: ClassVar[bool] = True
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self.history = History()
+
+    def place(self, call: QueuedCall, now: float) -> Place:
+        row = call.program
+        path_s = row.path_s if call.path_s is None else call.path_s
+        expected = self.history.expect(row, call.node, path_s + call.served_s)
+        attained = max(row.attained_s, 0.25)
+        size = math.floor(math.log2(attained * expected) / 2.0)
+        return Place(
+            level=math.floor(_LEVELS_PER_DOUBLING * math.log2(expected)),
+            budget_s=max(_SHORTEST_LOOK_S, max(attained, expected) / _LOOK_AGAIN),
+            order=size * _SIZE_STRIDE + row.started_at,
+        )
+
+    expire = place
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        self.history.learn(row)
+
+    def program_lost(self, row: ProgramRow) -> None:
+        self.history.forget(row)

@@ -1,0 +1,92 @@
+"""What a client may ask of the scheduler in the engine core. Values in and out are plain.
+
+Requests reach `EngineCore.agentrt`, which `_compat.install_control` made, and end here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import ConfigError
+from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm.recording import record
+from agentrt.scheduler.call import QueuedCall
+from agentrt.scheduler.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from agentrt.executors.vllm.scheduler import ProgramScheduler
+
+
+def answer(scheduler: ProgramScheduler, op: str, argument: Any) -> Any:
+    """Answer a client's message. Raises `ConfigError` for an operation that there is not."""
+    operation = _OPERATIONS.get(op)
+    if operation is None:
+        raise ConfigError(f"unknown control operation {op!r}")
+    return operation(scheduler, argument)
+
+
+def _end(scheduler: ProgramScheduler, program_id: Any) -> bool:
+    """A program ended: its row goes."""
+    return scheduler.end_program(str(program_id), scheduler.clock())
+
+
+def _aborted(scheduler: ProgramScheduler, call_id: Any) -> dict[str, Any] | None:
+    """The report of an aborted call, once; else None."""
+    report = scheduler.aborted.pop(str(call_id), None)
+    return None if report is None else asdict(report)
+
+
+def _configure(scheduler: ProgramScheduler, settings: Any) -> dict[str, Any]:
+    """New settings, refused while calls are unfinished."""
+    if scheduler.requests:
+        raise ConfigError(f"{len(scheduler.requests)} calls are unfinished; wait for them")
+    scheduler.memory.save()
+    scheduler.use(SchedulerConfig.from_dict(settings))
+    return scheduler.config.to_dict()
+
+
+def _history(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any] | None:
+    """What the policy learned, or None where it learns nothing."""
+    history = scheduler.memory.history
+    return None if history is None else history.to_dict()
+
+
+def _record(scheduler: ProgramScheduler, path: Any) -> Any:
+    """Record events and decisions into a file; None stops it."""
+    return record(scheduler, path)
+
+
+def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
+    """What runs and what waits, in order."""
+    calls = scheduler.queues.calls
+    waiting = [calls[request.request_id] for request in scheduler.waiting]
+    return {
+        "policy": scheduler.config.policy,
+        "steps": scheduler.steps,
+        "programs": [row.program_id for row in scheduler.table],
+        "running": [_describe(scheduler, c) for c in calls.values() if c.since is None],
+        "waiting": [{**_describe(scheduler, c), "ahead": i} for i, c in enumerate(waiting)],
+        "free_blocks": _compat.free_blocks(scheduler),
+        "requests": len(scheduler.requests),
+    }
+
+
+def _describe(scheduler: ProgramScheduler, call: QueuedCall) -> dict[str, Any]:
+    return {
+        "call_id": scheduler.client_id(call),
+        "program_id": call.program.program_id,
+        "level": call.level,
+        "preemptions": call.preemptions,
+    }
+
+
+_OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
+    "end": _end,
+    "aborted": _aborted,
+    "configure": _configure,
+    "history": _history,
+    "record": _record,
+    "snapshot": _snapshot,
+}
