@@ -4,7 +4,10 @@ Every step of continuous batching takes ``step_s`` and gives each running call o
 token; memory and prefill are left out. The queues, the table and the policies are the
 real ones. Between two events (an arrival, an end, a budget used up, a starved call)
 nothing changes, so the simulator jumps from event to event; it decides exactly as one
-that visits every step.
+that visits every step. What happens at one moment happens in this order: calls end, each
+followed by its successors; calls that have used up their budget sink; calls come after
+their gaps; programs arrive; and then it is decided who runs. Calls that end or sink
+together do so best first.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from agentrt.simulator.clairvoyant import make_policy
 from agentrt.simulator.outcome import Outcome
 from agentrt.workloads.arrivals import Arrivals, Open
 from agentrt.workloads.shape import CallShape, ProgramShape
+
+_SERVED, _CALL, _PROGRAM = range(3)
+"""What comes first at one moment: service that is over, calls after gaps, programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,11 @@ class _Job:
     settled_at: int = 0
     stamp: int = 0
 
+    @property
+    def ends_at(self) -> int:
+        """The step at which it has nothing left, if it goes on running."""
+        return self.settled_at + self.left
+
 
 @dataclass(slots=True)
 class Simulator:
@@ -86,7 +97,8 @@ class Simulator:
     outcomes: list[Outcome] = field(default_factory=list)
     queues: LevelQueues = field(init=False)
     live: dict[str, _Live] = field(default_factory=dict)
-    _events: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
+    _events: list[tuple[int, int, int, Callable[[], None]]] = field(default_factory=list)
+    _over: list[QueuedCall] = field(default_factory=list)
     now: float = 0.0
     _at: int = 0
     _serial: int = 0
@@ -106,9 +118,7 @@ class Simulator:
         while self._events:
             self._at = self._events[0][0]
             self.now = self._at * self.step_s
-            while self._events and self._events[0][0] == self._at:
-                heapq.heappop(self._events)[2]()
-                self._done += 1
+            self._happen()
             self._choose()
             if progress is not None:
                 progress(len(self.outcomes))
@@ -125,16 +135,27 @@ class Simulator:
 
     # -- events ------------------------------------------------------------------------
 
-    def _when(self, step: int, what: Callable[[], None]) -> None:
+    def _happen(self) -> None:
+        """All that happens at this step, in the order of `_SERVED`, `_CALL`, `_PROGRAM`."""
+        while self._events and self._events[0][0] == self._at:
+            _, kind, _, what = heapq.heappop(self._events)
+            if kind != _SERVED:
+                self._serve()
+            what()
+            self._done += 1
+        self._serve()
+
+    def _when(self, step: int, kind: int, what: Callable[[], None]) -> None:
         self._serial += 1
-        heapq.heappush(self._events, (max(step, self._at), self._serial, what))
+        heapq.heappush(self._events, (max(step, self._at), kind, self._serial, what))
 
     def _step_of(self, seconds: float) -> int:
         return math.ceil(seconds / self.step_s - 1e-9)
 
     def _expect(self, shapes: Sequence[ProgramShape]) -> None:
         for shape in shapes:
-            self._when(self._step_of(shape.arrives_s), lambda shape=shape: self._arrive(shape))  # type: ignore[misc]
+            at = self._step_of(shape.arrives_s)
+            self._when(at, _PROGRAM, lambda shape=shape: self._arrive(shape))  # type: ignore[misc]
 
     def _arrive(self, shape: ProgramShape) -> None:
         row = self.table.start_program(
@@ -149,7 +170,7 @@ class Simulator:
     def _ready(self, live: _Live, index: int) -> None:
         gap = self._step_of(live.shape.calls[index].gap_s)
         if gap:
-            self._when(self._at + gap, lambda: self._emit(live, index))
+            self._when(self._at + gap, _CALL, lambda: self._emit(live, index))
         else:
             self._emit(live, index)
 
@@ -195,7 +216,7 @@ class Simulator:
         step = max(step, self._at + 1)
         if step not in self._wakes:
             self._wakes.add(step)
-            self._when(step, lambda: self._wakes.discard(step))
+            self._when(step, _SERVED, lambda: self._wakes.discard(step))
 
     def _make_room(self) -> None:
         head = self.queues.head()
@@ -228,17 +249,25 @@ class Simulator:
         if not math.isinf(call.quantum_left):
             budget = max(1, math.ceil(call.quantum_left / self.step_s - 1e-9))
         stamp = job.stamp
-        self._when(self._at + min(job.left, budget), lambda: self._due(call, stamp))
+        self._when(self._at + min(job.left, budget), _SERVED, lambda: self._due(call, stamp))
 
     def _due(self, call: QueuedCall, stamp: int) -> None:
-        job: _Job = call.item
-        if stamp != job.stamp:
+        if stamp == call.item.stamp:
+            self._over.append(call)
+
+    def _serve(self) -> None:
+        """End the calls whose service is over, then let those sink whose budget is."""
+        if not self._over:
             return
-        self._settle(call)
-        if job.left:
-            self._watch(call)
-        else:
-            self._end(call)
+        over, self._over = sorted(self._over, key=_key), []
+        for call in over:
+            if call.item.ends_at == self._at:
+                self._settle(call)
+                self._end(call)
+        for call in over:
+            if call.item.left:
+                self._settle(call)
+                self._watch(call)
 
     def _settle(self, call: QueuedCall) -> None:
         """Charge a running call for the steps since it was last charged."""

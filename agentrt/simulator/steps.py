@@ -70,6 +70,7 @@ class _Live:
     left: list[int]
     path_s: list[float]
     emitted: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
 
 
 class ToyEngine:
@@ -134,7 +135,7 @@ class ToyEngine:
 
     def _emit_ready(self, live: _Live) -> None:
         for index, call in enumerate(live.program.calls):
-            if index in live.emitted or any(live.left[i] for i in call.after):
+            if index in live.emitted or not live.ended.issuperset(call.after):
                 continue
             live.emitted.add(index)
             live.path_s[index] = max(
@@ -177,13 +178,14 @@ class ToyEngine:
         done = []
         for call in ended:
             self.queues.charge(call, 1.0, self.now)
-            live: _Live = call.item[0]
+            live, index = call.item
+            live.ended.add(index)
             self.queues.remove(call, self.now)
             report = CallReport(service_s=call.served_s, waiting_s=call.waited_s)
             self.table.call_ended(live.row, call.call_id, self.now, call.path_s, report)
             self.queues.call_ended(call, self.now)
             self._emit_ready(live)
-            if not any(live.left):
+            if len(live.ended) == len(live.left):
                 done.append(live)
         for call in self.running:
             self.queues.charge(call, 1.0, self.now)
