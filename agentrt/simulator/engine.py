@@ -4,10 +4,9 @@ Every step of continuous batching takes ``step_s`` and gives each running call o
 token; memory and prefill are left out. The queues, the table and the policies are the
 real ones. Between two events (an arrival, an end, a budget used up, a starved call)
 nothing changes, so the simulator jumps from event to event; it decides exactly as one
-that visits every step. What happens at one moment happens in this order: calls end, each
-followed by its successors; calls that have used up their budget sink; calls come after
-their gaps; programs arrive; and then it is decided who runs. Calls that end or sink
-together do so best first.
+that visits every step. At one moment calls end, best first, each followed by its
+successors; then calls with no budget left sink, calls come after their gaps, programs
+arrive; and then it is decided who runs.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.table import ProcessTable, ProgramRow
+from agentrt.scheduler.table import ProcessTable
 from agentrt.scheduler.victims import Room
 from agentrt.simulator.clairvoyant import make_policy
+from agentrt.simulator.live import Job, Live, fresh_tokens
 from agentrt.simulator.outcome import Outcome
 from agentrt.workloads.arrivals import Arrivals, Open
-from agentrt.workloads.shape import CallShape, ProgramShape
+from agentrt.workloads.shape import ProgramShape
 
 _SERVED, _CALL, _PROGRAM = range(3)
 """What comes first at one moment: service that is over, calls after gaps, programs."""
@@ -44,47 +44,6 @@ class SimResult:
     preemptions: int
 
 
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A program under way: what its calls wait for, and their critical paths so far."""
-
-    shape: ProgramShape
-    row: ProgramRow
-    children: list[list[int]]
-    parents_left: list[int]
-    path_s: list[float]
-    unfinished: int
-    left_s: float
-    waiting_s: float = 0.0
-    preemptions: int = 0
-
-    @classmethod
-    def of(cls, shape: ProgramShape, row: ProgramRow, step_s: float) -> _Live:
-        children: list[list[int]] = [[] for _ in shape.calls]
-        for index, call in enumerate(shape.calls):
-            for parent in call.after:
-                children[parent].append(index)
-        parents = [len(call.after) for call in shape.calls]
-        n = len(shape.calls)
-        return cls(shape, row, children, parents, [0.0] * n, n, shape.output_tokens * step_s)
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """What the queues carry for us: a call's place in its program, and its steps."""
-
-    live: _Live
-    index: int
-    left: int
-    settled_at: int = 0
-    stamp: int = 0
-
-    @property
-    def ends_at(self) -> int:
-        """The step at which it has nothing left, if it goes on running."""
-        return self.settled_at + self.left
-
-
 @dataclass(slots=True)
 class Simulator:
     """One engine of ``batch`` slots. `run` runs programs to their end."""
@@ -96,7 +55,7 @@ class Simulator:
     running: list[QueuedCall] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     queues: LevelQueues = field(init=False)
-    live: dict[str, _Live] = field(default_factory=dict)
+    live: dict[str, Live] = field(default_factory=dict)
     _events: list[tuple[int, int, int, Callable[[], None]]] = field(default_factory=list)
     _over: list[QueuedCall] = field(default_factory=list)
     now: float = 0.0
@@ -162,23 +121,23 @@ class Simulator:
             shape.program_id, shape.type, self.now, tenant=shape.tenant, session=shape.session
         )
         row.size_hint = shape.hint_tokens
-        live = self.live[shape.program_id] = _Live.of(shape, row, self.step_s)
+        live = self.live[shape.program_id] = Live.of(shape, row, self.step_s)
         for index, call in enumerate(shape.calls):
             if not call.after:
                 self._ready(live, index)
 
-    def _ready(self, live: _Live, index: int) -> None:
+    def _ready(self, live: Live, index: int) -> None:
         gap = self._step_of(live.shape.calls[index].gap_s)
         if gap:
             self._when(self._at + gap, _CALL, lambda: self._emit(live, index))
         else:
             self._emit(live, index)
 
-    def _emit(self, live: _Live, index: int) -> None:
+    def _emit(self, live: Live, index: int) -> None:
         shape = live.shape.calls[index]
         call_id = f"{live.shape.program_id}/{index}"
         self.table.call_arrived(live.row, call_id, self.now)
-        job = _Job(live, index, shape.output_tokens)
+        job = Job(live, index, shape.output_tokens)
         path_s = live.path_s[index]
         self.queues.put(
             self.queues.add(
@@ -188,7 +147,7 @@ class Simulator:
                 path_s,
                 self.now,
                 node=shape.node,
-                prompt_tokens=_fresh_tokens(live.shape, shape),
+                prompt_tokens=fresh_tokens(live.shape, shape),
             )
         )
 
@@ -237,14 +196,14 @@ class Simulator:
         self.queues.start(call, self.now)
         self.running.append(call)
         self._unsorted = True
-        job: _Job = call.item
+        job: Job = call.item
         job.settled_at = self._at
         job.stamp += 1
         self._watch(call)
 
     def _watch(self, call: QueuedCall) -> None:
         """Wake up when the call ends, or has used up its budget, whichever is first."""
-        job: _Job = call.item
+        job: Job = call.item
         budget = job.left
         if not math.isinf(call.quantum_left):
             budget = max(1, math.ceil(call.quantum_left / self.step_s - 1e-9))
@@ -260,18 +219,16 @@ class Simulator:
         if not self._over:
             return
         over, self._over = sorted(self._over, key=_key), []
-        for call in over:
-            if call.item.ends_at == self._at:
-                self._settle(call)
-                self._end(call)
-        for call in over:
-            if call.item.left:
-                self._settle(call)
-                self._watch(call)
+        for call in (call for call in over if call.item.ends_at == self._at):
+            self._settle(call)
+            self._end(call)
+        for call in (call for call in over if call.item.left):
+            self._settle(call)
+            self._watch(call)
 
     def _settle(self, call: QueuedCall) -> None:
         """Charge a running call for the steps since it was last charged."""
-        job: _Job = call.item
+        job: Job = call.item
         steps = self._at - job.settled_at
         if not steps:
             return
@@ -283,7 +240,7 @@ class Simulator:
     # -- ends --------------------------------------------------------------------------
 
     def _end(self, call: QueuedCall) -> None:
-        job: _Job = call.item
+        job: Job = call.item
         live = job.live
         self.running.remove(call)
         self.queues.remove(call, self.now)
@@ -303,7 +260,7 @@ class Simulator:
         if not live.unfinished:
             self._end_program(live)
 
-    def _end_program(self, live: _Live) -> None:
+    def _end_program(self, live: Live) -> None:
         shape = live.shape
         self.table.end_program(shape.program_id)
         self.queues.program_ended(live.row, self.now)
@@ -337,14 +294,6 @@ def simulate(
     """Run programs on one simulated engine of ``batch`` slots, ``step_s`` seconds a step."""
     arrivals = Open(programs) if isinstance(programs, Sequence) else programs
     return Simulator(config, batch, step_s).run(arrivals, progress)
-
-
-def _fresh_tokens(program: ProgramShape, call: CallShape) -> int:
-    """What of a prompt no earlier call of the program has computed."""
-    if call.extends is None:
-        return call.prompt_tokens
-    parent = program.calls[call.extends]
-    return max(1, call.prompt_tokens - parent.prompt_tokens - parent.output_tokens)
 
 
 _key = attrgetter("key")
