@@ -21,7 +21,8 @@ def simulate() -> None:
     """Study policies in virtual time, without a model.
 
     The queues, the process table and the policies are those of the engine. What is
-    simulated is the engine: batch slots, and steps that all take the same time.
+    simulated is the engine: batch slots, and steps that all take the same time. With
+    --depth virtual, vLLM's own scheduler runs, and only its model is left out.
     """
 
 
