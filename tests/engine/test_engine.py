@@ -65,7 +65,7 @@ async def story(ctx: Context, number: int) -> tuple[tuple[int, ...], ...]:
 async def test_every_policy_gives_the_same_tokens_under_preemption(runtime: Runtime) -> None:
     texts = {}
     preemptions = {}
-    for policy in ("fcfs", "atlas", "plas", "mlfq"):
+    for policy in ("fcfs", "atlas", "plas", "mlfq", "adaptive"):
         await use(runtime, policy, **RESTLESS)
         runs = [runtime.start(story, number) for number in range(6)]
         texts[policy] = [await run.wait() for run in runs]

@@ -14,9 +14,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
 from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.scheduler import policy_names
 
 pytestmark = pytest.mark.engine
 
+ONE_LEVEL = {"program-fcfs", "srtf", "two-level"}
+"""Policies under which no call gives way to another for a batch slot."""
 EAGER = {"min_residency_steps": 0, "min_remaining_tokens": 0}
 
 
@@ -219,8 +222,8 @@ def test_fcfs_decides_exactly_as_stock(seed: int, in_flight: int) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-@pytest.mark.parametrize("policy", ["atlas", "plas", "mlfq", "atlas-scalar"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name != "fcfs"])
+@pytest.mark.parametrize("seed", range(4))
 def test_nothing_leaks_under_random_load(policy: str, seed: int, in_flight: int) -> None:
     rng = random.Random(seed)
     e = engine(
@@ -236,7 +239,8 @@ def test_nothing_leaks_under_random_load(policy: str, seed: int, in_flight: int)
     log = scenario(seed, e)
     finished = [name for _, names in log for name in names]
     assert len(finished) == len(set(finished))
-    assert sum(row.preemptions for row in scheduler.table) > 0, "the test must preempt"
+    if policy not in ONE_LEVEL:
+        assert sum(row.preemptions for row in scheduler.table) > 0, "the test must preempt"
     assert not scheduler.requests
     assert not scheduler.queues.calls
     assert not scheduler._accounts
