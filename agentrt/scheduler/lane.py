@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from agentrt.scheduler.call import QueuedCall
 
 _SLACK = 64
-_MOST_CREDIT_S = 1.0
-"""What a lane that nobody needed can save up, in slot-seconds."""
+_SAVED_S = 1.0
+"""What a lane that nobody needed can save up: so many seconds of its own rate, or of one slot."""
+CHARGED_EVERY_S = 0.25
+"""A lane's call is charged at least so often. Charged later than that, and all at once, its
+service would find the credit of that time cut off already at what can be saved."""
 
 
 class Lane:
@@ -29,19 +32,30 @@ class Lane:
     def __init__(self, share: float, slots: int) -> None:
         self._rate = share * slots
         self._most = math.ceil(self._rate)
+        self._most_credit = _SAVED_S * max(1.0, self._rate)
         self._credit = 0.0
         self._at = 0.0
         self._inside = 0
         self._line: list[tuple[float, int, QueuedCall]] = []
 
-    def line_up(self, call: QueuedCall, waiting: int) -> None:
-        """A call waits outside the lane, one of so many. Amortised O(log n)."""
+    def line_up(self, call: QueuedCall) -> None:
+        """A call waits outside the lane. O(log n)."""
         if not self._most or call.in_lane or call.in_line:
             return
         call.in_line = True
         heapq.heappush(self._line, (call.program.started_at, call.seq, call))
-        if len(self._line) > 2 * waiting + _SLACK:
-            self._tidy()
+
+    def tidy(self, waiting: int) -> None:
+        """So many calls wait: once more than as many in the line do not, these are dropped."""
+        if len(self._line) <= 2 * waiting + _SLACK:
+            return
+        kept = []
+        for entry in self._line:
+            entry[2].in_line = entry[2].queued
+            if entry[2].in_line:
+                kept.append(entry)
+        heapq.heapify(kept)
+        self._line = kept
 
     def admit(self, now: float) -> QueuedCall | None:
         """The next call to enter the lane ``now``, or None. Amortised O(log n)."""
@@ -70,7 +84,7 @@ class Lane:
         self._inside -= 1
 
     def _fill(self, now: float) -> None:
-        self._credit = min(_MOST_CREDIT_S, self._credit + self._rate * (now - self._at))
+        self._credit = min(self._most_credit, self._credit + self._rate * (now - self._at))
         self._at = now
 
     def _first(self) -> QueuedCall | None:
@@ -78,13 +92,3 @@ class Lane:
         while line and not line[0][2].queued:
             heapq.heappop(line)[2].in_line = False
         return line[0][2] if line else None
-
-    def _tidy(self) -> None:
-        """Drop the calls that run or are gone, but came up never."""
-        kept = []
-        for entry in self._line:
-            entry[2].in_line = entry[2].queued
-            if entry[2].in_line:
-                kept.append(entry)
-        heapq.heapify(kept)
-        self._line = kept

@@ -16,7 +16,7 @@ from typing import Any
 from agentrt.errors import InvariantError
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.lane import Lane
+from agentrt.scheduler.lane import CHARGED_EVERY_S, Lane
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Place, Policy
 from agentrt.scheduler.starvation import Starvation
@@ -27,7 +27,7 @@ _EPSILON_S = 1e-9
 _SLACK = 64
 _PLACED_AGAIN = 32
 """Waiting calls of a program that are placed anew when one of its calls ends: the next to run."""
-LANE = Place(-1_000_000_000)
+LANE = Place(-1_000_000_000, CHARGED_EVERY_S)
 """Where the calls of the lane stand: before all others, for as long as they run."""
 
 
@@ -117,6 +117,9 @@ class LevelQueues:
         call.quantum_left -= seconds
         if call.quantum_left > _EPSILON_S:
             return False
+        if call.in_lane:
+            call.quantum_left = LANE.budget_s
+            return False
         before = call.level
         self._enter(call, self.policy.expire(call, now))
         call.demotions += call.level > before
@@ -180,6 +183,7 @@ class LevelQueues:
         heapq.heappop(self._heap)
         call.queued = False
         self._waiting -= 1
+        self._tidy()
         return call
 
     def put(self, call: QueuedCall, *, hold: bool = False) -> None:
@@ -193,7 +197,8 @@ class LevelQueues:
             self._held.append(call)
         else:
             self._offer(call)
-        self._lane.line_up(call, self._waiting)
+        self._lane.line_up(call)
+        self._tidy()
 
     def discard(self, call: QueuedCall) -> bool:
         """Take a call out of the queue wherever it stands; False if it was not in it."""
@@ -204,6 +209,7 @@ class LevelQueues:
         if call.held:
             call.held = False
             self._held.remove(call)
+        self._tidy()
         return True
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> None:
@@ -293,11 +299,16 @@ class LevelQueues:
             self._offer(call)
 
     def _offer(self, call: QueuedCall) -> None:
-        """A waiting call's place, into the heap; what is out of date there stays bounded."""
+        """A waiting call's place, into the heap."""
         heapq.heappush(self._heap, (*call.key, call))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Drop what is out of date once it outweighs what waits: it holds on to ended calls."""
         if len(self._heap) > 2 * self._waiting + _SLACK:
             self._heap = [entry for entry in self._heap if _is_current(entry)]
             heapq.heapify(self._heap)
+        self._lane.tidy(self._waiting)
 
     def _place_again(self, calls: Iterable[QueuedCall], now: float) -> None:
         movable = (c for c in calls if c.since is not None and not (c.promoted or c.in_lane))
