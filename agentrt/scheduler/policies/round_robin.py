@@ -1,12 +1,14 @@
 """Round-robin: programs take turns of one quantum each, whatever they were served before.
 
-The turns are counted per program, so that a program cannot gain by splitting into many
-calls; a new program starts in the round that is being served (start-time fair queueing,
-Goyal et al. 1996, with equal weights).
+A program's turn follows from its service, whichever of its calls had it, so that a program
+cannot gain by splitting into many calls, or into short ones; one that is new or was away
+starts in the round that is being served (start-time fair queueing, Goyal et al. 1996, with
+equal weights).
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
@@ -16,9 +18,12 @@ from agentrt.scheduler.table import ProgramRow
 if TYPE_CHECKING:
     from agentrt.scheduler.call import QueuedCall
 
+_EPSILON = 1e-6
+"""What a sum of service may lack for a whole turn."""
+
 
 class RoundRobin(Policy):
-    """Rounds are levels: a call that used its quantum stands in its program's next round."""
+    """Rounds are levels: a program that used its quantum stands in the next round."""
 
     name: ClassVar[str] = "round-robin"
     starving: ClassVar[bool] = False
@@ -27,24 +32,24 @@ class RoundRobin(Policy):
         super().__init__(config)
         self._quantum = config.level_quanta[0]
         self._round = 0
-        self._rounds: dict[str, int] = {}
+        self._offsets: dict[str, float] = {}
 
     def place(self, call: QueuedCall, now: float) -> Place:
-        program = call.program.program_id
-        turn = max(self._rounds.get(program, 0), self._round)
-        self._rounds[program] = turn
-        return Place(turn, self._quantum)
+        program = call.program
+        turns = program.attained_s / self._quantum
+        # Turns that a program did not take while it was away are not saved up.
+        offset = max(self._offsets.get(program.program_id, -math.inf), self._round - turns)
+        self._offsets[program.program_id] = offset
+        turn = math.floor(offset + turns + _EPSILON)
+        return Place(turn, self._quantum * (turn + 1 - offset - turns))
 
     def expire(self, call: QueuedCall, now: float) -> Place:
-        program = call.program.program_id
         # What runs is in the best rounds there are: that is the round being served.
         self._round = max(self._round, int(call.level))
-        turn = max(self._rounds.get(program, 0), int(call.level)) + 1
-        self._rounds[program] = turn
-        return Place(turn, self._quantum)
+        return self.place(call, now)
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
-        self._rounds.pop(row.program_id, None)
+        self._offsets.pop(row.program_id, None)
 
     def program_lost(self, row: ProgramRow) -> None:
-        self._rounds.pop(row.program_id, None)
+        self._offsets.pop(row.program_id, None)
