@@ -6,7 +6,7 @@ waiting prompts and how long a long one is passed over.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,19 +30,18 @@ class TwoLevel(Policy):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self._staged: set[str] = set()
-        self._line: deque[QueuedCall] = deque()
+        self._line: OrderedDict[str, QueuedCall] = OrderedDict()
 
     def place(self, call: QueuedCall, now: float) -> Place:
         if call.call_id in self._staged or len(self._staged) < STAGED:
             self._staged.add(call.call_id)
             return Place(_STAGING, order=call.prompt_tokens)
-        self._line.append(call)
+        self._line[call.call_id] = call
         return Place(_LINE)
 
     def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
+        self._line.pop(call.call_id, None)
         self._staged.discard(call.call_id)
-        while self._line and len(self._staged) < STAGED:
-            following = self._line.popleft()
-            if following.since is not None:
-                return (following,)
+        if self._line and len(self._staged) < STAGED:
+            return (self._line.popitem(last=False)[1],)
         return ()
