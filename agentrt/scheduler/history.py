@@ -34,8 +34,15 @@ _TELLING = 2.0
 """A node counts where it changes the estimate by this factor: one that says less would only
 make a program's own calls overtake each other."""
 
-Key = tuple[str, int, str]
-"""Tenant and type, bin of attained service, and what more is known: "" for nothing."""
+_LONGEST_S = 1e9
+"""No program is expected to need more, whatever a file says."""
+
+Kind = tuple[str, str]
+"""Tenant and type: per tenant, so that nobody can teach the scheduler falsehoods about others."""
+Session = tuple[str, str]
+"""Tenant and session, for the same reason."""
+Key = tuple[Kind, int, str]
+"""Kind, bin of attained service, and what more is known: "" for nothing."""
 
 
 @dataclass(slots=True)
@@ -61,7 +68,7 @@ class History:
     def __init__(self) -> None:
         self._cells: OrderedDict[Key, Cell] = OrderedDict()
         self._visits: dict[str, dict[Key, float]] = {}
-        self._sessions: OrderedDict[str, float] = OrderedDict()
+        self._sessions: OrderedDict[Session, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -78,7 +85,7 @@ class History:
         by_node = self._refined(row, f"node {node}", aged) / aged
         if not 1.0 / _TELLING < by_node < _TELLING:
             estimate *= by_node
-        return max(estimate, SMALLEST_S)
+        return min(max(estimate, SMALLEST_S), _LONGEST_S)
 
     def learn(self, row: ProgramRow) -> None:
         """A program ended: what was still to come wherever it came by is known now."""
@@ -89,8 +96,9 @@ class History:
         for key, attained in visits.items():
             self._cell(key).add(max(total - attained, 0.0))
         if row.session is not None:
-            self._sessions[_session(row)] = total
-            self._sessions.move_to_end(_session(row))
+            session = (row.tenant, row.session)
+            self._sessions[session] = total
+            self._sessions.move_to_end(session)
             if len(self._sessions) > _SESSIONS:
                 self._sessions.popitem(last=False)
 
@@ -100,22 +108,29 @@ class History:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able values: what survives a restart."""
-        cells = [[*key, cell.n, cell.mean_s] for key, cell in self._cells.items()]
-        return {"version": VERSION, "cells": cells, "sessions": dict(self._sessions)}
+        cells = [
+            [*kind, level, what, cell.n, cell.mean_s]
+            for (kind, level, what), cell in self._cells.items()
+        ]
+        sessions = [[*session, total] for session, total in self._sessions.items()]
+        return {"version": VERSION, "cells": cells, "sessions": sessions}
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Take over what `to_dict` gave. Raises `ConfigError` for anything else."""
         try:
             version = values["version"]
+            if version != VERSION:
+                raise ConfigError(f"this history of programs has version {version}, not {VERSION}")
             cells = {
-                (str(kind), int(level), str(what)): _cell_of(n, mean)
-                for kind, level, what, n, mean in values["cells"]
+                ((_word(tenant), _word(kind)), int(level), _word(what)): _cell_of(n, mean)
+                for tenant, kind, level, what, n, mean in values["cells"]
             }
-            sessions = {str(name): float(total) for name, total in values["sessions"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            sessions = {
+                (_word(tenant), _word(session)): _seconds(total)
+                for tenant, session, total in values["sessions"]
+            }
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"this is not a history of programs: {error!r}") from error
-        if version != VERSION:
-            raise ConfigError(f"this history of programs has version {version}, not {VERSION}")
         self._cells = OrderedDict(list(cells.items())[-_CELLS:])
         self._sessions = OrderedDict(list(sessions.items())[-_SESSIONS:])
 
@@ -124,7 +139,7 @@ class History:
         yield f"turn {int(2.0 * math.log2(row.finished_calls + 1))}"
         if row.size_hint is not None:
             yield f"hint {_bin(row.size_hint)}"
-        before = None if row.session is None else self._sessions.get(_session(row))
+        before = None if row.session is None else self._sessions.get((row.tenant, row.session))
         if before is not None:
             yield f"session {_bin(before)}"
 
@@ -148,25 +163,34 @@ class History:
         return cell
 
 
-def _kind(row: ProgramRow) -> str:
-    # Per tenant, so that nobody can teach the scheduler falsehoods about others.
-    return f"{row.tenant}/{row.type}"
-
-
-def _session(row: ProgramRow) -> str:
-    return f"{row.tenant}/{row.session}"
+def _kind(row: ProgramRow) -> Kind:
+    return row.tenant, row.type
 
 
 def _cell_of(n: Any, mean_s: Any) -> Cell:
-    cell = Cell(float(n), float(mean_s))
-    if not (0.0 <= cell.n < math.inf and 0.0 <= cell.mean_s < math.inf):
-        raise ValueError(f"a cell of {n} samples with mean {mean_s} s")
+    cell = Cell(float(n), _seconds(mean_s))
+    if not 0.0 <= cell.n <= _MEMORY:
+        raise ValueError(f"a cell of {n} samples")
     return cell
+
+
+def _seconds(value: Any) -> float:
+    if not 0.0 <= float(value) <= _LONGEST_S:
+        raise ValueError(f"{value} seconds of service")
+    return float(value)
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
 
 
 def _bin(seconds: float) -> int:
     """Half doublings of attained service; 0 up to `SMALLEST_S`."""
-    return max(0, 1 + int(2.0 * math.log2(seconds / SMALLEST_S))) if seconds > SMALLEST_S else 0
+    if not seconds > SMALLEST_S:
+        return 0
+    return 1 + int(2.0 * math.log2(min(seconds, _LONGEST_S) / SMALLEST_S))
 
 
 def _edge(level: int) -> float:
