@@ -7,6 +7,7 @@ program of its own.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from agentrt.request import Call
 
 NESTED = "agentrt"
+_GREATEST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def identify(request_id: str, extra: Mapping[str, Any], session_id: str | None) 
     """Read a request's identity; whatever is malformed counts as not given."""
     nested = extra.get(NESTED)
     if isinstance(nested, Mapping) and nested.get("program_id"):
-        return Identity(**{k: v for k, v in nested.items() if k in Identity.__slots__})
+        return _of_nested(nested)
     program_id = extra.get("agentrt_program") or session_id
     if not program_id:
         return Identity(program_id=request_id, lone=True)
@@ -74,5 +76,30 @@ def identify(request_id: str, extra: Mapping[str, Any], session_id: str | None) 
     )
 
 
+def _of_nested(values: Mapping[str, Any]) -> Identity:
+    """What `attach` wrote, or a client in its manner."""
+    return Identity(
+        program_id=str(values["program_id"]),
+        program_type=_text(values.get("program_type")) or "unknown",
+        tenant=_text(values.get("tenant")) or "default",
+        call_id=_text(values.get("call_id")),
+        path_s=_number(values.get("path_s")),
+        service_s=_number(values.get("service_s")) or 0.0,
+        program_path_s=_number(values.get("program_path_s")) or 0.0,
+        waiting_s=_number(values.get("waiting_s")) or 0.0,
+        node=_text(values.get("node")) or "",
+        session=_text(values.get("session")),
+        size_hint=_number(values.get("size_hint")),
+        report=bool(values.get("report", False)),
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    # A number that is not finite has no place in any order, and would stop the scheduler.
+    if not isinstance(value, int | float) or not abs(value) <= _GREATEST:
+        return None
+    return float(value)
