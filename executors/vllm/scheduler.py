@@ -71,10 +71,10 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.use(SchedulerConfig.from_dict(settings))
 
     def use(self, config: SchedulerConfig) -> None:
-        """Start over with other settings. No call may be unfinished."""
-        self.config = config
-        self.queues = LevelQueues(config, slots=self.max_num_running_reqs)
-        self.memory = Memory(self.queues.policy, config.history)
+        """Start over with other settings, unless they are refused. No call may be unfinished."""
+        queues = LevelQueues(config, slots=self.max_num_running_reqs)
+        self.memory = Memory(queues.policy, config.history)
+        self.config, self.queues = config, queues
         self._levelled = self.queues.policy.levelled
         self._unsorted = False
         if self._levelled:
@@ -244,6 +244,9 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.queues.call_ended(call, now)
         if account.identity.lone:
             self.end_program(call.program.program_id, now)
+        elif call.program.program_id not in self.table:
+            # It ended before its call: what the policy noted of it since then can go.
+            self.queues.program_lost(call.program)
         if not account.identity.report:
             return None
         if request.status.name == "FINISHED_ABORTED" and account.identity.call_id:
