@@ -198,8 +198,7 @@ def _history(path: Path, policy: str) -> str:
 
     if policy != "adaptive":
         raise UsageError(f"--history is for --policy adaptive; {policy} learns nothing")
-    if path.exists():
-        read(path)
+    read(path)
     return str(path.resolve())
 
 

@@ -6,6 +6,7 @@ The scheduler itself does no input and output; this does it for the engine core.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from agentrt.scheduler.policies import Policy
 
 SAVE_EVERY = 64
 """Programs that end between two writings: so many are forgotten when the core is killed."""
+_LOG = logging.getLogger(__name__)
 
 
 class Memory:
@@ -25,7 +27,7 @@ class Memory:
         self.history: History | None = getattr(policy, "history", None)
         self._path = Path(path) if path else None
         self._unsaved = 0
-        if self.history is not None and self._path is not None and self._path.exists():
+        if self.history is not None and self._path is not None:
             self.history.load(read(self._path))
 
     def learned(self) -> None:
@@ -35,24 +37,35 @@ class Memory:
             self.save()
 
     def save(self) -> None:
-        """Write the file anew, whole or not at all."""
+        """Write the file anew, whole or not at all. A full disk costs what was learned only."""
         if self.history is None or self._path is None or not self._unsaved:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        draft.write_text(json.dumps(self.history.to_dict()))
-        draft.replace(self._path)
         self._unsaved = 0
+        try:
+            _write(self._path, json.dumps(self.history.to_dict()))
+        except OSError as error:
+            _LOG.warning("what was learned of programs is not saved: %s", error)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A history file's content, checked. Raises `ConfigError` for one that is not such a file."""
+    """A history file's content, checked; an empty history's where there is no file yet.
+
+    Raises `ConfigError` for one that is not such a file.
+    """
     try:
-        values = json.loads(path.read_text())
+        values: dict[str, Any] = json.loads(path.read_text())
         History().load(values)
-    except (OSError, ValueError, ConfigError) as error:
+    except FileNotFoundError:
+        return History().to_dict()
+    except (OSError, ValueError, RecursionError, ConfigError) as error:
         raise ConfigError(
             f"{path}: {error}; name a file that agentrt wrote, or one that does not exist yet"
         ) from error
-    result: dict[str, Any] = values
-    return result
+    return values
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
