@@ -162,7 +162,7 @@ def test_sweep_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert call([str(word) for word in ("simulate", *args, *size)]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)["cells"]
-    assert [cell["workload"] for cell in found[::4]] == ["one", "two"]
+    assert [cell["workload"] for cell in found[::5]] == ["one", "two"]
     assert {cell["programs"] for cell in found} == {2}
     assert "outputs x 0.5" in err
     many = told_json(capsys, *args, *size, "--programs", 5)["cells"]
@@ -208,7 +208,7 @@ def test_a_signal_keeps_what_is_done(
     args = ["sweep", "--workload", "react", "--load", "0.9", "--seeds", "1", *TINY, "--json", "-"]
     assert call(["simulate", *args]) == 130
     out, err = capsys.readouterr()
-    assert len(json.loads(out)["cells"]) == 4
+    assert len(json.loads(out)["cells"]) == 5
     assert err == "interrupted: 4 of 4 runs were done\n"
 
 
@@ -223,7 +223,7 @@ def test_ctrl_c_leaves_no_process_behind() -> None:
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=10)
     assert (process.returncode, out) == (130, b"")
-    assert err.decode().splitlines()[-1] == "interrupted: 0 of 12 runs were done"
+    assert err.decode().splitlines()[-1] == "interrupted: 0 of 15 runs were done"
     assert _group(process.pid) == []
 
 

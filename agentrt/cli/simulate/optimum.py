@@ -19,7 +19,7 @@ from agentrt.simulator.pressure import Pressure
 from agentrt.simulator.sweep import Machine, RunSpec, Setting, Source, grid
 
 OPTIMUM = "srpt"
-_POLICIES = ("fcfs", "round-robin", "mlfq", "plas", "atlas", OPTIMUM)
+_POLICIES = ("fcfs", "round-robin", "mlfq", "plas", "atlas", "adaptive", OPTIMUM)
 _LOADS = ("0.7", "0.8", "0.9", "1.0", "1.1")
 
 

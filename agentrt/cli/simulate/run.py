@@ -51,7 +51,7 @@ with the least and the greatest. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
     help="Programs from a recorded trace; by default they arrive as recorded.",
 )
 @scale_options
-@policy_option("mlfq,plas,atlas")
+@policy_option("mlfq,plas,atlas,adaptive")
 @click.option("--load", metavar="X", help="Poisson arrivals, share of capacity.  [default: 0.9]")
 @click.option("--rate", metavar="R", help="Poisson arrivals, R programs per second.")
 @click.option("--burst", metavar="X", help="A mean load of X, in bursts.")
@@ -87,7 +87,7 @@ def run(**options: Any) -> None:
     if options["as_json"] and options["as_csv"]:
         raise ConfigError("--json and --csv: give one of them")
     baseline = options["baseline"]
-    policies = read_policies(options["policy"] or ("mlfq", "plas", "atlas"), baseline)
+    policies = read_policies(options["policy"] or ("mlfq", "plas", "atlas", "adaptive"), baseline)
     setting = Setting(_source(options), _pressure(options), options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["repeat"]))
     machine = read_machine(options)

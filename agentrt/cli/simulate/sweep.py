@@ -49,7 +49,7 @@ of each program's size. Ratios are medians over the seeds, with the least and th
 Ctrl-C keeps what is done.
 Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
-_POLICIES = ("mlfq", "plas", "atlas")
+_POLICIES = ("mlfq", "plas", "atlas", "adaptive")
 _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 
 
