@@ -7,7 +7,7 @@ program of its own.
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 from agentrt.request import Call
 
 NESTED = "agentrt"
-_GREATEST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +99,4 @@ def _text(value: Any) -> str | None:
 
 def _number(value: Any) -> float | None:
     # A number that is not finite has no place in any order, and would stop the scheduler.
-    if not isinstance(value, int | float) or not abs(value) <= _GREATEST:
-        return None
-    return float(value)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
