@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler import LevelQueues, ProcessTable, QueuedCall, SchedulerConfig
+from agentrt.scheduler import (
+    LevelQueues,
+    ProcessTable,
+    QueuedCall,
+    SchedulerConfig,
+    policy_names,
+)
 from agentrt.scheduler.victims import Room
 from agentrt.simulator.steps import ToyCall, ToyEngine, ToyProgram
 
@@ -223,22 +229,30 @@ def programs(draw: st.DrawFn) -> list[ToyProgram]:
 
 configs = st.builds(
     SchedulerConfig,
-    policy=st.sampled_from(["atlas", "atlas-scalar", "plas", "mlfq", "fcfs"]),
+    policy=st.sampled_from(policy_names()),
     quanta=st.lists(st.integers(1, 5), max_size=4).map(tuple),
     beta=st.sampled_from([0.5, 2.0, math.inf]),
     max_promoted=st.integers(0, 50),
     min_residency_steps=st.integers(0, 3),
     max_preemptions_per_step=st.just(99),
+    lane=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
 )
 
 
-@settings(max_examples=150, deadline=None)
+def toy(made: list[ToyProgram], settings_: SchedulerConfig, batch: int, strict: bool) -> ToyEngine:
+    """A toy engine with a lane as wide as the settings say, where its policy keeps one."""
+    engine = ToyEngine(settings_, batch, strict=strict)
+    engine.queues = LevelQueues(settings_, slots=batch)
+    engine.submit(made)
+    return engine
+
+
+@settings(max_examples=300, deadline=None)
 @given(programs(), configs, st.integers(1, 4), st.booleans())
 def test_nothing_is_lost_doubled_or_left_behind(
     made: list[ToyProgram], settings_: SchedulerConfig, batch: int, strict: bool
 ) -> None:
-    engine = ToyEngine(settings_, batch, strict=strict)
-    engine.submit(made)
+    engine = toy(made, settings_, batch, strict)
     served: dict[str, int] = {}
     while engine.busy:
         ran = engine.step()
@@ -259,8 +273,7 @@ def test_levels_and_slots_are_respected(
     made: list[ToyProgram], settings_: SchedulerConfig, batch: int
 ) -> None:
     """No slot is idle while a call waits, and none of a worse level keeps out a better one."""
-    engine = ToyEngine(settings_, batch, strict=False)
-    engine.submit(made)
+    engine = toy(made, settings_, batch, strict=False)
 
     def check(ran: list[str], waiting_before: set[str]) -> None:
         if len(ran) < batch:
@@ -288,14 +301,13 @@ def test_waiting_is_bounded_by_beta(
     made: list[ToyProgram], settings_: SchedulerConfig, batch: int
 ) -> None:
     """After promotion no call below Q_1 starves, unless the allowed number already wait."""
-    engine = ToyEngine(settings_, batch, strict=False)
-    engine.submit(made)
+    engine = toy(made, settings_, batch, strict=False)
     queues = engine.queues
     watched = queues.promote
 
     def promote(now: float) -> list[QueuedCall]:
         promoted = watched(now)
-        if queues.policy.levelled and sum(c.promoted for c in queues.calls.values()) < (
+        if queues.policy.starving and sum(c.promoted for c in queues.calls.values()) < (
             settings_.max_promoted
         ):
             for call in queues.in_order():

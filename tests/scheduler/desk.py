@@ -1,0 +1,93 @@
+"""An engine of a few one-line events, for tests of decisions: real queues, a real table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrt.request import CallReport
+from agentrt.scheduler import LevelQueues, Policy, ProcessTable, QueuedCall, SchedulerConfig
+from agentrt.scheduler.victims import Room
+
+
+class Desk:
+    """Calls are named after their programs: 'a/0' is the first of program 'a'."""
+
+    def __init__(
+        self, policy: str, *, slots: int = 0, given: Policy | None = None, **settings: Any
+    ) -> None:
+        values: dict[str, Any] = {"min_residency_steps": 0, "max_preemptions_per_step": 99}
+        config = SchedulerConfig(policy, **{**values, **settings})
+        self.table = ProcessTable()
+        self.queues = LevelQueues(config, given, slots=slots)
+        self.now = 0.0
+        self.running: list[QueuedCall] = []
+        self._named = 0
+
+    def call(self, program: str, tokens: int = 0, type: str = "t", node: str = "") -> QueuedCall:
+        """A call arrives and waits, the first of its program or another one."""
+        row = self.table.get(program) or self.table.start_program(program, type, self.now)
+        call_id = f"{program}/{self._named}"
+        self._named += 1
+        self.table.call_arrived(row, call_id, self.now)
+        call = self.queues.add(call_id, row, None, row.path_s, self.now, node, tokens)
+        self.queues.put(call)
+        return call
+
+    def start(self) -> QueuedCall:
+        """The best waiting call starts."""
+        call = self.queues.take()
+        self.queues.start(call, self.now)
+        self.running.append(call)
+        return call
+
+    def serve(self, call: QueuedCall, seconds: float) -> None:
+        """A running call is served, and time passes."""
+        self.now += seconds
+        self.queues.charge(call, seconds, self.now)
+
+    def preempt(self, call: QueuedCall, *, hold: bool = False) -> None:
+        """A running call waits again."""
+        self.running.remove(call)
+        self.queues.stop(call, self.now)
+        self.queues.put(call, hold=hold)
+
+    def end(self, call: QueuedCall, *, program: bool = False) -> None:
+        """A call ends in whatever state, and its program with it if so wanted."""
+        if call in self.running:
+            self.running.remove(call)
+        self.queues.remove(call, self.now)
+        report = CallReport(service_s=call.served_s, waiting_s=call.waited_s)
+        self.table.call_ended(call.program, call.call_id, self.now, call.path_s, report)
+        self.queues.call_ended(call, self.now)
+        if program:
+            self.table.end_program(call.program.program_id)
+            self.queues.program_ended(call.program, self.now)
+
+    def victims(self) -> list[QueuedCall]:
+        """Whom to preempt for those that wait, in a full batch."""
+        running = sorted(self.running, key=lambda call: call.key)
+        return self.queues.victims(running, 0, 0, Room())
+
+    def order(self) -> list[str]:
+        """The programs of the waiting calls, best first."""
+        return [call.program.program_id for call in self.queues.in_order()]
+
+    def live(self, program: str, seconds: float, type: str = "t") -> None:
+        """A program of one call comes, is served and ends. Nothing else may wait."""
+        self.call(program, type=type)
+        call = self.start()
+        self.serve(call, seconds)
+        self.end(call, program=True)
+
+    def check_integrity(self) -> None:
+        """Whatever must hold between two events."""
+        self.queues.check_integrity()
+        self.table.check_integrity()
+        inside = [call for call in self.queues.calls.values() if call.in_lane]
+        assert self.queues._lane._inside == len(inside)
+        line = [call for *_, call in self.queues._lane._line]
+        assert len(set(map(id, line))) == len(line), "a call lines up once"
+        assert all(call.in_line for call in line)
+        if self.queues._lane._most:
+            outside = [c for c in self.queues.calls.values() if c.queued and not c.in_lane]
+            assert all(call.in_line for call in outside)

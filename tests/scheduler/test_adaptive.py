@@ -1,0 +1,217 @@
+"""Adaptive: who goes first by what was learned, and queues that stay bounded meanwhile."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from agentrt.scheduler import QueuedCall
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import Policy
+from agentrt.simulator.clairvoyant import Srpt
+from tests.scheduler.desk import Desk
+
+_ENOUGH = 60
+"""Ended programs that settle what a type is like."""
+
+
+def taught() -> Desk:
+    """A desk that has seen short programs of 1 s and long ones of 64 s."""
+    desk = Desk("adaptive")
+    for index in range(_ENOUGH):
+        desk.live(f"s{index}", 1.0, "short")
+        desk.live(f"l{index}", 64.0, "long")
+    return desk
+
+
+# -- decisions -------------------------------------------------------------------------
+
+
+def test_the_kin_of_short_programs_go_first() -> None:
+    desk = taught()
+    for name, type in (("a", "long"), ("b", "new"), ("c", "short"), ("d", "long")):
+        desk.call(name, type=type)
+    assert desk.order() == ["b", "c", "a", "d"], "of a new type nothing is expected yet"
+
+
+def test_a_short_programs_call_preempts_a_long_ones_but_not_its_equals() -> None:
+    desk = taught()
+    desk.call("a", type="long")
+    desk.call("b", type="long")
+    desk.start()
+    assert desk.victims() == []
+    desk.call("c", type="short")
+    assert [call.program.program_id for call in desk.victims()] == ["a"]
+
+
+def test_a_program_that_is_nearly_done_goes_before_one_that_begins() -> None:
+    """Of 64 s, 60 are served: what it had does not count against it, as it would in ATLAS."""
+    desk = taught()
+    desk.call("old", type="long")
+    call = desk.start()
+    desk.serve(call, 60.0)
+    desk.preempt(call)
+    desk.call("new", type="long")
+    assert desk.order() == ["old", "new"]
+    atlas = Desk("atlas")
+    atlas.call("old")
+    call = atlas.start()
+    atlas.serve(call, 60.0)
+    atlas.preempt(call)
+    atlas.call("new")
+    assert atlas.order() == ["new", "old"]
+
+
+def test_without_a_past_the_order_is_that_of_atlas() -> None:
+    """Paths that are told apart by more than a level's width; one level is half a doubling."""
+    paths = [0.7, 30.0, 4.0, 1.8, 0.1, 12.0]
+    orders = []
+    for policy in ("atlas", "adaptive"):
+        desk = Desk(policy)
+        for index, path_s in enumerate(paths):
+            row = desk.table.start_program(f"{path_s}", "t", 0.0)
+            desk.table.catch_up(row, path_s, path_s, 0.0)
+            desk.now = float(index)
+            desk.call(f"{path_s}")
+        orders.append(desk.order())
+    assert orders[0] == orders[1] == [f"{path_s}" for path_s in sorted(paths)]
+
+
+def test_within_a_level_the_small_go_first_and_then_the_older() -> None:
+    """All are expected to need 8 s more; they differ by what they had, and when they came."""
+    desk = Desk("adaptive")
+    calls: dict[str, QueuedCall] = {}
+    for index, (name, had) in enumerate([("big", 64.0), ("late", 1.0), ("early", 1.0)]):
+        row = desk.table.start_program(name, "t", 9.0 - index)
+        row.attained_s, row.path_s = had, 8.0
+        calls[name] = desk.call(name)
+    assert len({call.level for call in calls.values()}) == 1
+    assert desk.order() == ["early", "late", "big"]
+    desk.start()
+    assert desk.victims() == [], "nobody is preempted for an order within a level"
+
+
+def test_a_running_call_is_looked_at_again_as_it_is_served() -> None:
+    """Its level follows its path, a little late: by an eighth of it, or half a second."""
+    desk = Desk("adaptive")
+    desk.call("a")
+    call = desk.start()
+    while desk.now < 100.0:
+        desk.serve(call, 0.1)
+        late = max(0.5, call.served_s / 8.0) + 0.2
+        levels = [2.0 * math.log2(max(0.05, call.served_s - ago)) for ago in (0.0, late)]
+        assert math.floor(levels[1]) <= call.level <= levels[0]
+
+
+def test_when_a_call_ends_its_waiting_siblings_stand_anew() -> None:
+    """They are placed by what is known of their program by then, and others are not."""
+    desk = taught()
+    desk.call("a", type="long")
+    first = desk.start()
+    other, sibling = desk.call("b", type="long"), desk.call("a")
+    before = (sibling.level, other.level)
+    assert before[0] == before[1]
+    desk.serve(first, 60.0)
+    assert (sibling.level, other.level) == before
+    desk.end(first)
+    assert sibling.level < before[0], "nearly done, by what is known of its kin"
+    assert other.level == before[1]
+    assert desk.order() == ["a", "b"]
+
+
+def test_a_lost_program_teaches_nothing() -> None:
+    desk = taught()
+    desk.call("a", type="short")
+    call = desk.start()
+    desk.serve(call, 500.0)
+    desk.end(call)
+    policy = desk.queues.policy
+    learned = policy.history.to_dict()  # type: ignore[attr-defined]
+    desk.queues.program_lost(call.program)
+    assert policy.history.to_dict() == learned  # type: ignore[attr-defined]
+    assert not policy.history._visits  # type: ignore[attr-defined]
+
+
+# -- bounds ----------------------------------------------------------------------------
+
+
+class Chance:
+    """Events in an order that nobody would think of; crowds come and go."""
+
+    def __init__(self, desk: Desk, seed: int) -> None:
+        self.desk = desk
+        self._rng = random.Random(seed)
+        self._events: list[tuple[Callable[[], None], int]] = [
+            (self._arrive, 6),
+            (self._start, 4),
+            (self._serve, 8),
+            (self._preempt, 3),
+            (self._end, 3),
+            (self._abort, 1),
+            (self._promote, 4),
+        ]
+
+    def happen(self, crowd: bool) -> None:
+        """One event; while no ``crowd`` gathers, waiting calls are aborted in numbers."""
+        what, weights = zip(*self._events, strict=True)
+        event = self._rng.choices(what, weights)[0]
+        if event == self._arrive and not crowd:
+            event = self._abort
+        self.desk.now += 0.01
+        event()
+
+    def _arrive(self) -> None:
+        self.desk.call(f"p{self._rng.randrange(300)}", self._rng.randrange(1000))
+
+    def _start(self) -> None:
+        if len(self.desk.running) < 8 and self.desk.queues.head() is not None:
+            self.desk.start()
+
+    def _serve(self) -> None:
+        if self.desk.running:
+            self.desk.serve(self._rng.choice(self.desk.running), self._rng.random())
+
+    def _preempt(self) -> None:
+        if self.desk.running:
+            self.desk.preempt(self._rng.choice(self.desk.running), hold=self._rng.random() < 0.3)
+
+    def _end(self) -> None:
+        if self.desk.running:
+            call = self._rng.choice(self.desk.running)
+            self.desk.end(call, program=len(call.program.calls) == 1)
+
+    def _abort(self) -> None:
+        calls = self.desk.queues.calls
+        if calls:
+            call = calls[self._rng.choice(list(calls))]
+            self.desk.end(call, program=len(call.program.calls) == 1)
+
+    def _promote(self) -> None:
+        self.desk.queues.release(lambda call: self._rng.random() < 0.7)
+        self.desk.queues.promote(self.desk.now)
+
+
+def srpt() -> Policy:
+    """The clairvoyant, with a future made up of names."""
+    return Srpt(SchedulerConfig(), lambda name: 1.0 + int(name[1:]))
+
+
+@pytest.mark.parametrize("policy", ["two-level", "atlas", "adaptive", "srpt"])
+def test_heaps_stay_bounded_by_what_waits(policy: str) -> None:
+    """Entries that are out of date never outweigh the waiting calls by more than a little."""
+    given = srpt() if policy == "srpt" else None
+    desk = Desk("atlas" if given else policy, slots=8, given=given, beta=0.5, lane=0.25)
+    chance = Chance(desk, seed=1)
+    most = 0
+    for index in range(20_000):
+        chance.happen(crowd=index % 4000 < 2000)
+        queues, waiting = desk.queues, len(desk.queues)
+        assert len(queues._heap) <= 2 * waiting + 65
+        assert len(queues._lane._line) <= 2 * waiting + 65
+        most = max(most, waiting)
+        if index % 500 == 0:
+            desk.check_integrity()
+    assert most > 100
