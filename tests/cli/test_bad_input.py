@@ -17,6 +17,7 @@ GOOD = "@program\nasync def good(ctx): return 1\n"
 ASKS = "@program\nasync def asks(ctx): return await ctx.human('Which colour?')\n"
 NEEDS = "@program\nasync def needs(ctx, text): return text\n"
 A_MODEL = ["a folder with a config.json", "a hub name such as"]
+ADAPTIVE = ["--policy", "adaptive", "--history"]
 TWO = f"{GOOD}@program\nasync def better(ctx): return 2\n"
 
 
@@ -121,6 +122,14 @@ def test_target(
         (["--quanta", "nan"], ["--quanta 'nan'", "positive seconds"]),
         (["--beta", "0"], ["beta", "positive", "inf"]),
         (["--beta", "nan"], ["beta", "positive", "inf"]),
+        (["--history", "new.json"], ["--history is for --policy adaptive", "atlas learns nothing"]),
+        (["--policy", "plas", "--history", "new.json"], ["plas learns nothing"]),
+        ([*ADAPTIVE, "bad.json"], ["bad.json", "name a file that agentrt wrote"]),
+        ([*ADAPTIVE, "bytes.txt"], ["bytes.txt", "name a file that agentrt wrote"]),
+        ([*ADAPTIVE, "old.json"], ["old.json", "version 0, not 1"]),
+        ([*ADAPTIVE, "bytes.txt/new.json"], ["bytes.txt/new.json", "Not a directory"]),
+        ([*ADAPTIVE, "folder.json"], ["'--history'", "'folder.json' is a directory"]),
+        ([*ADAPTIVE, "x" * 300], ["File name too long", "name a file that agentrt wrote"]),
         (["--dag", "graph.png"], ["graph.png", ".json", ".mmd"]),
         (["--dag", "nowhere/graph.json"], ["no folder 'nowhere'", "make it"]),
         (["--dag", "folder.json"], ["folder.json", "that is a folder", "name a file"]),
@@ -143,6 +152,7 @@ def test_option(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "old.json").write_text('{"version": 0}')
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xfa")
     (tmp_path / "folder.json").mkdir()
     check(capsys, invoke("run", write(GOOD), *options), *words)

@@ -1,0 +1,277 @@
+"""What a policy learned, over restarts of the engine core; and who its calls belong to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
+from agentrt.executors.vllm.identity import attach, identify
+from agentrt.executors.vllm.memory import SAVE_EVERY, Memory, read
+from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.request import Call, CallSpec
+from agentrt.scheduler import SchedulerConfig, make_policy
+from agentrt.scheduler.history import History
+
+pytestmark = pytest.mark.engine
+
+
+def engine(path: Path | None, policy: str = "adaptive") -> HeadlessEngine:
+    settings = {"policy": policy, **({} if path is None else {"history": str(path)})}
+    scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=500, settings=settings)
+    return HeadlessEngine(scheduler)
+
+
+def ours(engine: HeadlessEngine) -> ProgramScheduler:
+    assert isinstance(engine.scheduler, ProgramScheduler)
+    return engine.scheduler
+
+
+def live(engine: HeadlessEngine, name: str, steps: int, type: str = "t", **more: Any) -> None:
+    """A program of one call, from its start to its end."""
+    nested = {"program_id": name, "program_type": type, "call_id": name, **more}
+    engine.add(name, [11, 12, 13], steps, {"agentrt": nested})
+    engine.run()
+    ours(engine).control("end", name)
+
+
+def expected(engine: HeadlessEngine, type: str = "t") -> float:
+    """The service that a new program is expected to need."""
+    scheduler = ours(engine)
+    row = scheduler.table.start_program("asked", type, 0.0)
+    history = scheduler.memory.history
+    assert history is not None
+    found = history.expect(row, "", 0.0)
+    history.forget(row)
+    scheduler.table.end_program("asked")
+    return found
+
+
+# -- over restarts ---------------------------------------------------------------------
+
+
+def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "history.json"
+    first = engine(path)
+    for index in range(20):
+        live(first, f"p{index}", 9, session="s", size_hint=3.0, node="plan")
+    assert not path.exists(), "not before it is time"
+    ours(first).shutdown()
+    second = engine(path)
+    assert expected(second) == expected(first) > 5.0
+    assert ours(second).control("history") == ours(first).control("history")
+    assert [file.name for file in path.parent.iterdir()] == ["history.json"], "no drafts"
+
+
+def test_it_is_written_as_programs_end(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    e = engine(path)
+    for index in range(SAVE_EVERY):
+        assert not path.exists()
+        live(e, f"p{index}", 1)
+    written = path.read_text()
+    live(e, "one more", 50)
+    assert path.read_text() == written
+    ours(e).shutdown()
+    assert path.read_text() != written
+
+
+def test_what_is_learned_after_a_restart_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    for round_ in range(2):
+        e = engine(path)
+        for index in range(5):
+            live(e, f"p{index}", 9)
+        ours(e).shutdown()
+        cells = read(path)["cells"]
+        assert {cell[4] for cell in cells if cell[3] == ""} == {5.0 * (round_ + 1)}
+
+
+def test_new_settings_keep_what_was_learned(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    e = engine(path)
+    live(e, "p", 9)
+    before = ours(e).control("history")
+    settings = {"policy": "adaptive", "history": str(path)}
+    ours(e).control("configure", settings)
+    assert ours(e).control("history") == before
+
+
+def test_a_policy_that_learns_nothing_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    e = engine(path, "atlas")
+    live(e, "p", 3)
+    ours(e).shutdown()
+    assert not path.exists()
+    assert ours(e).control("history") is None
+
+
+def test_without_a_file_it_is_learned_all_the_same() -> None:
+    e = engine(None)
+    live(e, "p", 3)
+    ours(e).shutdown()
+    answer = ours(e).control("history")
+    assert answer["version"] == 1
+    assert answer["cells"]
+    assert json.loads(json.dumps(answer)) == answer
+
+
+def test_the_file_is_whole_or_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk ends the writing halfway. The engine goes on; the file is what it was."""
+    path = tmp_path / "history.json"
+    e = engine(path)
+    live(e, "p", 3)
+    ours(e).shutdown()
+    before = path.read_text()
+
+    def half(self: Path, text: str) -> int:
+        with self.open("w") as file:
+            file.write(text[: len(text) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    live(e, "q", 9)
+    with caplog.at_level(logging.WARNING, logger="agentrt.executors.vllm.memory"):
+        ours(e).shutdown()
+    assert path.read_text() == before
+    assert "not saved" in caplog.text
+
+
+# -- files that are none ---------------------------------------------------------------
+
+
+GOOD = {"version": 1, "cells": [], "sessions": []}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"version": 2, "cells": [], "sessions": []}',
+        b'{"version": 1, "cells": [["d", "t", 1, "", NaN, 1]], "sessions": []}',
+        b'{"version": 1, "cells": [["d", "t", 1, "", 1, Infinity]], "sessions": []}',
+        b'{"version": 1, "cells": [["d", "t", Infinity, "", 1, 1]], "sessions": []}',
+        b'{"version": 1, "cells": [["d", "t", 1, "", 1]], "sessions": []}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_corrupt_file_is_refused_by_its_name_and_left_alone(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "history.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"history\.json: .*; name a file that agentrt wrote"):
+        engine(path)
+    assert path.read_bytes() == content
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "history.json", tmp_path / ("x" * 300)):
+        with pytest.raises(ConfigError, match="name a file that agentrt wrote"):
+            engine(path)
+
+
+def test_no_file_yet_is_an_empty_history(tmp_path: Path) -> None:
+    assert read(tmp_path / "none.json") == History().to_dict()
+    memory = Memory(make_policy(SchedulerConfig("adaptive")), str(tmp_path / "none.json"))
+    memory.save()
+    assert not (tmp_path / "none.json").exists(), "nothing was learned"
+
+
+def test_refused_settings_change_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    path.write_text("{")
+    e = engine(None)
+    live(e, "p", 3)
+    scheduler = ours(e)
+    before = (scheduler.config, scheduler.control("history"))
+    for settings in ({"policy": "adaptive", "history": str(path)}, {"policy": "lifo"}):
+        with pytest.raises(ConfigError):
+            scheduler.control("configure", settings)
+        assert (scheduler.config, scheduler.control("history")) == before
+        live(e, "q", 3)
+        before = (scheduler.config, scheduler.control("history"))
+
+
+# -- who a call belongs to -------------------------------------------------------------
+
+
+def test_the_identity_carries_what_a_policy_learns_by() -> None:
+    call = Call(
+        call_id="p/0",
+        program_id="p",
+        program_type="chat",
+        spec=CallSpec(),
+        tenant="acme",
+        session="monday",
+        path_s=1.5,
+        program_service_s=4.0,
+        program_path_s=2.0,
+        program_waiting_s=3.0,
+        node="plan",
+        size_hint=700.0,
+    )
+    found = identify("r", attach(call), None)
+    assert (found.node, found.session, found.size_hint) == ("plan", "monday", 700.0)
+    assert (found.program_id, found.program_type, found.tenant) == ("p", "chat", "acme")
+    assert (found.path_s, found.service_s, found.program_path_s) == (1.5, 4.0, 2.0)
+    assert (found.waiting_s, found.call_id) == (3.0, "p/0")
+    assert found.report
+    assert not found.lone
+
+
+def test_a_row_has_what_the_identity_carried() -> None:
+    e = engine(None)
+    nested = {"program_id": "p", "session": "monday", "size_hint": 700, "node": "plan"}
+    e.add("r", [11, 12], 3, {"agentrt": nested})
+    e.step()
+    row = ours(e).table.get("p")
+    assert row is not None
+    assert (row.session, row.size_hint) == ("monday", 700.0)
+    assert ours(e).queues.calls["r"].node == "plan"
+
+
+ODD = [math.nan, math.inf, -math.inf, "many", [1], {}, None]
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_clients_odd_values_count_as_not_given_and_stop_nothing(value: Any, flat: bool) -> None:
+    keys = ("path_s", "size_hint", "service_s", "program_path_s", "node", "session", "tenant")
+    if flat:
+        extra = {"agentrt_program": "p", **{f"agentrt_{key}": value for key in keys}}
+    else:
+        extra = {"agentrt": {"program_id": "p", **dict.fromkeys(keys, value)}}
+    found = identify("r", extra, None)
+    assert (found.path_s, found.size_hint, found.service_s) == (None, None, 0.0)
+    e = engine(None)
+    e.add("r", [11, 12], 3, extra)
+    e.run()
+    assert ours(e).control("end", "p")
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "round-robin"])
+def test_a_program_that_ended_before_its_calls_leaves_nothing_behind(policy: str) -> None:
+    e = engine(None, policy)
+    for name in ("a", "b", "c"):
+        e.add(name, [11, 12], 30, {"agentrt": {"program_id": "p"}})
+    e.step()
+    assert ours(e).control("end", "p")
+    e.run()
+    noted = vars(ours(e).queues.policy)
+    history = noted.get("history")
+    assert not (noted["_offsets"] if history is None else history._visits)
