@@ -209,7 +209,7 @@ def test_a_signal_keeps_what_is_done(
     assert call(["simulate", *args]) == 130
     out, err = capsys.readouterr()
     assert len(json.loads(out)["cells"]) == 5
-    assert err == "interrupted: 4 of 4 runs were done\n"
+    assert err == "interrupted: 5 of 5 runs were done\n"
 
 
 def test_ctrl_c_leaves_no_process_behind() -> None:
