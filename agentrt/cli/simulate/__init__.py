@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from agentrt.cli.simulate.adversaries import adversaries
 from agentrt.cli.simulate.figure import figure
 from agentrt.cli.simulate.run import run
 from agentrt.cli.simulate.sweep import sweep
@@ -13,6 +14,7 @@ Examples:
   agentrt simulate figure 2 --policy plas
   agentrt simulate run --workload mixed --load 0.95 --policy mlfq atlas srpt
   agentrt simulate sweep --workload chat lats --load 0.8 0.95 b0.8 --seeds 3 --plot curves.png
+  agentrt simulate adversaries --policy adaptive --load 0.9
 """
 
 
@@ -26,6 +28,7 @@ def simulate() -> None:
     """
 
 
+simulate.add_command(adversaries)
 simulate.add_command(figure)
 simulate.add_command(run)
 simulate.add_command(sweep)
