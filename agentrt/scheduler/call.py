@@ -14,7 +14,7 @@ class QueuedCall:
     """One call in the queues, waiting or running.
 
     ``node`` is its name in its program's graph, ``prompt_tokens`` what of its prompt is
-    to be computed (not cached), ``item`` the engine's own request.
+    to be computed, as far as its engine knows when it arrives, ``item`` the engine's own request.
     ``since`` is when its present wait began (None while it runs). ``waited_s`` and
     ``served_s`` cover its whole life;
     ``debt_waited_s`` and ``debt_served_s`` count from its last promotion, for the

@@ -51,7 +51,7 @@ class SchedulerConfig:
     quanta: tuple[float, ...] = field(default_factory=_default_quanta)
     beta: float = 8.0
     max_promoted: int = 4
-    lane: float = 0.1
+    lane: float = 0.05
     preemption: bool = True
     min_residency_steps: int = 4
     min_remaining_tokens: int = 4

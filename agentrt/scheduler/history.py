@@ -28,6 +28,8 @@ _CELLS = 4096
 _VISITS = 48
 """Cells noted of one running program."""
 _SESSIONS = 1024
+_FEW = 20
+"""Programs below which there is no telling what is usual."""
 _DOUBT = 8.0
 """Samples that a cell needs to count for half."""
 _TELLING = 2.0
@@ -86,6 +88,11 @@ class History:
         if not 1.0 / _TELLING < by_node < _TELLING:
             estimate *= by_node
         return min(max(estimate, SMALLEST_S), _LONGEST_S)
+
+    def usual(self, row: ProgramRow) -> float | None:
+        """The mean service of a whole program of its type (seconds); None where few have ended."""
+        cell = self._cells.get((_kind(row), 0, ""))
+        return cell.mean_s if cell is not None and cell.n >= _FEW else None
 
     def learn(self, row: ProgramRow) -> None:
         """A program ended: what was still to come wherever it came by is known now."""

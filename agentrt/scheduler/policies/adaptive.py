@@ -1,10 +1,11 @@
 """Adaptive: the program that is expected to need the least service still, learned from its kin.
 
 Ours. The expectation is `History`'s, from finished programs of the same type and tenant, and
-ATLAS's rank where there are none. Programs whose expectations are within a factor of 1.4
-stand in one level: there, those that are small by what they had and by what they need go
-first, and then the older ones, but nobody is preempted for that. A lane of the batch serves
-the oldest programs and bounds the tail.
+ATLAS's rank where there are none. It is capped at twice the mean program of its type: who
+has only been unlucky is not put off further and further. Programs whose expectations are
+within a factor of 1.4 stand in one level: there, those that are small by what they had and by
+what they need go first, and then the older ones, but nobody is preempted for that. A lane of
+the batch serves the oldest programs and bounds the tail.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ _LEVELS_PER_DOUBLING = 2
 _LOOK_AGAIN = 8.0
 """A running call is placed anew when its program got this part more of its service."""
 _SHORTEST_LOOK_S = 0.5
+_SMALL_S = 0.25
+"""Attained service below which sizes are not told apart."""
+_CAP = 2.0
+_OUTGROWN = 8.0
+"""A program of that many times its type's mean is not of its kind: it has no cap."""
 _SIZE_STRIDE = 2.0**32
 """Between two sizes in the order within a level; below it, the arrival in seconds."""
 
@@ -44,7 +50,11 @@ class Adaptive(Policy):
         row = call.program
         path_s = row.path_s if call.path_s is None else call.path_s
         expected = self.history.expect(row, call.node, path_s + call.served_s)
-        attained = max(row.attained_s, 0.25)
+        attained = max(row.attained_s, _SMALL_S)
+        usual = self.history.usual(row)
+        if usual is not None and attained < _OUTGROWN * usual:
+            expected = min(expected, _CAP * usual)
+            attained = min(attained, _CAP * usual)
         size = math.floor(math.log2(attained * expected) / 2.0)
         return Place(
             level=math.floor(_LEVELS_PER_DOUBLING * math.log2(expected)),
