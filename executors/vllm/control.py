@@ -14,6 +14,7 @@ from agentrt.executors.vllm import _compat
 from agentrt.executors.vllm.recording import record
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import AttainedService
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
@@ -64,6 +65,7 @@ def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
     waiting = [calls[request.request_id] for request in scheduler.waiting]
     return {
         "policy": scheduler.config.policy,
+        "levelled": isinstance(scheduler.queues.policy, AttainedService),
         "steps": scheduler.steps,
         "programs": [row.program_id for row in scheduler.table],
         "running": [_describe(scheduler, c) for c in calls.values() if c.since is None],
@@ -78,6 +80,7 @@ def _describe(scheduler: ProgramScheduler, call: QueuedCall) -> dict[str, Any]:
         "call_id": scheduler.client_id(call),
         "program_id": call.program.program_id,
         "level": call.level,
+        "in_lane": call.in_lane,
         "preemptions": call.preemptions,
     }
 

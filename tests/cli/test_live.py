@@ -59,7 +59,7 @@ def test_nodes_hang_under_the_functions_that_emitted_them() -> None:
     for scope in ("react/plan", "react/plan/expand", "react"):
         emit(run, "llm", scope)
     snapshot = {
-        "policy": "atlas",
+        "levelled": True,
         "running": [{"call_id": "react-1/0", "level": 0}],
         "waiting": [{"call_id": "react-1/1", "level": 2, "ahead": 2}],
     }
@@ -73,11 +73,14 @@ def test_nodes_hang_under_the_functions_that_emitted_them() -> None:
     ]
 
 
-def test_fcfs_has_no_levels() -> None:
+def test_without_numbered_levels_only_the_lane_has_a_name() -> None:
     run = make_run()
     emit(run, "llm", "react")
-    snapshot = {"policy": "fcfs", "waiting": [{"call_id": "react-1/0", "level": 0, "ahead": 0}]}
-    assert draw([run], snapshot)[1] == "└── llm  waiting, next, 2.0 s"
+    call = {"call_id": "react-1/0", "level": -7, "ahead": 0}
+    assert draw([run], {"levelled": False, "waiting": [call]})[1] == "└── llm  waiting, next, 2.0 s"
+    call["in_lane"] = True
+    snapshot = {"levelled": False, "waiting": [call]}
+    assert draw([run], snapshot)[1] == "└── llm  waiting at lane, next, 2.0 s"
 
 
 def test_tools_and_humans() -> None:

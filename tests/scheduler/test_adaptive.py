@@ -47,6 +47,23 @@ def test_a_short_programs_call_preempts_a_long_ones_but_not_its_equals() -> None
     assert [call.program.program_id for call in desk.victims()] == ["a"]
 
 
+def test_who_is_only_unlucky_is_not_put_off_but_who_outgrew_its_type_is() -> None:
+    """Types of mean 10 s: one program in ten needs 91 s, the others 1 s."""
+    desk = Desk("adaptive")
+    for index in range(200):
+        desk.live(f"u{index}", 91.0 if index % 10 == 0 else 1.0, "uneven")
+    levels = []
+    for name, had in (("a", 3.0), ("b", 70.0), ("c", 200.0)):
+        desk.call(name, type="uneven")
+        call = desk.start()
+        desk.serve(call, had)
+        levels.append(call.level)
+        desk.end(call)
+    assert levels[0] == math.floor(2 * math.log2(2 * 10.0)), "88 s to come count as 20"
+    assert levels[1] == levels[0]
+    assert levels[2] > levels[0], "200 s are twenty times the mean: this one is not of its type"
+
+
 def test_a_program_that_is_nearly_done_goes_before_one_that_begins() -> None:
     """Of 64 s, 60 are served: what it had does not count against it, as it would in ATLAS."""
     desk = taught()
