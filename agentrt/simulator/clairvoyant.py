@@ -37,8 +37,6 @@ class Srpt(Policy):
         level = math.floor(_LEVELS_PER_DOUBLING * math.log2(remaining))
         return Place(level, budget_s=remaining / 8, order=remaining)
 
-    expire = place
-
 
 def policy_names() -> list[str]:
     """All policies that the simulator knows: the engine's, and those that know the future."""

@@ -15,6 +15,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 
 from agentrt.errors import InvariantError
@@ -114,7 +115,7 @@ class Simulator:
     def _expect(self, shapes: Sequence[ProgramShape]) -> None:
         for shape in shapes:
             at = self._step_of(shape.arrives_s)
-            self._when(at, _PROGRAM, lambda shape=shape: self._arrive(shape))  # type: ignore[misc]
+            self._when(at, _PROGRAM, partial(self._arrive, shape))
 
     def _arrive(self, shape: ProgramShape) -> None:
         row = self.table.start_program(

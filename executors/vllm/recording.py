@@ -50,6 +50,7 @@ class Recorder:
         self._stand_before("finish_requests", self._finished)
         self._stand_before("reset_prefix_cache", self._reset)
         self._stand_before("control", self._controlled)
+        # Shadowed on this one object, while it records.
         scheduler._preempt_request = self._preempt  # type: ignore[method-assign]
 
     def detach(self) -> None:

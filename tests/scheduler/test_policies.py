@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib.metadata import EntryPoint
 
 import pytest
 
+from agentrt.errors import ConfigError
+from agentrt.scheduler.policies import ENTRY_POINT_GROUP, policy_class
 from agentrt.scheduler.policies.two_level import STAGED, TwoLevel
 from tests.scheduler.desk import Desk
 
@@ -202,3 +205,10 @@ def test_no_place_is_lost_however_many_come(count: int) -> None:
     policy = staging(desk)
     assert not policy._staged
     assert not policy._line
+
+
+def test_a_third_partys_policy_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("half", "agentrt.scheduler.policies:AttainedService", ENTRY_POINT_GROUP)
+    monkeypatch.setattr("agentrt.scheduler.policies.entry_points", lambda **_: [point])
+    with pytest.raises(ConfigError, match="'half' .* is not a whole subclass"):
+        policy_class("half")

@@ -58,7 +58,7 @@ def split_commas(
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
-def many(name: str, *, metavar: str, help: str) -> Callable[[Decorated], Decorated]:  # noqa: A002
+def many(name: str, *, metavar: str, help: str) -> Callable[[Decorated], Decorated]:  # noqa: A002  # as click names it
     """An option that takes several values, with commas or blanks between, or repeated."""
     return click.option(name, multiple=True, metavar=metavar, callback=split_commas, help=help)
 

@@ -8,6 +8,7 @@ object is a subclass of `Policy`. It must import the standard library and
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from inspect import isabstract
 
 from agentrt.errors import ConfigError
 from agentrt.scheduler.config import SchedulerConfig
@@ -61,9 +62,9 @@ def policy_class(name: str) -> type[Policy]:
             policy = point.load()
         except Exception as error:
             raise ConfigError(f"policy {name!r} ({point.value}) does not load: {error}") from error
-        if not (isinstance(policy, type) and issubclass(policy, Policy)):
+        if not (isinstance(policy, type) and issubclass(policy, Policy)) or isabstract(policy):
             raise ConfigError(
-                f"policy {name!r} ({point.value}) is not a subclass of "
+                f"policy {name!r} ({point.value}) is not a whole subclass of "
                 "agentrt.scheduler.policies.Policy"
             )
         return policy

@@ -62,8 +62,6 @@ class Adaptive(Policy):
             order=size * _SIZE_STRIDE + row.started_at,
         )
 
-    expire = place
-
     def program_ended(self, row: ProgramRow, now: float) -> None:
         self.history.learn(row)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -26,7 +27,7 @@ class Place(NamedTuple):
     order: float = 0.0
 
 
-class Policy:
+class Policy(ABC):
     """Places calls. A policy sees the table and cannot change it.
 
     Subclass `AttainedService` and give it a `rank`, or answer `place` and `expire`.
@@ -49,22 +50,22 @@ class Policy:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
 
+    @abstractmethod
     def place(self, call: QueuedCall, now: float) -> Place:
         """Where a call stands that arrives ``now``, or whose program changed."""
-        raise NotImplementedError
 
     def expire(self, call: QueuedCall, now: float) -> Place:
         """Where a call stands whose budget is used up."""
-        raise NotImplementedError
+        return self.place(call, now)
 
     def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
         """A call left the queue for the first time. The waiting calls to place anew for it."""
         return ()
 
-    def program_ended(self, row: ProgramRow, now: float) -> None:
+    def program_ended(self, row: ProgramRow, now: float) -> None:  # noqa: B027  # few learn
         """A program ended. To learn from."""
 
-    def program_lost(self, row: ProgramRow) -> None:
+    def program_lost(self, row: ProgramRow) -> None:  # noqa: B027  # few keep anything
         """A program was not heard of for long, and is dropped from the table."""
 
 
@@ -79,12 +80,12 @@ class AttainedService(Policy):
         self._ends = config.level_ends
         self._quanta = config.level_quanta
 
+    @abstractmethod
     def rank(self, program: ProgramRow, path_s: float | None) -> float:
         """The attained service (seconds) that decides a call's first level; less is better.
 
         ``path_s`` is the call's p(c) of Eq. 2, None where its parents are unknown.
         """
-        raise NotImplementedError
 
     def place(self, call: QueuedCall, now: float) -> Place:
         rank = max(self.rank(call.program, call.path_s), 0.0)
