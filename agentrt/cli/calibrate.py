@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrt.cli.options import RunCommand, RunOption
+from agentrt.cli.options import RunCommand, RunOption, batch_option, model_option
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm.options import EngineOptions
@@ -35,21 +35,8 @@ class EngineCommand(RunCommand):
 
 
 @click.command(cls=EngineCommand, epilog=_EPILOG)
-@click.option(
-    "--model",
-    metavar="MODEL",
-    cls=RunOption,
-    group="Engine",
-    help="A folder or a Hugging Face name.  [default: a small model that fits this machine]",
-)
-@click.option(
-    "--max-num-seqs",
-    type=click.IntRange(min=1),
-    metavar="B",
-    cls=RunOption,
-    group="Engine",
-    help="How many calls run in one batch.",
-)
+@model_option
+@batch_option
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),

@@ -37,3 +37,20 @@ class RunCommand(click.Command):
         for name, records in groups.items():
             with formatter.section(name):
                 formatter.write_dl(records)
+
+
+model_option = click.option(
+    "--model",
+    metavar="MODEL",
+    cls=RunOption,
+    group="Engine",
+    help="A folder or a Hugging Face name.  [default: a small model that fits this machine]",
+)
+batch_option = click.option(
+    "--max-num-seqs",
+    type=click.IntRange(min=1),
+    metavar="B",
+    cls=RunOption,
+    group="Engine",
+    help="How many calls run in one batch.",
+)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrt.cli.options import RunCommand, RunOption
+from agentrt.cli.options import RunCommand, RunOption, batch_option, model_option
 
 if TYPE_CHECKING:
     from agentrt.cli.execute import Job
@@ -107,21 +107,8 @@ Exit codes: 0 every program gave its result; 1 a program or the engine failed;
     group="Scheduling",
     help="Keep what --policy adaptive learns in this file, over runs.",
 )
-@click.option(
-    "--model",
-    metavar="MODEL",
-    cls=RunOption,
-    group="Engine",
-    help="A folder or a Hugging Face name.  [default: a small model that fits this machine]",
-)
-@click.option(
-    "--max-num-seqs",
-    type=click.IntRange(min=1),
-    metavar="B",
-    cls=RunOption,
-    group="Engine",
-    help="How many calls run in one batch.",
-)
+@model_option
+@batch_option
 @click.option(
     "--dag",
     type=click.Path(path_type=Path),

@@ -210,5 +210,5 @@ def test_no_place_is_lost_however_many_come(count: int) -> None:
 def test_a_third_partys_policy_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("half", "agentrt.scheduler.policies:AttainedService", ENTRY_POINT_GROUP)
     monkeypatch.setattr("agentrt.scheduler.policies.entry_points", lambda **_: [point])
-    with pytest.raises(ConfigError, match="'half' .* is not a whole subclass"):
+    with pytest.raises(ConfigError, match=r"'half' .* is not a whole subclass"):
         policy_class("half")

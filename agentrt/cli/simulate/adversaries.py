@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrt.cli.simulate.options import ManyCommand, many, read_policies
+from agentrt.cli.simulate.options import (
+    ManyCommand,
+    many,
+    read_policies,
+    seeds_option,
+    slots_option,
+)
 from agentrt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,22 +56,8 @@ _MEASURES = {
     metavar="N",
     help="How many, the gamer's included.",
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    default=16,
-    show_default=True,
-    metavar="B",
-    help="How many calls run at a time.",
-)
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="How many seeds, from 0 up.",
-)
+@slots_option(16, "How many calls run at a time.")
+@seeds_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def adversaries(**options: Any) -> None:
     """Measure what a tenant that games a policy does to the others.

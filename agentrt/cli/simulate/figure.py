@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from agentrt.cli.simulate.options import ManyCommand, check_plot, cores, many, policy_option
+from agentrt.cli.simulate.options import (
+    ManyCommand,
+    check_plot,
+    cores,
+    many,
+    policy_option,
+    slots_option,
+)
 from agentrt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,14 +50,7 @@ _OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs")
     metavar="N",
     help="Figure 20: how many.",
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    default=16,
-    show_default=True,
-    metavar="B",
-    help="Figure 20: how many calls run at a time.",
-)
+@slots_option(16, "Figure 20: how many calls run at a time.")
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Figure 20: how many."
 )

@@ -68,6 +68,28 @@ def policy_option(default: str) -> Callable[[Decorated], Decorated]:
     return many("--policy", metavar="NAME…", help=f"Which to compare.  [default: {default}]")
 
 
+def slots_option(default: int, about: str) -> Callable[[Decorated], Decorated]:
+    """``--batch``, the slots of the simulated engine."""
+    return click.option(
+        "--batch",
+        type=click.IntRange(min=1),
+        default=default,
+        show_default=True,
+        metavar="B",
+        help=about,
+    )
+
+
+seeds_option = click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="How many seeds, from 0 up.",
+)
+
+
 def engine_options(command: Decorated) -> Decorated:
     """The simulated engine and its scheduler."""
     for option in reversed(_ENGINE):
@@ -76,14 +98,7 @@ def engine_options(command: Decorated) -> Decorated:
 
 
 _ENGINE = (
-    click.option(
-        "--batch",
-        type=click.IntRange(min=1),
-        default=32,
-        show_default=True,
-        metavar="B",
-        help="How many calls run at a time.",
-    ),
+    slots_option(32, "How many calls run at a time."),
     click.option(
         "--depth",
         type=click.Choice(("steps", "virtual")),

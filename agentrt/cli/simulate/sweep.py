@@ -21,6 +21,7 @@ from agentrt.cli.simulate.options import (
     read_machine,
     read_policies,
     read_scheduler,
+    seeds_option,
 )
 from agentrt.cli.simulate.sources import read_traces, scale_options, warn_of_sleepers
 from agentrt.errors import ConfigError
@@ -65,14 +66,7 @@ _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
     metavar="N…",
     help="How many; several with --offline.  [default: 1000; all of a trace]",
 )
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="How many seeds, from 0 up.",
-)
+@seeds_option
 @engine_options
 @click.option(
     "--slo",
