@@ -67,6 +67,7 @@ class Call:
     ``program_waiting_s`` are the process table's row when the call was emitted (seconds).
     ``node`` is the name of the node function that emitted it, "" for the program's own.
     ``size_hint`` is a guess of the program's size, in a unit of its type's own.
+    ``parents`` are the program's nodes that had to end first, by their ids in its DAG.
     """
 
     call_id: str
@@ -81,6 +82,7 @@ class Call:
     program_waiting_s: float = 0.0
     node: str = ""
     size_hint: float | None = None
+    parents: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

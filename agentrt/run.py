@@ -8,18 +8,20 @@ from enum import StrEnum
 from typing import Any
 
 from agentrt.graph import ExecutionDAG
-from agentrt.program import Program
 from agentrt.request import CallReport
 from agentrt.scheduler.table import ProgramRow
 
 
 class RunState(StrEnum):
-    """How a run stands."""
+    """How a run stands. An interrupted one returned with questions to a human: it is idle,
+    and what answers them is a new program in the same session.
+    """
 
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,13 @@ class RunReport:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
-    """A program's run, as `Runtime.start` hands it out. Await `wait` for its result."""
+    """A program's run. `Runtime.start` hands it out; there, await `wait` for its result.
+
+    ``type`` is its program's name. A run whose code a foreign framework runs has no task.
+    """
 
     id: str
-    program: Program
+    type: str
     row: ProgramRow
     dag: ExecutionDAG
     started_at: float
@@ -96,7 +101,7 @@ class Run:
         row = self.row
         return RunReport(
             id=self.id,
-            type=self.program.name,
+            type=self.type,
             state=str(self.state),
             wall_s=(now if self.ended_at is None else self.ended_at) - self.started_at,
             service_s=row.service_s,

@@ -1,4 +1,4 @@
-"""The runtime: the one async shell around programs, their DAGs, the table and the engine.
+"""The runtime: the one async shell around programs, the ledger and the engine.
 
 Everything that decides is pure and lives below; here programs are started and ended,
 and every task has an owner.
@@ -16,15 +16,14 @@ from typing import Any, Self
 from agentrt import tracking
 from agentrt.emitter import AskHuman, RunEmitter, Services
 from agentrt.errors import AgentrtError, UsageError
-from agentrt.events import Event, ProgramEnded, ProgramStarted
+from agentrt.events import Event, ProgramEnded
 from agentrt.executors.base import Executor, Progress
-from agentrt.graph import ExecutionDAG, Frontier, NodeState
+from agentrt.graph import Frontier
+from agentrt.ledger import Ledger, Listener
 from agentrt.program import Context, Program
 from agentrt.run import Run, RunState
 from agentrt.scheduler.table import ProcessTable
 from agentrt.scope import Scope
-
-Listener = Callable[[Event], None]
 
 
 async def no_human(program_id: str, question: str) -> str:
@@ -42,8 +41,9 @@ def _quiet(message: str) -> None:
 class Runtime:
     """Runs programs on an executor. An async context manager; one event loop.
 
-    ``table`` is the process table over all live programs. ``seed`` makes the seeds
-    that are drawn for sampled calls repeatable. ``ask_human`` answers `Context.human`.
+    ``ledger`` has the books of all programs, those too whose code somebody else runs. ``seed``
+    makes the seeds that are drawn for sampled calls repeatable. ``ask_human`` answers
+    `Context.human`.
     """
 
     def __init__(
@@ -53,14 +53,26 @@ class Runtime:
         ask_human: AskHuman = no_human,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        ledger: Ledger | None = None,
     ) -> None:
         self.executor = executor
-        self.table = ProcessTable()
-        self.runs: dict[str, Run] = {}
+        self.ledger = Ledger(clock) if ledger is None else ledger
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
-        self._started = 0
-        self._listeners: list[Listener] = []
-        self._services = Services(executor, self.table, clock, self._tell, ask_human, seed)
+        self._guests: set[str] = set()
+        self._ends: set[asyncio.Task[None]] = set()
+        self._services = Services(executor, self.ledger, ask_human, seed)
+        self.ledger.listen(self._saw)
+
+    @property
+    def table(self) -> ProcessTable:
+        """The process table over all live programs."""
+        return self.ledger.table
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The live runs, by id."""
+        return self.ledger.runs
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -76,7 +88,8 @@ class Runtime:
 
     async def open(self, progress: Progress = _quiet) -> None:
         """Start the engine. Raises what `Executor.start` raises."""
-        tracking.install(asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        tracking.install(self._loop)
         self._open = True
         try:
             await self.executor.start(progress)
@@ -92,8 +105,8 @@ class Runtime:
         live = [run.task for run in self.runs.values() if run.task is not None]
         for task in live:
             task.cancel()
-        if live:
-            await asyncio.wait(live)
+        if left := [*live, *self._ends]:
+            await asyncio.wait(left)
         try:
             await self.executor.close()
         finally:
@@ -101,11 +114,21 @@ class Runtime:
 
     def listen(self, listener: Listener) -> None:
         """Tell ``listener`` of every event from now on. It must be quick and not raise."""
-        self._listeners.append(listener)
+        self.ledger.listen(listener)
 
     def now(self) -> float:
         """The runtime's clock, in seconds."""
-        return self._services.clock()
+        return self.ledger.clock()
+
+    def emitter(self, run: Run) -> RunEmitter:
+        """The door to the engine for the calls of ``run``; to be used on the runtime's loop.
+
+        A run without a task, whose code a foreign framework runs, is a guest: the engine
+        is told when the ledger says that it ended.
+        """
+        if run.task is None and run.ended_at is None:
+            self._guests.add(run.id)
+        return RunEmitter(run, self._services)
 
     def start(
         self,
@@ -121,40 +144,39 @@ class Runtime:
         ``size_hint`` is a guess of its size for a policy that learns, such as a budget of
         tokens: in any unit, the same for all programs of its type.
         """
-        self._started += 1
-        run_id = f"{program.name}-{self._started}"
-        now = self.now()
-        row = self.table.start_program(run_id, program.name, now, tenant=tenant, session=session)
-        row.size_hint = size_hint
-        run = Run(run_id, program, row, ExecutionDAG(run_id, program.name), started_at=now)
-        self.runs[run_id] = run
-        self._tell(ProgramStarted(run_id, program.name, now))
+        run = self.ledger.open(program.name, tenant=tenant, session=session, size_hint=size_hint)
         scope = Scope(owner=run, frontier=Frontier(), path=program.name)
-        run.task = tracking.start_task(self._run(run, input), scope, name=run_id)
+        run.task = tracking.start_task(self._run(run, program, input), scope, name=run.id)
         return run
 
-    async def _run(self, run: Run, input: Any) -> None:
-        context = Context(run.id, run.program.name, RunEmitter(run, self._services))
+    async def _run(self, run: Run, program: Program, input: Any) -> None:
+        context = Context(run.id, run.type, RunEmitter(run, self._services))
+        state, error = RunState.DONE, None
         try:
-            run.result = await run.program(context, input)
-            run.state = RunState.DONE
+            run.result = await program(context, input)
         except asyncio.CancelledError:
-            run.state = RunState.CANCELLED
-        except Exception as error:
-            run.state, run.error = RunState.FAILED, error
-        await self._end(run)
-
-    async def _end(self, run: Run) -> None:
-        """Nothing of a program outlives it: no task, no call, no row."""
+            state = RunState.CANCELLED
+        except Exception as raised:
+            state, error = RunState.FAILED, raised
+        # Nothing of a program outlives it: no task, no call, no row.
         await tracking.cancel_tasks(run)
-        run.ended_at = self.now()
-        run.dag.close(run.ended_at, NodeState(str(run.state)))
-        self.table.end_program(run.id)
-        self.runs.pop(run.id, None)
-        with contextlib.suppress(AgentrtError):
-            await self.executor.end_program(run.id)
-        self._tell(ProgramEnded(run.id, str(run.state), run.ended_at))
+        self.ledger.close(run, state, error)
+        await self._forget(run.id)
 
-    def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
-            listener(event)
+    async def _forget(self, program_id: str) -> None:
+        with contextlib.suppress(AgentrtError):
+            await self.executor.end_program(program_id)
+
+    def _saw(self, event: Event) -> None:
+        """Any thread: if a guest ended, the engine has to know."""
+        if not isinstance(event, ProgramEnded) or event.program_id not in self._guests:
+            return
+        self._guests.discard(event.program_id)
+        if self._loop is not None and self._open:
+            self._loop.call_soon_threadsafe(self._start_to_forget, event.program_id)
+
+    def _start_to_forget(self, program_id: str) -> None:
+        if self._open:
+            task = asyncio.create_task(self._forget(program_id), name=f"{program_id}/forget")
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)

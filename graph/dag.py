@@ -32,6 +32,7 @@ class Totals:
     done: int = 0
     failed: int = 0
     cancelled: int = 0
+    interrupted: int = 0
     service_s: float = 0.0
     waiting_s: float = 0.0
     prompt_tokens: int = 0
@@ -155,12 +156,17 @@ class ExecutionDAG:
         return self._end(node_id, NodeState.CANCELLED, at, report, None)
 
     def close(self, at: float, state: NodeState) -> tuple[Node, ...]:
-        """The program ended in ``state``. Cancels whatever is open, and returns those nodes."""
+        """The program ended in ``state``. Cancels whatever is open, and returns those nodes.
+
+        A program that is ``INTERRUPTED`` leaves its open questions so, too.
+        """
         if self.closed_at is not None or not state.ended:
             raise InvariantError(f"program {self.program_id} is {self.state}: not to {state}")
         left = tuple(self.waiting()) + tuple(self.running())
         for node in left:
-            self.cancel(node.id, at)
+            asks = state is NodeState.INTERRUPTED and node.kind is NodeKind.HUMAN
+            end = state if asks else NodeState.CANCELLED
+            self._end(node.id, end, at, None, None)
         self.state = state
         self.closed_at = at
         return left
@@ -255,6 +261,7 @@ class ExecutionDAG:
         sums.done += node.state is NodeState.DONE
         sums.failed += node.state is NodeState.FAILED
         sums.cancelled += node.state is NodeState.CANCELLED
+        sums.interrupted += node.state is NodeState.INTERRUPTED
         sums.service_s += node.service_s
         if report is None:
             return

@@ -69,6 +69,7 @@ def _check_sets(dag: ExecutionDAG, inner: set[int]) -> None:
         NodeState.DONE: sums.done,
         NodeState.FAILED: sums.failed,
         NodeState.CANCELLED: sums.cancelled,
+        NodeState.INTERRUPTED: sums.interrupted,
     }
     for state, count in counts.items():
         _require(count == len(by_state[state]), None, f"{count} nodes counted as {state}")

@@ -20,13 +20,17 @@ class NodeKind(StrEnum):
 
 
 class NodeState(StrEnum):
-    """Where a node is in its life: waiting, running, then one of the three ends."""
+    """Where a node is in its life: waiting, running, then one of its ends.
+
+    ``INTERRUPTED`` is a question to a human that nobody had answered when its program ended.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
 
     @property
     def ended(self) -> bool:

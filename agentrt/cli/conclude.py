@@ -66,7 +66,7 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
     if isinstance(error, EngineDiedError):
         return f"error: {summary(error)} ({log.name_it()})"
     assert isinstance(error, Exception)
-    return program_fault(ProgramError(run.id, run.program.name, error))
+    return program_fault(ProgramError(run.id, run.type, error))
 
 
 def _write_dag(job: Job, runs: Sequence[Run]) -> None:

@@ -22,9 +22,11 @@ _STYLES = {
     NodeState.DONE: "green",
     NodeState.FAILED: "red",
     NodeState.CANCELLED: "yellow",
+    NodeState.INTERRUPTED: "magenta",
     RunState.DONE: "green",
     RunState.FAILED: "red",
     RunState.CANCELLED: "yellow",
+    RunState.INTERRUPTED: "magenta",
     RunState.RUNNING: "cyan",
 }
 _KEPT_ENDED = 3
@@ -175,7 +177,7 @@ def _candidates(run: Run) -> Iterator[Node]:
 def _scope(run: Run, node: Node) -> tuple[str, ...]:
     """The node functions around a node, without the program itself."""
     parts = tuple(part for part in node.scope.split("/") if part)
-    return parts[1:] if parts[:1] == (run.program.name,) else parts
+    return parts[1:] if parts[:1] == (run.type,) else parts
 
 
 def _node_line(run: Run, node: Node, queue: Queue, now: float) -> Text:

@@ -10,20 +10,15 @@ from rich.console import Console
 
 from agentrt.cli.live import render
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState
-from agentrt.program import Program
 from agentrt.request import CallReport
 from agentrt.run import Run, RunState
 from agentrt.scheduler.table import ProgramRow
 
 
-async def react(ctx: object) -> None:
-    """Never run: its name is what matters."""
-
-
 def make_run(number: int = 1) -> Run:
     run_id = f"react-{number}"
     dag = ExecutionDAG(run_id, "react")
-    return Run(run_id, Program(react), ProgramRow(run_id, "react"), dag, started_at=0.0)
+    return Run(run_id, "react", ProgramRow(run_id, "react"), dag, started_at=0.0)
 
 
 def emit(run: Run, name: str, scope: str, kind: NodeKind = NodeKind.CALL, at: float = 1.0) -> int:

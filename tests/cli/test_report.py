@@ -14,14 +14,9 @@ from agentrt.cli.execute import root_cause
 from agentrt.cli.report import Outcome, percentile, plain, print_report, share_bar, to_json
 from agentrt.cli.shares import Shares, split_wall
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState
-from agentrt.program import Program
 from agentrt.request import CallReport
 from agentrt.run import Run, RunState
 from agentrt.scheduler.table import ProgramRow
-
-
-async def react(ctx: object) -> None:
-    """Never run: its name is what matters."""
 
 
 def chain(dag: ExecutionDAG) -> None:
@@ -44,7 +39,7 @@ def ended_run(number: int = 1, wall_s: float = 8.0) -> Run:
     dag.close(wall_s, NodeState.DONE)
     row = ProgramRow(run_id, "react", service_s=3.0, waiting_s=1.0, interrupt_s=3.0)
     row.finished_calls, row.prompt_tokens, row.output_tokens, row.cached_tokens = 2, 40, 30, 16
-    run = Run(run_id, Program(react), row, dag, started_at=0.0)
+    run = Run(run_id, "react", row, dag, started_at=0.0)
     run.state, run.ended_at, run.result = RunState.DONE, wall_s, f"answer {number}"
     return run
 
