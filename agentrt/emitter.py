@@ -28,7 +28,6 @@ class Services:
     """What the emitters of all runs share."""
 
     executor: Executor
-    ledger: Ledger
     ask_human: AskHuman
     seed: int
 
@@ -46,8 +45,9 @@ async def _outside(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk,
 class RunEmitter:
     """One run's `Emitter`: what the run's own code emits, in its own tasks."""
 
-    def __init__(self, run: Run, services: Services) -> None:
+    def __init__(self, run: Run, ledger: Ledger, services: Services) -> None:
         self._run = run
+        self._ledger = ledger
         self._with = services
 
     async def call(self, spec: CallSpec, after: Iterable[Reply]) -> Reply:
@@ -86,7 +86,7 @@ class RunEmitter:
         the generator, or cancelling the task that reads it, aborts the call.
         """
         scope = self._own_scope("llm") if scope is None else scope
-        run, ledger, executor = self._run, self._with.ledger, self._with.executor
+        run, ledger, executor = self._run, self._ledger, self._with.executor
         node = ledger.begin_call(run, scope, "llm", map(_node_of, after))
         call = self._identify(node, scope, spec)
         over = False
@@ -140,7 +140,7 @@ class RunEmitter:
         work: Callable[[], Awaitable[T]],
         after: Iterable[Reply],
     ) -> T:
-        run, scope, ledger = self._run, self._own_scope(name), self._with.ledger
+        run, scope, ledger = self._run, self._own_scope(name), self._ledger
         node = ledger.begin_interrupt(run, scope, kind, name, map(_node_of, after))
         ended: BaseException | None = None
         try:

@@ -40,6 +40,10 @@ class Ledger:
         """
         self._listeners.append(listener)
 
+    def unlisten(self, listener: Listener) -> None:
+        """Tell ``listener`` no more."""
+        self._listeners.remove(listener)
+
     # -- programs ----------------------------------------------------------------------
 
     def open(
@@ -56,14 +60,25 @@ class Ledger:
             run_id, now = f"{type}-{self._opened}", self.clock()
             row = self.table.start_program(run_id, type, now, tenant=tenant, session=session)
             row.size_hint = size_hint
-            run = Run(run_id, type, row, ExecutionDAG(run_id, type), started_at=now)
+            dag = ExecutionDAG(run_id, type)
+            run = Run(run_id, type, row, dag, started_at=now, ledger=self)
             self.runs[run_id] = run
             self._tell(ProgramStarted(run_id, type, now))
             return run
 
-    def close(self, run: Run, state: RunState, error: BaseException | None = None) -> None:
-        """A program ended, with ``error`` where it failed. What is open of it is called off."""
+    def rename(self, run: Run, type: str) -> None:
+        """A program's type became known only after its beginning, but before its first node."""
         with self._lock:
+            run.type = run.row.type = run.dag.program_type = type
+
+    def close(self, run: Run, state: RunState, error: BaseException | None = None) -> None:
+        """A program ended, with ``error`` where it failed. What is open of it is called off.
+
+        One that is done, but has asked what nobody has answered, is interrupted.
+        """
+        with self._lock:
+            if state is RunState.DONE and run.row.humans:
+                state = RunState.INTERRUPTED
             run.state, run.error = state, error
             run.ended_at = self.clock()
             run.dag.close(run.ended_at, NodeState(str(state)))
@@ -163,7 +178,7 @@ class Ledger:
         self._tell(NodeEnded(run.id, node, now))
 
     def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
+        for listener in tuple(self._listeners):
             listener(event)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrt.graph import ExecutionDAG
 from agentrt.request import CallReport
 from agentrt.scheduler.table import ProgramRow
+
+if TYPE_CHECKING:
+    from agentrt.ledger import Ledger
 
 
 class RunState(StrEnum):
@@ -55,7 +58,8 @@ class RunReport:
 class Run:
     """A program's run. `Runtime.start` hands it out; there, await `wait` for its result.
 
-    ``type`` is its program's name. A run whose code a foreign framework runs has no task.
+    ``type`` is its program's name, and ``ledger`` has its books. A run whose code a foreign
+    framework runs is a guest: it has no ``task``.
     """
 
     id: str
@@ -69,6 +73,7 @@ class Run:
     error: BaseException | None = None
     first_step: int | None = None
     last_step: int = 0
+    ledger: Ledger | None = field(default=None, repr=False)
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     async def wait(self) -> Any:

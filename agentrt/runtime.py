@@ -60,9 +60,9 @@ class Runtime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
         self._guests: set[str] = set()
+        self._heard: list[Ledger] = []
         self._ends: set[asyncio.Task[None]] = set()
-        self._services = Services(executor, self.ledger, ask_human, seed)
-        self.ledger.listen(self._saw)
+        self._services = Services(executor, ask_human, seed)
 
     @property
     def table(self) -> ProcessTable:
@@ -105,6 +105,8 @@ class Runtime:
         live = [run.task for run in self.runs.values() if run.task is not None]
         for task in live:
             task.cancel()
+        while self._heard:
+            self._heard.pop().unlisten(self._saw)
         if left := [*live, *self._ends]:
             await asyncio.wait(left)
         try:
@@ -127,8 +129,15 @@ class Runtime:
         is told when the ledger says that it ended.
         """
         if run.task is None and run.ended_at is None:
-            self._guests.add(run.id)
-        return RunEmitter(run, self._services)
+            self._welcome(run)
+        return RunEmitter(run, run.ledger or self.ledger, self._services)
+
+    def _welcome(self, guest: Run) -> None:
+        books = guest.ledger or self.ledger
+        self._guests.add(guest.id)
+        if books not in self._heard:
+            self._heard.append(books)
+            books.listen(self._saw)
 
     def start(
         self,
@@ -150,7 +159,7 @@ class Runtime:
         return run
 
     async def _run(self, run: Run, program: Program, input: Any) -> None:
-        context = Context(run.id, run.type, RunEmitter(run, self._services))
+        context = Context(run.id, run.type, self.emitter(run))
         state, error = RunState.DONE, None
         try:
             run.result = await program(context, input)

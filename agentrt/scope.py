@@ -23,9 +23,12 @@ class Scope:
 
     Copied contexts (callbacks, OS threads) hold the same scope by reference, so that what
     they see end is seen by the task.
+
+    A scope that is ``over`` sends whoever is still in it ``back``: its end was told by
+    somebody who could not change the context of the code.
     """
 
-    __slots__ = ("family", "frontier", "owner", "path", "pending")
+    __slots__ = ("back", "family", "frontier", "over", "owner", "path", "pending")
 
     def __init__(self, owner: object, path: str = "", frontier: Frontier | None = None) -> None:
         self.owner = owner
@@ -33,6 +36,8 @@ class Scope:
         self.frontier = Frontier() if frontier is None else frontier
         self.pending = Pending()
         self.family = family_of(owner)
+        self.over = False
+        self.back: Scope | None = None
 
     def fork(self) -> Scope:
         """The scope of a task that this one creates now."""
@@ -44,6 +49,10 @@ class Scope:
         inner = Scope(self.owner, f"{self.path}/{name}" if self.path else name, self.frontier)
         inner.pending = self.pending
         return inner
+
+    def leave(self, back: Scope | None) -> None:
+        """The code that ran here is over, and what comes next in its context is in ``back``."""
+        self.over, self.back = True, back
 
     def join(self, ended: Scope) -> None:
         """This task waited for the task of ``ended``, which must be over."""

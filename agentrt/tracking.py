@@ -30,7 +30,10 @@ _BOUND: WeakKeyDictionary[asyncio.Task[Any], Scope] = WeakKeyDictionary()
 
 def current_scope() -> Scope | None:
     """The scope of the code that asks, or None outside any program."""
-    return _SCOPE.get()
+    scope = _SCOPE.get()
+    while scope is not None and scope.over:
+        scope = scope.back
+    return scope
 
 
 @contextmanager
@@ -64,8 +67,17 @@ def enter_node(name: str) -> AbstractContextManager[Scope | None]:
 
     Outside any program this does nothing, so that a node function can be tested alone.
     """
-    scope = _SCOPE.get()
+    scope = current_scope()
     return _inside(None if scope is None else scope.within(name))
+
+
+def enter(scope: Scope | None) -> None:
+    """From here on, the code of this context (a task, or a thread's copy) is in ``scope``.
+
+    For callbacks of a foreign framework, which run before and after code that they cannot
+    wrap. Where they can, `bind` and `enter_node` are better.
+    """
+    _SCOPE.set(scope)
 
 
 def outside() -> AbstractContextManager[object]:
@@ -161,7 +173,7 @@ class TrackedTask(asyncio.Task[T]):
         self, fn: Callable[[Any], object], *, context: contextvars.Context | None = None
     ) -> None:
         """As asyncio's; learns here which gather, shield or TaskGroup waits for the task."""
-        scope = _SCOPE.get() if context is None else context.get(_SCOPE)
+        scope = current_scope() if context is None else context.get(_SCOPE)
         outer = _outer_cell(fn)
         group = getattr(fn, "__self__", None)
         if isinstance(group, asyncio.TaskGroup):
@@ -190,7 +202,7 @@ class TrackedTask(asyncio.Task[T]):
 
     def _observed(self) -> None:
         """The code that runs now knows that this task is over, if it is."""
-        scope = _SCOPE.get()
+        scope = current_scope()
         if scope is None or scope.owner is not self.scope.owner or not self.done():
             return
         if _running_task() is not None:
@@ -225,6 +237,23 @@ def _scope_of(group: asyncio.TaskGroup) -> Scope | None:
     return _BOUND.get(task) or getattr(task, "scope", None)
 
 
+_MACHINERY: set[str] = set()
+
+
+def see_through(module: str) -> None:
+    """Tasks whose coroutine is of this module run in the scope of whoever starts them.
+
+    They are a foreign framework's machinery: it starts what the program asked for, and
+    nobody waits for the machinery itself.
+    """
+    _MACHINERY.add(module)
+
+
+def _is_machinery(coro: Any) -> bool:
+    frame = getattr(coro, "cr_frame", None)
+    return frame is not None and frame.f_globals.get("__name__") in _MACHINERY
+
+
 class _Factory:
     """The task factory. ``installs`` counts; at 0 it only passes on to the one before it."""
 
@@ -233,8 +262,8 @@ class _Factory:
         self.installs = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> Any:
-        scope = _SCOPE.get()
-        if scope is None or not self.installs:
+        scope = current_scope()
+        if scope is None or not self.installs or _is_machinery(coro):
             make = self.previous or _plain_task
             return make(loop, coro, **kwargs)
         child = scope.fork()

@@ -1,0 +1,285 @@
+"""Follows LangChain's run tree: one root run is one program, and each call gets its parents.
+
+A single callback handler, attached to every run of the process, keeps a frame for each open
+run (`agentrt.integrations.langgraph.frames`). It never sees a call: whoever makes one asks
+`Follower.scope` where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from threading import Lock, RLock
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.tracers.context import register_configure_hook
+
+from agentrt import tracking
+from agentrt.graph import Frontier, NodeKind
+from agentrt.integrations.langgraph.frames import Frame, Guest, is_branch, is_node, namespace_of
+from agentrt.ledger import Ledger
+from agentrt.run import Run, RunState
+from agentrt.scope import Scope
+
+_MACHINERY = (
+    "langgraph.pregel._executor",
+    "langgraph.pregel._retry",
+    "langgraph.pregel._runner",
+)
+_UNNAMED = "program"
+_NAMELESS = "LangGraph"
+"""What LangGraph calls a graph that was given no name."""
+
+
+class Follower(BaseCallbackHandler):
+    """Finds programs in LangChain's callbacks and enters them into ``ledger``.
+
+    A root run inside one of agentrt's own programs is a part of that one. Programs, sessions
+    (``thread_id``), tenants (``agentrt_tenant``) and size hints (``agentrt_size_hint``) are
+    read from a run's name and its config's metadata or configurable.
+    """
+
+    run_inline = True  # in the context of the code that it is about
+    ignore_llm = ignore_chat_model = ignore_retry = ignore_retriever = True
+    ignore_custom_event = True
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._frames: dict[UUID, Frame] = {}
+        self._guests: dict[int, Guest] = {}
+        self._lock = RLock()
+
+    def open_runs(self) -> int:
+        """How many runs are open."""
+        return len(self._frames)
+
+    def scope(self, parent_run_id: UUID | None = None) -> Scope | None:
+        """Where the code is that asks, or None outside any open program.
+
+        ``parent_run_id`` is the run that it is in, for a thread that does not know.
+        """
+        here = tracking.current_scope()
+        frame = self._frames.get(parent_run_id) if parent_run_id is not None else None
+        if frame is not None and (here is None or here.owner is not frame.scope.owner):
+            return frame.scope
+        if here is None or not isinstance(here.owner, Run) or here.owner.ended_at is not None:
+            return None
+        return here
+
+    # -- chains, graphs, nodes ---------------------------------------------------------
+
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any] | None,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        with self._lock:
+            frame = self._begin(run_id, name, metadata or {}, parent_run_id, tags or ())
+            self._add(run_id, frame)
+        if frame.inside:
+            tracking.enter(frame.scope)
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._over(run_id, None)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._over(run_id, error)
+
+    # -- tools -------------------------------------------------------------------------
+
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any] | None,
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        tool = name or (serialized or {}).get("name") or "tool"
+        with self._lock:
+            frame = self._begin(run_id, tool, {}, parent_run_id)
+            self._add(run_id, frame)
+            run = frame.guest.run
+            frame.tool = self.ledger_of(run).begin_interrupt(run, frame.scope, NodeKind.TOOL, tool)
+        if frame.inside:
+            tracking.enter(frame.scope)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._over(run_id, None)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._over(run_id, error)
+
+    # -- inside ------------------------------------------------------------------------
+
+    def ledger_of(self, run: Run) -> Ledger:
+        """The books of a program: ours, or those of the runtime that it is one of."""
+        return run.ledger or self.ledger
+
+    def _begin(
+        self,
+        run_id: UUID,
+        name: str | None,
+        metadata: Mapping[str, Any],
+        parent_id: UUID | None,
+        tags: Sequence[str] = (),
+    ) -> Frame:
+        parent = self._frames.get(parent_id) if parent_id is not None else None
+        around = self.scope(parent_id)
+        if around is None:
+            return self._open(name or _UNNAMED, metadata)
+        frame = Frame(around, self._guest_of(around.owner), namespace_of(metadata))
+        frame.before = tracking.current_scope()
+        if parent is not None and is_node(name, metadata, parent):
+            self._name_after(parent, str(name), metadata)
+            step = metadata["langgraph_step"]
+            frame.enter(parent.supersteps(), step, frame.namespace, str(name))
+        elif parent is not None and is_branch(tags):
+            frame.enter(parent.supersteps(), None, str(run_id), "")
+        else:
+            frame.fork(around)
+        return frame
+
+    def _name_after(self, root: Frame, name: str, metadata: Mapping[str, Any]) -> None:
+        """An entrypoint's function names its program: LangGraph has no name for its graph."""
+        run = root.guest.run
+        if (
+            root.inside
+            or run.type != _NAMELESS
+            or tuple(metadata.get("langgraph_triggers", ())) != ("__start__",)
+        ):
+            return
+        self.ledger.rename(run, name)
+        root.scope.path = name
+
+    def _open(self, name: str, metadata: Mapping[str, Any]) -> Frame:
+        thread, hint = metadata.get("thread_id"), metadata.get("agentrt_size_hint")
+        run = self.ledger.open(
+            name,
+            tenant=str(metadata.get("agentrt_tenant", "default")),
+            session=None if thread is None else str(thread),
+            size_hint=hint if isinstance(hint, int | float) else None,
+        )
+        guest = self._guests[id(run)] = Guest(run)
+        guest.loop = _running_loop()
+        if guest.loop is not None:
+            tracking.install(guest.loop)
+        return Frame(Scope(run, name, Frontier()), guest, namespace_of(metadata))
+
+    def _guest_of(self, owner: object) -> Guest:
+        assert isinstance(owner, Run)
+        # A program of agentrt's own has no root here: it is known while it has open frames.
+        return self._guests.setdefault(id(owner), Guest(owner))
+
+    def _add(self, run_id: UUID, frame: Frame) -> None:
+        self._frames[run_id] = frame
+        frame.guest.frames.add(run_id)
+
+    def _over(self, run_id: UUID, error: BaseException | None) -> None:
+        with self._lock:
+            frame = self._frames.pop(run_id, None)
+            if frame is None:
+                return
+            frame.guest.frames.discard(run_id)
+            self._end(frame, error)
+            if not frame.guest.frames:
+                self._guests.pop(id(frame.guest.run), None)
+            if frame.inside:
+                frame.scope.leave(frame.before)
+
+    def _end(self, frame: Frame, error: BaseException | None) -> None:
+        run = frame.guest.run
+        frame.settle()
+        if frame.tool is not None:
+            asks = _asks(error)
+            self.ledger_of(run).end_interrupt(
+                run, frame.scope, frame.tool, asyncio.CancelledError() if asks else error
+            )
+        for key, question in _asks(error):
+            self._ask(frame, key, question)
+        if frame.superstep is not None:
+            frame.superstep.leave(frame.task, frame.scope)
+        elif frame.waits is not None:
+            frame.waits.join(frame.scope)
+        else:
+            self._close(frame.guest, error)
+
+    def _ask(self, frame: Frame, key: str, question: str) -> None:
+        """A question to a human; the innermost of the runs that it passes through asks it."""
+        guest = frame.guest
+        if key not in guest.asked and guest.run.ended_at is None:
+            guest.asked.add(key)
+            self.ledger_of(guest.run).begin_interrupt(
+                guest.run, frame.scope, NodeKind.HUMAN, question
+            )
+
+    def _close(self, guest: Guest, error: BaseException | None) -> None:
+        # A tool or a child that was cancelled says nothing of its end.
+        for run_id in guest.frames:
+            self._frames.pop(run_id, None)
+        guest.frames.clear()
+        if guest.loop is not None:
+            tracking.uninstall(guest.loop)
+        self.ledger.close(guest.run, *_ending(error))
+
+
+def _ending(error: BaseException | None) -> tuple[RunState, BaseException | None]:
+    if error is None or _asks(error):
+        return RunState.DONE, None
+    if isinstance(error, Exception):
+        return RunState.FAILED, error
+    return RunState.CANCELLED, None
+
+
+def _asks(error: BaseException | None) -> list[tuple[str, str]]:
+    """The ids and texts of the questions that a `GraphInterrupt` carries."""
+    if error is None:
+        return []
+    from langgraph.errors import GraphInterrupt
+
+    if not isinstance(error, GraphInterrupt):
+        return []
+    interrupts = error.args[0] if error.args else ()
+    return [(one.id, str(one.value)) for one in interrupts]
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+_STARTING = Lock()
+_PROCESS: list[Follower] = []
+
+
+def follow() -> Follower:
+    """Follow all LangChain and LangGraph runs of this process from now on; idempotent.
+
+    Returns the process's follower, whose ``ledger`` has the programs' DAGs and states.
+    """
+    with _STARTING:
+        if not _PROCESS:
+            _PROCESS.append(Follower(Ledger()))
+            for module in _MACHINERY:
+                tracking.see_through(module)
+            # As the variable's default, so that bare threads have it too.
+            variable: ContextVar[Follower | None] = ContextVar(
+                "agentrt_follower", default=_PROCESS[0]
+            )
+            register_configure_hook(variable, inheritable=True)
+        return _PROCESS[0]

@@ -1,0 +1,132 @@
+"""One frame for each open run of LangChain's run tree: where its code is in its program.
+
+Between frames, order comes from the tree and from LangGraph's supersteps: a superstep begins
+when all nodes of the one before have ended. Inside a frame it comes from asyncio, as in every
+agentrt program (`agentrt.tracking`).
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from agentrt.graph import Node
+from agentrt.run import Run
+from agentrt.scope import Scope
+
+
+@dataclass(slots=True, eq=False)
+class Guest:
+    """A program that the follower found: its run, its open frames, what it asked humans.
+
+    ``loop`` is the event loop that its root runs on, None for a synchronous one.
+    """
+
+    run: Run
+    frames: set[UUID] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+    loop: AbstractEventLoop | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """One open run: ``scope`` is where its code is, ``before`` where the code around it was.
+
+    At its end, ``waits`` (a scope, for a run inside another's code) or ``superstep`` (for a
+    node of a graph) gets what it saw end; a root has neither. ``namespace`` is LangGraph's
+    checkpoint namespace, which for a node names its task.
+    """
+
+    scope: Scope
+    guest: Guest
+    namespace: str = ""
+    before: Scope | None = None
+    waits: Scope | None = None
+    superstep: Superstep | None = None
+    task: str = ""
+    tool: Node | None = None
+    graph: Superstep | None = None
+
+    @property
+    def inside(self) -> bool:
+        """Whether this run is inside another; else it is a program's root."""
+        return self.waits is not None or self.superstep is not None
+
+    def fork(self, around: Scope) -> None:
+        """This run starts from where the code around it is, which waits for it."""
+        self.scope, self.waits = around.fork(), around
+
+    def enter(self, graph: Superstep, step: Any, task: str, name: str) -> None:
+        """This run is the node ``name`` of a graph, as ``task`` of the superstep ``step``."""
+        self.scope, self.superstep, self.task = graph.enter(step, task, name), graph, task
+
+    def supersteps(self) -> Superstep:
+        """What this run's nodes go through; made for the first of them."""
+        if self.graph is None:
+            self.graph = Superstep(self.scope)
+        return self.graph
+
+    def settle(self) -> None:
+        """The run is over: it has waited for all nodes of its last superstep."""
+        if self.graph is not None:
+            self.graph.settle()
+
+
+class Superstep:
+    """The superstep that a graph is in. All its nodes start from the same frontier.
+
+    ``scope`` is the graph's own, to which a superstep's nodes are joined at its end.
+    """
+
+    __slots__ = ("_ended", "_scope", "_step")
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._step: Any = None
+        self._ended: dict[str, Scope] = {}
+
+    def enter(self, step: Any, task: str, name: str) -> Scope:
+        """The scope of the node ``name``, which starts now as ``task`` in superstep ``step``.
+
+        A task that is tried again goes on where its last attempt ended.
+        """
+        if step != self._step:
+            self.settle()
+            self._step = step
+        scope = self._ended.pop(task, self._scope).fork()
+        scope.path = f"{self._scope.path}/{name}" if name else self._scope.path
+        return scope
+
+    def leave(self, task: str, scope: Scope) -> None:
+        """The node that runs as ``task`` has ended."""
+        self._ended[task] = scope
+
+    def settle(self) -> None:
+        """The superstep is over."""
+        for scope in self._ended.values():
+            self._scope.join(scope)
+        self._ended.clear()
+
+
+def is_node(name: str | None, metadata: Mapping[str, Any], parent: Frame) -> bool:
+    """Whether a run is that of a graph's node, and not of something inside or around one."""
+    if name is None or metadata.get("langgraph_node") != name or "langgraph_step" not in metadata:
+        return False
+    if metadata.get("langgraph_checkpoint_ns", "") == parent.namespace:
+        return False
+    path = metadata.get("langgraph_path") or ()
+    # The path of a call of a @task ends so: it belongs to its caller, not to a superstep.
+    return not (path and path[-1] is True)
+
+
+def is_branch(tags: Sequence[str]) -> bool:
+    """Whether a run is a branch of a `RunnableParallel`: side by side with its siblings."""
+    return any(tag.startswith("map:key:") for tag in tags)
+
+
+def namespace_of(metadata: Mapping[str, Any]) -> str:
+    """LangGraph's checkpoint namespace of a run, "" outside any node."""
+    return str(metadata.get("langgraph_checkpoint_ns", ""))

@@ -1,0 +1,119 @@
+"""A chat model without an engine: it only says where it is called, and yields a few times."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from pydantic import Field
+
+from agentrt.events import Event, ProgramEnded, ProgramStarted
+from agentrt.graph import Node
+from agentrt.integrations.langgraph import Follower, follow
+from agentrt.request import CallReport
+from agentrt.run import Run
+from agentrt.scope import Scope
+
+REPORT = CallReport(service_s=1.0, steps=1)
+
+
+class Probe(BaseChatModel, arbitrary_types_allowed=True):
+    """Enters each call, named after its last message, into the follower's books."""
+
+    seed: int = 0
+    lost: list[str] = Field(default_factory=list)
+    meet: dict[str, threading.Barrier] = Field(default_factory=dict)
+    """Synchronous calls that wait for each other, so that they overlap for certain."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "probe"
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        name, begun = self._begin(messages, run_manager)
+        if name in self.meet:
+            self.meet[name].wait(timeout=10)
+        self._end(begun)
+        return _said(name)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        name, begun = self._begin(messages, run_manager)
+        try:
+            for _ in range(random.Random(f"{self.seed}{name}").randrange(6)):
+                await asyncio.sleep(0)
+        finally:
+            self._end(begun)
+        return _said(name)
+
+    def _begin(self, messages: list[BaseMessage], manager: Any) -> tuple[str, Any]:
+        name = str(messages[-1].content)
+        scope = follow().scope(manager.parent_run_id if manager is not None else None)
+        if scope is None:
+            self.lost.append(name)
+            return name, None
+        assert isinstance(scope.owner, Run)
+        node = follow().ledger_of(scope.owner).begin_call(scope.owner, scope, name)
+        return name, (scope.owner, scope, node)
+
+    def _end(self, begun: tuple[Run, Scope, Node] | None) -> None:
+        if begun is not None:
+            follow().ledger_of(begun[0]).end_call(*begun, REPORT)
+
+
+def _said(text: str) -> ChatResult:
+    return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+
+
+@contextmanager
+def watched() -> Iterator[list[Run]]:
+    """The programs that the follower finds meanwhile; none may be left open."""
+    follower, runs = follow(), list[Run]()
+    open_before, rows = follower.open_runs(), len(follower.ledger.table)
+
+    def saw(event: Event) -> None:
+        if isinstance(event, ProgramStarted):
+            runs.append(follower.ledger.runs[event.program_id])
+        elif isinstance(event, ProgramEnded):
+            assert event.program_id in {run.id for run in runs}
+
+    follower.ledger.listen(saw)
+    try:
+        yield runs
+    finally:
+        follower.ledger.unlisten(saw)
+    assert follower.open_runs() == open_before
+    assert len(follower.ledger.table) == rows
+    for run in runs:
+        run.dag.check_integrity()
+
+
+def edges(run: Run) -> dict[str, set[str]]:
+    """Each node's parents, by name; names must be unique."""
+    names = [node.name for node in run.dag.nodes()]
+    assert len(set(names)) == len(names), f"a name twice in {names}"
+    return {n.name: {names[parent] for parent in n.parents} for n in run.dag.nodes()}
+
+
+def strict(follower: Follower) -> None:
+    """A bug in the follower fails the program, instead of a line in the log."""
+    follower.raise_error = True
