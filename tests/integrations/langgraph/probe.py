@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
@@ -117,3 +118,21 @@ def edges(run: Run) -> dict[str, set[str]]:
 def strict(follower: Follower) -> None:
     """A bug in the follower fails the program, instead of a line in the log."""
     follower.raise_error = True
+
+
+class State(TypedDict, total=False):
+    """What the graphs of the tests pass on."""
+
+    seen: Annotated[list[str], operator.add]
+    count: int
+
+
+def calls(model: Probe, *names: str) -> Any:
+    """A node that makes these calls, one after another."""
+
+    async def node(state: State) -> State:
+        for name in names:
+            await model.ainvoke(name)
+        return {"seen": list(names)}
+
+    return node
