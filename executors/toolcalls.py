@@ -1,13 +1,15 @@
 """Tool calls held to their schema: any model, even a tiny one, stays in form.
 
 The tools are told to the model in a system message, and its output is constrained to a
-JSON object that either names a tool with arguments that obey its schema, or answers.
+JSON object that either names a tool with arguments that obey its schema, or answers. Calls
+and results in the chat so far are shown in the same form, as plain messages: most chat
+templates know roles and text only.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrt.errors import CallRejectedError, ConfigError
@@ -31,8 +33,11 @@ def output_schema(spec: CallSpec) -> Mapping[str, Any] | None:
 
 
 def with_tools(spec: CallSpec) -> tuple[Message, ...]:
-    """The chat with the tools explained, ahead of the program's own messages."""
-    messages = spec.messages or ()
+    """The chat with the tools explained, ahead of the program's own messages.
+
+    Its messages have a role and text, and nothing of tools.
+    """
+    messages = tuple(_without_tools(spec.messages or ()))
     if not spec.tools or spec.tool_choice == "none":
         return messages
     text = _explain(_chosen(spec), may_answer=spec.tool_choice == "auto")
@@ -69,6 +74,46 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         json.dumps(schema)
     except (TypeError, ValueError) as error:
         raise CallRejectedError(f"schema is not JSON: {error}") from error
+
+
+def _without_tools(messages: Iterable[Message]) -> list[Message]:
+    """The messages with tool calls in the form that an output has, and results as the user's.
+
+    The results of one turn are one message: templates want the roles to take turns.
+    """
+    plain: list[Message] = []
+    names: dict[str, str] = {}
+    in_results = False
+    for message in messages:
+        if message["role"] == "tool":
+            text = _result_text(message, names)
+            if in_results:
+                text = f"{plain.pop()['content']}\n{text}"
+            plain.append({"role": "user", "content": text})
+        else:
+            calls = message.get("tool_calls") or ()
+            names |= {call["id"]: call["function"]["name"] for call in calls if call.get("id")}
+            plain.append(_calls_as_text(message) if calls else message)
+        in_results = message["role"] == "tool"
+    return plain
+
+
+def _calls_as_text(message: Message) -> Message:
+    text = [message["content"]] if message.get("content") else []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        text.append(_as_output(function["name"], function["arguments"]))
+    return {"role": message["role"], "content": "\n".join(text)}
+
+
+def _as_output(name: str, arguments: str) -> str:
+    """A call as the model says it. What is no JSON, such as a call cut off, stays as it is."""
+    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments or "{}"}}}'
+
+
+def _result_text(message: Message, names: Mapping[str, str]) -> str:
+    name = message.get("name") or names.get(message.get("tool_call_id") or "")
+    return f"Result of {name}: {message['content']}" if name else f"Result: {message['content']}"
 
 
 def _chosen(spec: CallSpec) -> list[ToolSpec]:
