@@ -31,9 +31,9 @@ class OpenAIEndpoint:
     """An `Executor` that sends each call to ``base_url`` (``http://host:port/v1``).
 
     ``model`` None is the first that the endpoint has; `start` sets it. Tools and schemas go
-    out in the API's own fields. Who asks is told in headers: ``x-agentrt-program``,
-    ``-type``, ``-tenant``, ``-session`` and ``-call``, percent-encoded. A report knows tokens, and as service
-    the time from the request to its end, since no endpoint tells more.
+    out in the API's own fields. Who asks is told in headers, percent-encoded:
+    ``x-agentrt-program``, ``-type``, ``-tenant``, ``-session`` and ``-call``. A report knows
+    tokens, and as service the time from the request to its end: no endpoint tells more.
     """
 
     native_tools = True

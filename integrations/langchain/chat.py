@@ -121,15 +121,6 @@ class ChatAgentRT(BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _OPTIONS} | {"base_url": self.base_url}
 
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        """Yes; a runtime that was borrowed is not part of it."""
-        return True
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        return {"api_key": "AGENTRT_API_KEY"}
-
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
             ls_provider=_PROVIDER,

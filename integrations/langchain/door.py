@@ -75,6 +75,10 @@ class Door:
             ) from None
         return door
 
+    def open(self) -> None:
+        """Start the engine now, and block until it is there. Raises what its start raises."""
+        Job(self._loop_for_threads(), self._opened).wait()
+
     # -- calls -------------------------------------------------------------------------
 
     def call(self, spec: CallSpec, terms: Terms = _ANY) -> Reply:

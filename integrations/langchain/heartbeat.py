@@ -37,8 +37,8 @@ def node_heartbeat() -> Beat | None:
 def _no_effect() -> Beat:
     from langgraph.runtime import Runtime
 
-    beat: Beat = Runtime[None]().heartbeat
-    return beat
+    unset: Runtime[None] = Runtime()
+    return unset.heartbeat
 
 
 class Pulse:

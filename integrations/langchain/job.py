@@ -60,9 +60,10 @@ class Job(Generic[T]):
             await self._stop(asyncio.wrap_future(self.outcome))
 
     async def _stop(self, waiter: asyncio.Future[T]) -> None:
+        # It was given up: nobody else reads how it ended, even if this wait is cancelled, too.
+        waiter.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         self._loop.call_soon_threadsafe(self._cancel)
         await asyncio.wait([waiter])
-        waiter.exception()  # it was given up: nobody else reads it
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         # It belongs to no program, even if one asks: that one may be of another loop.

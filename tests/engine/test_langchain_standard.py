@@ -29,13 +29,14 @@ DOOR: Door | None = None
 def door() -> Iterator[None]:
     global DOOR
     DOOR = Door(lambda: Runtime(VLLMEngine(EngineOptions(max_num_seqs=4, flags=FLAGS))))
+    DOOR.open()
     yield
     DOOR.close()
     DOOR = None
 
 
 class TestUnit(ChatModelUnitTests):
-    """Skipped: serialisation, whose snapshot `tests/integrations/langchain` holds already."""
+    """Skipped: serialisation. LangChain loads only the classes on its own list of partners."""
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:

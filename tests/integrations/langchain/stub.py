@@ -1,14 +1,18 @@
-"""A stub model that fills a schema with what the question says: its numbers and its quotes."""
+"""Stub engines: one copies into schemas what the question says, one holds its calls."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
+import threading
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
 from agentrt import Runtime
+from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.toolcalls import output_schema
 from agentrt.integrations.langchain import Door
 from agentrt.request import Call
@@ -45,3 +49,35 @@ def filled(value: Any, numbers: list[int], quotes: list[str]) -> Any:
 
 def stub_door() -> Door:
     return Door(lambda: Runtime(ScriptedExecutor(copy_from_the_question, model="stub/one")))
+
+
+class HeldExecutor(ScriptedExecutor):
+    """Holds every call, a token before its end, until `let_go`; ``live`` counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda call: "one two three")
+        self.live = 0
+        self.began = threading.Event()
+        self._let_go: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self, progress: Progress) -> None:
+        await super().start(progress)
+        self._let_go, self._loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        assert self._let_go is not None
+        self.live += 1
+        try:
+            async for chunk in super().generate(call, stream=stream):
+                if chunk.reply is not None:
+                    self.began.set()
+                    await self._let_go.wait()
+                yield chunk
+        finally:
+            self.live -= 1
+
+    def let_go(self) -> None:
+        assert self._loop is not None
+        assert self._let_go is not None
+        self._loop.call_soon_threadsafe(self._let_go.set)
