@@ -8,6 +8,7 @@ templates know roles and text only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -40,7 +41,8 @@ def with_tools(spec: CallSpec) -> tuple[Message, ...]:
     messages = tuple(_without_tools(spec.messages or ()))
     if not spec.tools or spec.tool_choice == "none":
         return messages
-    text = _explain(_chosen(spec), may_answer=spec.tool_choice == "auto")
+    may_answer = spec.tool_choice == "auto"
+    text = _explain(_chosen(spec), may_answer=may_answer, answer=spec.schema)
     if messages and messages[0].get("role") == "system":
         first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
         return (first, *messages[1:])
@@ -108,7 +110,9 @@ def _calls_as_text(message: Message) -> Message:
 
 def _as_output(name: str, arguments: str) -> str:
     """A call as the model says it. What is no JSON, such as a call cut off, stays as it is."""
-    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments or "{}"}}}'
+    with contextlib.suppress(ValueError):
+        arguments = _compact(json.loads(arguments or "{}"))
+    return f'{{"name":{_compact(name)},"arguments":{arguments}}}'
 
 
 def _result_text(message: Message, names: Mapping[str, str]) -> str:
@@ -146,12 +150,36 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _explain(tools: list[ToolSpec], *, may_answer: bool) -> str:
+def _explain(tools: list[ToolSpec], *, may_answer: bool, answer: Mapping[str, Any] | None) -> str:
+    """What the model is told. Small models do far better with the form of each call, worked
+    out and without blanks, as the output is held to it.
+    """
     lines = ["You can call one of these tools:"]
     for tool in tools:
-        arguments = json.dumps(tool.parameters.get("properties", {}))
+        arguments = _compact(tool.parameters.get("properties", {}))
         lines.append(f"- {tool.name}: {tool.description} Arguments: {arguments}")
-    lines.append('To call a tool, reply with JSON: {"name": TOOL, "arguments": {...}}')
+    lines.append("To call a tool, reply with JSON in this form:")
+    lines += [_compact({"name": tool.name, "arguments": _form(tool.parameters)}) for tool in tools]
     if may_answer:
-        lines.append('When you know the answer, reply with JSON: {"answer": TEXT}')
+        form = "<text>" if answer is None else _form(answer)
+        lines.append(f"When you know the answer, reply with JSON: {_compact({_ANSWER: form})}")
     return "\n".join(lines)
+
+
+def _form(schema: Mapping[str, Any]) -> Any:
+    """An object's names, with what each is about in place of its value."""
+    if "properties" not in schema:
+        return {} if schema.get("type") == "object" else "<value>"
+    return {name: f"<{_about(part)}>" for name, part in schema["properties"].items()}
+
+
+def _about(schema: Mapping[str, Any] | bool) -> str:
+    if isinstance(schema, bool):
+        return "value"
+    if "enum" in schema:
+        return "|".join(map(str, schema["enum"]))
+    return str(schema.get("description") or schema.get("type") or "value")
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -229,15 +229,16 @@ class ChatAgentRT(BaseChatModel):
         self,
         schema: dict[str, Any] | type | None = None,
         *,
-        method: Method = "json_schema",
+        method: Method = "function_calling",
         include_raw: bool = False,
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
         """The model's output as an object of ``schema``, which it is held to by every method.
 
-        ``json_schema`` holds the text to it, ``function_calling`` a tool call; ``json_mode``
-        is any JSON object where no schema is given. Raises `ConfigError` for what cannot be.
+        ``function_calling`` tells the model of it, as of a tool; ``json_schema`` and
+        ``json_mode`` hold its text to it, and leave it to your words to tell. ``json_mode``
+        needs no schema. Raises `ConfigError` for what cannot be.
         """
         if kwargs:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from agentrt.executors.toolcalls import read_output, with_tools
@@ -40,7 +41,7 @@ def test_what_the_assistant_said_beside_a_call_comes_first() -> None:
 
 def test_a_call_that_is_no_json_stays_as_it_is() -> None:
     said = with_tools(CallSpec(messages=(ASK, wish('{"a": '))))[1]["content"]
-    assert said == '{"name": "add", "arguments": {"a": }'
+    assert said == '{"name":"add","arguments":{"a": }'
 
 
 def test_results_of_one_turn_are_one_message() -> None:
@@ -56,3 +57,21 @@ def test_results_of_one_turn_are_one_message() -> None:
 def test_a_chat_without_tools_is_left_alone() -> None:
     chat = ({"role": "system", "content": "Be brief."}, ASK, {"role": "assistant", "content": "3"})
     assert with_tools(CallSpec(messages=chat)) == chat
+
+
+def test_the_model_is_told_the_form_of_each_call_and_of_the_answer() -> None:
+    city = {"type": "string", "description": "a city"}
+    unit = {"enum": ["C", "F"]}
+    weather = ToolSpec(
+        "weather", "Weather.", {"properties": {"city": city, "unit": unit, "x": True}}
+    )
+    spec = CallSpec(messages=(ASK,), tools=(ADD, weather))
+    told = with_tools(spec)[0]["content"].splitlines()
+    assert '{"name":"add","arguments":{"a":"<integer>"}}' in told
+    assert '{"name":"weather","arguments":{"city":"<a city>","unit":"<C|F>","x":"<value>"}}' in told
+    assert told[-1].endswith('{"answer":"<text>"}')
+    schema = {"type": "object", "properties": {"total": {"type": "integer"}}}
+    told = with_tools(replace(spec, schema=schema))[0]["content"].splitlines()
+    assert told[-1].endswith('{"answer":{"total":"<integer>"}}')
+    told = with_tools(replace(spec, tool_choice="add"))[0]["content"].splitlines()
+    assert told[-1] == '{"name":"add","arguments":{"a":"<integer>"}}'

@@ -345,8 +345,9 @@ async def test_json_mode_needs_no_schema(model: ChatAgentRT, script: dict[str, A
 async def test_what_cannot_be_parsed_is_told(model: ChatAgentRT, script: dict[str, Any]) -> None:
     script["say"] = '{"setup": '
     with pytest.raises(OutputParserException):
-        await model.with_structured_output(Joke).ainvoke("hello")
-    raw: Any = await model.with_structured_output(Joke, include_raw=True).ainvoke("hello")
+        await model.with_structured_output(Joke, method="json_schema").ainvoke("hello")
+    told = model.with_structured_output(Joke, method="json_schema", include_raw=True)
+    raw: Any = await told.ainvoke("hello")
     assert raw["parsed"] is None
     assert isinstance(raw["parsing_error"], OutputParserException)
 
