@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, ConfigError
@@ -30,6 +30,8 @@ class Services:
     executor: Executor
     ask_human: AskHuman
     seed: int
+    foreign: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
+    """Tasks in the middle of a call, of programs whose code somebody else runs."""
 
 
 async def _outside(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
@@ -85,7 +87,11 @@ class RunEmitter:
         ``scope`` is where the code is that makes the call, if not in this task. Closing
         the generator, or cancelling the task that reads it, aborts the call.
         """
-        scope = self._own_scope("llm") if scope is None else scope
+        if scope is None:
+            scope = self._own_scope("llm")
+        elif (task := asyncio.current_task()) is not None:
+            self._with.foreign.add(task)
+            task.add_done_callback(self._with.foreign.discard)
         run, ledger, executor = self._run, self._ledger, self._with.executor
         node = ledger.begin_call(run, scope, "llm", map(_node_of, after))
         call = self._identify(node, scope, spec)
@@ -96,7 +102,7 @@ class RunEmitter:
                     if chunk.reply is not None:
                         over = True
                         ledger.end_call(run, scope, node, chunk.reply.report)
-                    yield _with_node(chunk, node)
+                    yield _with_node(chunk, run.id, node)
         except (asyncio.CancelledError, GeneratorExit):
             if not over:
                 report = await executor.aborted(call.call_id)
@@ -163,10 +169,10 @@ class RunEmitter:
         return scope
 
 
-def _with_node(chunk: Chunk, node: Node) -> Chunk:
+def _with_node(chunk: Chunk, program_id: str, node: Node) -> Chunk:
     if chunk.reply is None:
         return chunk
-    return Chunk(chunk.text, dataclasses.replace(chunk.reply, node=node.id))
+    return Chunk(chunk.text, dataclasses.replace(chunk.reply, node=node.id, program_id=program_id))
 
 
 def _node_of(reply: Reply) -> int:

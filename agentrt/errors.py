@@ -10,6 +10,7 @@ AgentrtError
 │   ├── EngineStartError    it did not come up
 │   ├── EngineDiedError     it came up and died; its calls were lost
 │   └── CallRejectedError   it refused one call (too long a prompt, a bad schema, …)
+├── CallTimeoutError      a call took longer than it may; it was aborted. Also a TimeoutError
 └── InvariantError        our own bug: state that must not be was seen
 
 Cancellation and preemption are not errors.
@@ -64,6 +65,10 @@ class EngineDiedError(EngineError):
 
 class CallRejectedError(EngineError):
     """The engine refused one call: too long a prompt, a schema it cannot compile, …"""
+
+
+class CallTimeoutError(AgentrtError, TimeoutError):
+    """A call took longer than its timeout allows. It was aborted, and holds nothing any more."""
 
 
 class InvariantError(AgentrtError):

@@ -15,6 +15,10 @@ Message = Mapping[str, Any]
 """One chat message, as OpenAI's API has it: ``{"role": …, "content": …}``."""
 
 
+NO_LIMIT = 2**31 - 1
+"""``max_tokens`` that is no bound: as many as the model's context has room for."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """A tool that a model may call: its name, what it is for, and its arguments' JSON schema."""
@@ -116,8 +120,9 @@ class Reply:
     """What a call gave back.
 
     ``parsed`` is the JSON value when the call had a schema, else None. ``finish_reason``
-    is ``stop`` or ``length``. ``node`` is the call's id in its program's DAG. A `Reply`
-    reads as its text in an f-string.
+    is ``stop`` or ``length``. ``node`` is the call's id in its program's DAG; ``program_id``
+    names the program to those outside it, and is empty inside. A `Reply` reads as its text
+    in an f-string.
     """
 
     text: str
@@ -127,6 +132,7 @@ class Reply:
     token_ids: tuple[int, ...] = ()
     report: CallReport = field(default_factory=CallReport)
     node: int = -1
+    program_id: str = ""
 
     def __str__(self) -> str:
         return self.text

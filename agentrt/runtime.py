@@ -103,6 +103,7 @@ class Runtime:
             return
         self._open = False
         live = [run.task for run in self.runs.values() if run.task is not None]
+        live += self._services.foreign
         for task in live:
             task.cancel()
         while self._heard:

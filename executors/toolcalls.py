@@ -1,13 +1,16 @@
 """Tool calls held to their schema: any model, even a tiny one, stays in form.
 
 The tools are told to the model in a system message, and its output is constrained to a
-JSON object that either names a tool with arguments that obey its schema, or answers.
+JSON object that either names a tool with arguments that obey its schema, or answers. Calls
+and results in the chat so far are shown in the same form, as plain messages: most chat
+templates know roles and text only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrt.errors import CallRejectedError, ConfigError
@@ -31,11 +34,15 @@ def output_schema(spec: CallSpec) -> Mapping[str, Any] | None:
 
 
 def with_tools(spec: CallSpec) -> tuple[Message, ...]:
-    """The chat with the tools explained, ahead of the program's own messages."""
-    messages = spec.messages or ()
+    """The chat with the tools explained, ahead of the program's own messages.
+
+    Its messages have a role and text, and nothing of tools.
+    """
+    messages = tuple(_without_tools(spec.messages or ()))
     if not spec.tools or spec.tool_choice == "none":
         return messages
-    text = _explain(_chosen(spec), may_answer=spec.tool_choice == "auto")
+    may_answer = spec.tool_choice == "auto"
+    text = _explain(_chosen(spec), may_answer=may_answer, answer=spec.schema)
     if messages and messages[0].get("role") == "system":
         first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
         return (first, *messages[1:])
@@ -71,6 +78,48 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         raise CallRejectedError(f"schema is not JSON: {error}") from error
 
 
+def _without_tools(messages: Iterable[Message]) -> list[Message]:
+    """The messages with tool calls in the form that an output has, and results as the user's.
+
+    The results of one turn are one message: templates want the roles to take turns.
+    """
+    plain: list[Message] = []
+    names: dict[str, str] = {}
+    in_results = False
+    for message in messages:
+        if message["role"] == "tool":
+            text = _result_text(message, names)
+            if in_results:
+                text = f"{plain.pop()['content']}\n{text}"
+            plain.append({"role": "user", "content": text})
+        else:
+            calls = message.get("tool_calls") or ()
+            names |= {call["id"]: call["function"]["name"] for call in calls if call.get("id")}
+            plain.append(_calls_as_text(message) if calls else message)
+        in_results = message["role"] == "tool"
+    return plain
+
+
+def _calls_as_text(message: Message) -> Message:
+    text = [message["content"]] if message.get("content") else []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        text.append(_as_output(function["name"], function["arguments"]))
+    return {"role": message["role"], "content": "\n".join(text)}
+
+
+def _as_output(name: str, arguments: str) -> str:
+    """A call as the model says it. What is no JSON, such as a call cut off, stays as it is."""
+    with contextlib.suppress(ValueError):
+        arguments = _compact(json.loads(arguments or "{}"))
+    return f'{{"name":{_compact(name)},"arguments":{arguments}}}'
+
+
+def _result_text(message: Message, names: Mapping[str, str]) -> str:
+    name = message.get("name") or names.get(message.get("tool_call_id") or "")
+    return f"Result of {name}: {message['content']}" if name else f"Result: {message['content']}"
+
+
 def _chosen(spec: CallSpec) -> list[ToolSpec]:
     if spec.tool_choice in ("auto", "required"):
         return list(spec.tools)
@@ -101,12 +150,36 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _explain(tools: list[ToolSpec], *, may_answer: bool) -> str:
+def _explain(tools: list[ToolSpec], *, may_answer: bool, answer: Mapping[str, Any] | None) -> str:
+    """What the model is told. Small models do far better with the form of each call, worked
+    out and without blanks, as the output is held to it.
+    """
     lines = ["You can call one of these tools:"]
     for tool in tools:
-        arguments = json.dumps(tool.parameters.get("properties", {}))
+        arguments = _compact(tool.parameters.get("properties", {}))
         lines.append(f"- {tool.name}: {tool.description} Arguments: {arguments}")
-    lines.append('To call a tool, reply with JSON: {"name": TOOL, "arguments": {...}}')
+    lines.append("To call a tool, reply with JSON in this form:")
+    lines += [_compact({"name": tool.name, "arguments": _form(tool.parameters)}) for tool in tools]
     if may_answer:
-        lines.append('When you know the answer, reply with JSON: {"answer": TEXT}')
+        form = "<text>" if answer is None else _form(answer)
+        lines.append(f"When you know the answer, reply with JSON: {_compact({_ANSWER: form})}")
     return "\n".join(lines)
+
+
+def _form(schema: Mapping[str, Any]) -> Any:
+    """An object's names, with what each is about in place of its value."""
+    if "properties" not in schema:
+        return {} if schema.get("type") == "object" else "<value>"
+    return {name: f"<{_about(part)}>" for name, part in schema["properties"].items()}
+
+
+def _about(schema: Mapping[str, Any] | bool) -> str:
+    if isinstance(schema, bool):
+        return "value"
+    if "enum" in schema:
+        return "|".join(map(str, schema["enum"]))
+    return str(schema.get("description") or schema.get("type") or "value")
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -40,11 +40,18 @@ class ScriptedExecutor:
     program overlap. There are seats for all: no call waits or is preempted. A scripted
     reply ends at the call's ``max_tokens`` and stop strings, as a model's does; what is made
     up for a schema is whole. ``calls`` are all calls so far, and ``ended`` the programs.
+    ``model`` is the name that it goes by.
     """
 
     def __init__(
-        self, script: Script | None = None, *, seed: int = 0, step_s: float = 0.03
+        self,
+        script: Script | None = None,
+        *,
+        seed: int = 0,
+        step_s: float = 0.03,
+        model: str = "scripted",
     ) -> None:
+        self.model = model
         self.calls: list[Call] = []
         self.ended: list[str] = []
         self._script = script

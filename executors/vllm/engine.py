@@ -79,6 +79,9 @@ class VLLMEngine:
             config = args.create_engine_config()
         except Exception as error:
             raise config_fault(self.model, error) from error
+        # Set here, since vLLM ignores it in a call, and refuses it beside a backend of its own
+        # choice, which knows it too. A small model fills a JSON value with blanks without end.
+        config.structured_outputs_config.disable_any_whitespace = True
         try:
             with interrupts_blocked():
                 return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
@@ -159,8 +162,7 @@ class VLLMEngine:
             seed=spec.seed,
             stop=list(spec.stop),
             ignore_eos=spec.ignore_eos,
-            structured_outputs=schema
-            and StructuredOutputsParams(json=dict(schema), disable_any_whitespace=True),
+            structured_outputs=schema and StructuredOutputsParams(json=dict(schema)),
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
             extra_args=attach(call),
         )

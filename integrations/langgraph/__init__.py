@@ -3,6 +3,6 @@
 `follow` is all that a program needs; `ChatAgentRT` calls it.
 """
 
-from agentrt.integrations.langgraph.follower import Follower, follow
+from agentrt.integrations.langgraph.follower import Follower, follow, place_of_call
 
-__all__ = ["Follower", "follow"]
+__all__ = ["Follower", "follow", "place_of_call"]

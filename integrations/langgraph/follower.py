@@ -14,7 +14,8 @@ from threading import Lock, RLock
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, BaseRunManager
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
 from agentrt import tracking
@@ -283,3 +284,14 @@ def follow() -> Follower:
             )
             register_configure_hook(variable, inheritable=True)
         return _PROCESS[0]
+
+
+def place_of_call(run_manager: BaseRunManager | None) -> Scope | None:
+    """Where in its program the code is that calls a chat model, or None outside any.
+
+    ``run_manager`` is the model's, where LangChain gives it one; on some paths it does not.
+    """
+    if run_manager is not None:
+        return follow().scope(run_manager.parent_run_id)
+    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
+    return follow().scope(getattr(callbacks, "parent_run_id", None))

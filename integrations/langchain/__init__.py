@@ -1,0 +1,8 @@
+"""LangChain on agentrt: `ChatAgentRT`, a chat model whose calls the runtime schedules."""
+
+from __future__ import annotations
+
+from agentrt.integrations.langchain.chat import ChatAgentRT
+from agentrt.integrations.langchain.door import Door
+
+__all__ = ["ChatAgentRT", "Door"]

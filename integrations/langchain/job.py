@@ -1,0 +1,86 @@
+"""A coroutine that runs on one event loop, for somebody who waits elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+from agentrt import tracking
+from agentrt.errors import EngineDiedError
+
+T = TypeVar("T")
+
+
+class Job(Generic[T]):
+    """Starts ``work`` on ``loop``, from any thread, in the context of who asks.
+
+    Whoever gives up waiting has the work cancelled, and goes on when it is over.
+    ``outcome`` is never cancelled: where the loop's side gave up, it is an `EngineDiedError`.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]
+    ) -> None:
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+        try:
+            loop.call_soon_threadsafe(self._start, work)
+        except RuntimeError as error:
+            raise EngineDiedError("the event loop of the runtime is closed") from error
+
+    def wait(self) -> T:
+        """The result, for a thread without a loop to serve meanwhile."""
+        try:
+            return self.outcome.result()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Cancel the work if it is not over, and block until it is."""
+        if not self.outcome.done():
+            self._loop.call_soon_threadsafe(self._cancel)
+            concurrent.futures.wait([self.outcome])
+
+    async def wait_async(self) -> T:
+        """The result, on any event loop."""
+        waiter = asyncio.wrap_future(self.outcome)
+        try:
+            return await asyncio.shield(waiter)
+        except asyncio.CancelledError:
+            await self._stop(waiter)
+            raise
+
+    async def stop_async(self) -> None:
+        """Cancel the work if it is not over, and wait until it is."""
+        if not self.outcome.done():
+            await self._stop(asyncio.wrap_future(self.outcome))
+
+    async def _stop(self, waiter: asyncio.Future[T]) -> None:
+        # It was given up: nobody else reads how it ended, even if this wait is cancelled, too.
+        waiter.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        self._loop.call_soon_threadsafe(self._cancel)
+        await asyncio.wait([waiter])
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        # It belongs to no program, even if one asks: that one may be of another loop.
+        with tracking.outside():
+            self._task = self._loop.create_task(work())
+        self._task.add_done_callback(self._settle)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.outcome.set_exception(
+                EngineDiedError("the call was cancelled: its runtime was closed")
+            )
+        elif (error := task.exception()) is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())

@@ -1,0 +1,85 @@
+"""Stub engines: one copies into schemas what the question says, one holds its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+from agentrt import Runtime
+from agentrt.executors.base import Chunk, Progress
+from agentrt.executors.toolcalls import output_schema
+from agentrt.integrations.langchain import Door
+from agentrt.request import Call
+from agentrt.testing.madeup import made_up_value
+from agentrt.testing.scripted import ScriptedExecutor
+
+
+def copy_from_the_question(call: Call) -> str:
+    """Made-up text; under a schema a value that obeys it, with the question's own words.
+
+    It uses a tool if it may, once: when the tool's result is there, it answers.
+    """
+    spec, (*_, last) = call.spec, call.spec.messages or ()
+    if spec.tool_choice == "auto" and last["role"] != "tool":
+        spec = replace(spec, tool_choice="required")
+    schema = output_schema(spec)
+    if schema is None:
+        return "amber birch cloud"
+    if spec.tool_choice == "auto" and last["role"] == "tool":  # the form of an answer
+        schema = schema["anyOf"][-1]
+    question = str(last["content"])
+    value = made_up_value(schema, random.Random(question))
+    numbers = [int(number) for number in re.findall(r"-?\d+", question)]
+    return json.dumps(filled(value, numbers, re.findall(r"'([^']+)'", question)))
+
+
+def filled(value: Any, numbers: list[int], quotes: list[str]) -> Any:
+    if isinstance(value, dict) and "arguments" in value:
+        return {**value, "arguments": filled(value["arguments"], numbers, quotes)}
+    if isinstance(value, dict):
+        return {name: filled(part, numbers, quotes) for name, part in value.items()}
+    if isinstance(value, int) and not isinstance(value, bool) and numbers:
+        return numbers.pop(0)
+    return quotes.pop(0) if isinstance(value, str) and quotes else value
+
+
+def stub_door() -> Door:
+    return Door(lambda: Runtime(ScriptedExecutor(copy_from_the_question, model="stub/one")))
+
+
+class HeldExecutor(ScriptedExecutor):
+    """Holds every call, a token before its end, until `let_go`; ``live`` counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda call: "one two three")
+        self.live = 0
+        self.began = threading.Event()
+        self._let_go: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self, progress: Progress) -> None:
+        await super().start(progress)
+        self._let_go, self._loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        assert self._let_go is not None
+        self.live += 1
+        try:
+            async for chunk in super().generate(call, stream=stream):
+                if chunk.reply is not None:
+                    self.began.set()
+                    await self._let_go.wait()
+                yield chunk
+        finally:
+            self.live -= 1
+
+    def let_go(self) -> None:
+        assert self._loop is not None
+        assert self._let_go is not None
+        self._loop.call_soon_threadsafe(self._let_go.set)

@@ -1,0 +1,326 @@
+"""A door takes calls from any thread and any loop, and leaves nothing running behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from agentrt import Runtime
+from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError, EngineStartError
+from agentrt.executors.base import Chunk, Progress
+from agentrt.integrations.langchain import Door, shared
+from agentrt.integrations.langchain.door import Terms
+from agentrt.request import Call, CallSpec
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.integrations.langchain.stub import HeldExecutor
+
+SPEC = CallSpec(messages=({"role": "user", "content": "hello"},))
+Elsewhere = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
+
+
+async def same_loop(work: Coroutine[Any, Any, Any]) -> Any:
+    return await work
+
+
+async def other_loop(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run on a loop of its own, in a thread."""
+    return await asyncio.to_thread(asyncio.run, work)
+
+
+FROM = pytest.mark.parametrize("where", [same_loop, other_loop])
+
+
+@pytest.fixture
+def held() -> HeldExecutor:
+    return HeldExecutor()
+
+
+@pytest.fixture
+def owned(held: HeldExecutor) -> Iterator[Door]:
+    door = Door(lambda: Runtime(held))
+    yield door
+    door.close()
+    assert held.live == 0
+    assert "agentrt" not in {thread.name for thread in threading.enumerate()}
+
+
+async def started(held: HeldExecutor) -> None:
+    assert await asyncio.to_thread(held.began.wait, 30)
+
+
+# -- one that owns its runtime ---------------------------------------------------------------
+
+
+def test_a_thread_waits_for_its_reply(held: HeldExecutor, owned: Door) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(owned.call, SPEC) for _ in range(3)]
+        held.began.wait()
+        held.let_go()
+        replies = [future.result() for future in waiting]
+    assert {reply.text for reply in replies} == {"one two three"}
+    assert {reply.program_id for reply in replies} == {"chat-1", "chat-2", "chat-3"}
+    owned.close()
+    assert sorted(held.ended) == ["chat-1", "chat-2", "chat-3"]
+
+
+def test_a_thread_reads_a_stream(held: HeldExecutor, owned: Door) -> None:
+    owned.open()
+    held.let_go()
+    chunks = list(owned.stream(SPEC))
+    assert "".join(chunk.text for chunk in chunks) == "one two three"
+    assert [chunk.reply is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+
+
+async def test_another_loop_waits_for_its_reply(held: HeldExecutor, owned: Door) -> None:
+    call = asyncio.create_task(owned.acall(SPEC))
+    await started(held)
+    held.let_go()
+    assert (await call).text == "one two three"
+
+
+def test_a_closed_stream_ends_its_call(held: HeldExecutor, owned: Door) -> None:
+    stream = owned.stream(SPEC)
+    assert next(stream).text == "one"
+    stream.close()
+    assert held.live == 0
+    owned.close()
+    assert held.ended == ["chat-1"]
+
+
+def test_ctrl_c_ends_the_call(held: HeldExecutor, owned: Door) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def press() -> None:
+        held.began.wait()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    finger = threading.Thread(target=press)
+    finger.start()
+    with pytest.raises(KeyboardInterrupt):
+        owned.call(SPEC)
+    finger.join()
+    assert held.live == 0
+    owned.close()
+    assert held.ended == ["chat-1"]
+
+
+async def test_closing_tells_those_that_wait(held: HeldExecutor, owned: Door) -> None:
+    blocked = asyncio.create_task(asyncio.to_thread(owned.call, SPEC))
+    waiting = asyncio.create_task(owned.acall(SPEC))
+    while held.live < 2:
+        await asyncio.sleep(0)
+    await asyncio.to_thread(owned.close)
+    for task in (blocked, waiting):
+        with pytest.raises(EngineDiedError, match="its runtime was closed"):
+            await task
+    with pytest.raises(ConfigError, match="is closed; make a new one"):
+        owned.call(SPEC)
+
+
+class Lame(ScriptedExecutor):
+    """Fails to start so many times."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+        self.starts = 0
+
+    async def start(self, progress: Progress) -> None:
+        self.starts += 1
+        if self.starts <= self.failures:
+            raise EngineStartError("no memory")
+        await super().start(progress)
+
+
+def test_a_start_that_failed_is_tried_again_by_the_next_call() -> None:
+    lame = Lame(failures=1)
+    door = Door(lambda: Runtime(lame))
+    with pytest.raises(EngineStartError, match="no memory"):
+        door.call(SPEC)
+    assert door.call(SPEC).text
+    door.close()
+    assert lame.starts == 2
+
+
+async def test_many_callers_wait_for_one_start() -> None:
+    lame = Lame(failures=0)
+    door = Door(lambda: Runtime(lame))
+    await asyncio.gather(*[door.acall(SPEC) for _ in range(5)])
+    await asyncio.to_thread(door.close)
+    assert lame.starts == 1
+
+
+class Sluggish(ScriptedExecutor):
+    """Starts when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starting = threading.Event()
+        self.stopped = False
+
+    async def start(self, progress: Progress) -> None:
+        self.starting.set()
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        self.stopped = True
+
+
+async def test_closing_during_the_start_gives_it_up() -> None:
+    sluggish = Sluggish()
+    door = Door(lambda: Runtime(sluggish))
+    call = asyncio.create_task(door.acall(SPEC))
+    await asyncio.to_thread(sluggish.starting.wait)
+    await asyncio.to_thread(door.close)
+    with pytest.raises(EngineDiedError):
+        await call
+    assert sluggish.stopped
+
+
+def test_closing_twice_or_unused_is_nothing() -> None:
+    door = Door(lambda: Runtime(ScriptedExecutor()))
+    door.close()
+    door.close()
+
+
+# -- a borrowed one --------------------------------------------------------------------------
+
+
+@FROM
+async def test_cancelling_a_call_aborts_it(held: HeldExecutor, where: Elsewhere) -> None:
+    async with Runtime(held) as runtime:
+        door = Door.borrow(runtime)
+
+        async def give_up() -> None:
+            call = asyncio.create_task(door.acall(SPEC))
+            await started(held)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert (held.live, len(runtime.runs)) == (0, 0)
+
+        await where(give_up())
+
+
+@FROM
+async def test_leaving_a_stream_aborts_it(held: HeldExecutor, where: Elsewhere) -> None:
+    async with Runtime(held) as runtime:
+        door = Door.borrow(runtime)
+
+        async def leave() -> None:
+            stream = door.astream(SPEC)
+            assert (await anext(stream)).text == "one"
+            await stream.aclose()
+            assert (held.live, len(runtime.runs)) == (0, 0)
+
+        await where(leave())
+
+
+@FROM
+async def test_a_timeout_aborts_the_call(held: HeldExecutor, where: Elsewhere) -> None:
+    async with Runtime(held) as runtime:
+        door = Door.borrow(runtime)
+
+        async def wait() -> None:
+            with pytest.raises(CallTimeoutError, match=r"its timeout of 0.01 s"):
+                await door.acall(SPEC, Terms(timeout=0.01))
+            with pytest.raises(TimeoutError):
+                [chunk async for chunk in door.astream(SPEC, Terms(timeout=0.01))]
+            assert (held.live, len(runtime.runs)) == (0, 0)
+
+        await where(wait())
+
+
+async def test_a_worker_thread_may_block_but_the_loop_may_not() -> None:
+    async with Runtime(ScriptedExecutor(lambda call: "yes")) as runtime:
+        door = Door.borrow(runtime)
+        assert (await asyncio.to_thread(door.call, SPEC)).text == "yes"
+        chunks = await asyncio.to_thread(lambda: list(door.stream(SPEC)))
+        assert chunks[0].text == "yes"
+        for blocking in (lambda: door.call(SPEC), lambda: list(door.stream(SPEC))):
+            with pytest.raises(ConfigError, match="would wait for itself: use ainvoke"):
+                blocking()
+
+
+def test_a_runtime_is_borrowed_where_it_lives() -> None:
+    runtime = Runtime(ScriptedExecutor())
+    with pytest.raises(ConfigError, match="borrowed on its own event loop"):
+        Door.borrow(runtime)
+    loop = asyncio.new_event_loop()
+    with pytest.raises(ConfigError, match="does not run"):
+        Door.borrow(runtime, loop).call(SPEC)
+    loop.close()
+    with pytest.raises(EngineDiedError, match="closed"):
+        asyncio.run(Door.borrow(runtime, loop).acall(SPEC))
+
+
+class Broken(ScriptedExecutor):
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        yield Chunk("half")
+        raise EngineDiedError("power cut")
+
+
+@FROM
+async def test_an_engine_that_dies_is_heard_of(where: Elsewhere) -> None:
+    async with Runtime(Broken()) as runtime:
+        door = Door.borrow(runtime)
+
+        async def read() -> list[str]:
+            stream = door.astream(SPEC)
+            texts = [(await anext(stream)).text]
+            with pytest.raises(EngineDiedError, match="power cut"):
+                await anext(stream)
+            return texts
+
+        assert await where(read()) == ["half"]
+
+
+# -- those of the process --------------------------------------------------------------------
+
+
+def test_a_key_has_one_door_until_it_is_closed() -> None:
+    def make() -> Runtime:
+        return Runtime(ScriptedExecutor())
+
+    door = shared.shared_door("key", make)
+    assert shared.shared_door("key", make) is door
+    assert shared.shared_door("other", make) is not door
+    assert door.call(SPEC).text
+    shared.close_all()
+    assert door.closed
+    assert shared.shared_door("key", make) is not door
+    shared.close_all()
+
+
+SCRIPT = """
+import asyncio, sys
+from agentrt import Runtime
+from agentrt.integrations.langchain import shared
+from agentrt.request import CallSpec
+from agentrt.testing.scripted import ScriptedExecutor
+
+class Engine(ScriptedExecutor):
+    async def close(self):
+        await asyncio.to_thread(print, "stopped in a worker thread")
+
+door = shared.shared_door("key", lambda: Runtime(Engine()))
+print(door.call(CallSpec(prompt="hello")).finish_reason)
+"""
+
+
+def test_the_engine_is_stopped_when_the_interpreter_exits() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert run.stdout.splitlines() == ["stop", "stopped in a worker thread"]
+    assert (run.stderr, run.returncode) == ("", 0)

@@ -1,0 +1,141 @@
+"""A LangGraph node with an idle timeout lives as long as its call waits its turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypedDict
+
+import pytest
+from langgraph.errors import NodeTimeoutError
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import TimeoutPolicy
+
+from agentrt import Runtime
+from agentrt.integrations.langchain import ChatAgentRT, Door, chat
+from agentrt.integrations.langchain.heartbeat import Beat, Pulse, node_heartbeat
+from tests.integrations.langchain.stub import HeldExecutor
+
+IDLE_S = 0.2
+BEATS = 10  # one each 0.05 s: more than twice as long as the node may be idle
+
+
+class State(TypedDict):
+    text: str
+
+
+Ask = Callable[[ChatAgentRT], Awaitable[str]]
+
+
+async def ainvoke(model: ChatAgentRT) -> str:
+    return (await model.ainvoke("hello")).text
+
+
+async def astream(model: ChatAgentRT) -> str:
+    return "".join([chunk.text async for chunk in model.astream("hello")])
+
+
+async def in_a_thread(model: ChatAgentRT) -> str:
+    return (await asyncio.to_thread(model.invoke, "hello")).text
+
+
+def graph_of(node: Callable[[State], Awaitable[State]], timeout: TimeoutPolicy | None) -> Any:
+    graph = StateGraph(State)
+    graph.add_node("ask", node, timeout=timeout)
+    graph.add_edge(START, "ask")
+    graph.add_edge("ask", END)
+    return graph.compile()
+
+
+def asking(model: ChatAgentRT, ask: Ask) -> Callable[[State], Awaitable[State]]:
+    async def node(state: State) -> State:
+        return {"text": await ask(model)}
+
+    return node
+
+
+@pytest.mark.parametrize("refresh_on", ["auto", "heartbeat"])
+@pytest.mark.parametrize("ask", [ainvoke, astream, in_a_thread])
+async def test_a_call_that_is_held_keeps_its_node_alive(
+    monkeypatch: pytest.MonkeyPatch, ask: Ask, refresh_on: Any
+) -> None:
+    held = HeldExecutor()
+    given = 0
+
+    def counted() -> Beat | None:
+        beat = node_heartbeat()
+        assert beat is not None
+
+        def count() -> None:
+            nonlocal given
+            given += 1
+            beat()
+            if given == BEATS:
+                held.let_go()
+
+        return count
+
+    monkeypatch.setattr(chat, "node_heartbeat", counted)
+    policy = TimeoutPolicy(idle_timeout=IDLE_S, refresh_on=refresh_on)
+    async with Runtime(held) as runtime:
+        graph = graph_of(asking(ChatAgentRT(runtime=runtime), ask), policy)
+        assert await graph.ainvoke({"text": ""}) == {"text": "one two three"}
+    assert given >= BEATS
+
+
+async def test_without_heartbeats_the_node_dies_and_its_call_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chat, "node_heartbeat", lambda: None)
+    held = HeldExecutor()
+    async with Runtime(held) as runtime:
+        model = ChatAgentRT(runtime=runtime)
+        graph = graph_of(asking(model, ainvoke), TimeoutPolicy(idle_timeout=IDLE_S))
+        with pytest.raises(NodeTimeoutError):
+            await graph.ainvoke({"text": ""})
+        assert (held.live, len(runtime.runs)) == (0, 0)
+
+
+@pytest.mark.parametrize("timeout", [None, TimeoutPolicy(run_timeout=60)])
+async def test_no_heart_beats_where_nobody_listens(timeout: TimeoutPolicy | None) -> None:
+    found = []
+
+    async def node(state: State) -> State:
+        found.append(node_heartbeat())
+        return state
+
+    await graph_of(node, timeout).ainvoke({"text": ""})
+    assert found == [None]
+    assert node_heartbeat() is None
+
+
+async def test_a_pulse_has_a_timer_only_while_somebody_needs_it() -> None:
+    pulse, beats = Pulse(), asyncio.Queue[str]()
+    with pulse.beating(None):
+        assert not pulse.is_beating
+    with pulse.beating(lambda: beats.put_nowait("a")):
+        with pulse.beating(lambda: beats.put_nowait("b")):
+            assert [await beats.get() for _ in range(4)] == ["a", "b", "a", "b"]
+        assert pulse.is_beating
+        assert await beats.get() == "a"
+    assert not pulse.is_beating
+
+
+async def test_a_door_that_is_owned_gives_them_from_its_own_thread() -> None:
+    held, beats = HeldExecutor(), []
+    door = Door(lambda: Runtime(held))
+
+    async def node(state: State) -> State:
+        beat = node_heartbeat()
+        assert beat is not None
+        beats.append(beat)
+        return {"text": (await ChatAgentRT(runtime=door).ainvoke("hello")).text}
+
+    policy = TimeoutPolicy(idle_timeout=30)
+    run = asyncio.create_task(graph_of(node, policy).ainvoke({"text": ""}))
+    assert await asyncio.to_thread(held.began.wait, 30)
+    assert door._pulse.is_beating
+    held.let_go()
+    assert await run == {"text": "one two three"}
+    await asyncio.to_thread(door.close)
+    assert not door._pulse.is_beating
