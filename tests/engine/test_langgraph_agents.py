@@ -43,7 +43,7 @@ async def test_the_dag_of_an_agent_is_the_true_one(runtime: Runtime, name: str) 
 
 
 async def test_the_engine_forgets_them(runtime: Runtime) -> None:
-    agent = AGENTS["map_reduce"](ChatAgentRT(runtime=runtime, max_tokens=8))
+    agent = AGENTS["map_reduce"](ChatAgentRT(runtime=runtime, max_tokens=48))
     with watched():
         await agent.graph.ainvoke(agent.input)
     while (await runtime.executor.snapshot())["programs"]:
