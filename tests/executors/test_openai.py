@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from agentrt import Runtime
 from agentrt.errors import (
@@ -336,7 +337,7 @@ def close_doors() -> Iterator[None]:
 
 @pytest.mark.usefixtures("close_doors")
 def test_a_chat_model_by_its_url(server: Server) -> None:
-    model = ChatAgentRT(base_url=server.url, api_key="key")
+    model = ChatAgentRT(base_url=server.url, api_key=SecretStr("key"))
     message = model.invoke("hello")
     assert (message.text, message.response_metadata["model_name"]) == ("one two", "lab/tiny")
     assert server.headers[0]["authorization"] == "Bearer key"
@@ -365,9 +366,8 @@ def test_native_calls_stream_at_the_end(server: Server) -> None:
     server.message = {"role": "assistant", "content": "so", "tool_calls": calls}
     schema = {"name": "add", "parameters": dict(ADD.parameters)}
     model = ChatAgentRT(base_url=server.url).bind_tools([{"type": "function", "function": schema}])
-    whole, *more = list(model.stream("hello"))
-    for chunk in more:
-        whole += chunk
+    first, *more = list(model.stream("hello"))
+    whole = sum(more, first)
     for message in (whole, model.invoke("hello")):
         assert [call["args"] for call in message.tool_calls] == [{"a": 1}] * 2
         assert len({call["id"] for call in message.tool_calls}) == 2

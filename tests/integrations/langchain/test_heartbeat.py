@@ -39,7 +39,7 @@ async def in_a_thread(model: ChatAgentRT) -> str:
     return (await asyncio.to_thread(model.invoke, "hello")).text
 
 
-def graph_of(node: Callable[[State], Awaitable[State]], timeout: TimeoutPolicy | None) -> Any:
+def graph_of(node: Any, timeout: TimeoutPolicy | None) -> Any:
     graph = StateGraph(State)
     graph.add_node("ask", node, timeout=timeout)
     graph.add_edge(START, "ask")
