@@ -236,6 +236,10 @@ def _request(call: Call, model: str) -> dict[str, Any]:
         request["seed"] = spec.seed
     if spec.stop:
         request["stop"] = list(spec.stop)
+    if spec.frequency_penalty:
+        request["frequency_penalty"] = spec.frequency_penalty
+    if spec.presence_penalty:
+        request["presence_penalty"] = spec.presence_penalty
     if spec.ignore_eos:
         request["extra_body"] = {"ignore_eos": True}
     return request | _form(spec)

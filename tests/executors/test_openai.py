@@ -192,8 +192,12 @@ async def test_a_call_and_its_identity_go_out(endpoint: OpenAIEndpoint, server: 
 async def test_what_is_not_set_is_left_to_the_server(
     endpoint: OpenAIEndpoint, server: Server
 ) -> None:
-    await run(endpoint, call_of(max_tokens=NO_LIMIT, ignore_eos=True))
-    assert set(server.asked[0]) == {"model", "messages", "temperature", "top_p", "ignore_eos"}
+    await run(endpoint, call_of(max_tokens=NO_LIMIT))
+    set_always = {"model", "messages", "temperature", "top_p"}
+    assert set(server.asked[0]) == set_always
+    rare = {"ignore_eos": True, "frequency_penalty": 0.5, "presence_penalty": -1.0}
+    await run(endpoint, call_of(max_tokens=NO_LIMIT, **rare))
+    assert {k: v for k, v in server.asked[1].items() if k not in set_always} == rare
     assert "x-agentrt-session" not in server.headers[0]
 
 

@@ -44,14 +44,24 @@ async def test_options_of_the_model_are_those_of_its_calls(
         max_tokens=7,
         stop_sequences=["x"],
         seed=3,
+        frequency_penalty=0.25,
+        presence_penalty=-1,
     )
     await model.ainvoke("hello")
     chat = ({"role": "user", "content": "hello"},)
     assert asked(executor) == CallSpec(
-        messages=chat, temperature=0.5, top_p=0.9, max_tokens=7, stop=("x",), seed=3
+        messages=chat,
+        temperature=0.5,
+        top_p=0.9,
+        max_tokens=7,
+        stop=("x",),
+        seed=3,
+        frequency_penalty=0.25,
+        presence_penalty=-1,
     )
+    per_call = {"frequency_penalty": 0, "presence_penalty": 0, "seed": 4, "top_p": 1.0}
     await model.ainvoke(
-        "hello", stop=["y", "z"], max_tokens=2, temperature=0, top_p=1.0, seed=4, model="tiny"
+        "hello", stop=["y", "z"], max_tokens=2, temperature=0, model="tiny", **per_call
     )
     assert asked(executor) == CallSpec(messages=chat, max_tokens=2, stop=("y", "z"), seed=4)
 
@@ -153,6 +163,7 @@ async def test_text_is_a_format_too(model: ChatAgentRT, executor: ScriptedExecut
         ({"model": "huge"}, "serves 'lab/tiny', not model 'huge'"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"temperature": -1}, "temperature must be at least 0"),
+        ({"frequency_penalty": 3}, "frequency_penalty must be from -2 to 2, got 3"),
         ({"tools": [{"type": "web_search"}]}, "'web_search' is a service of another provider"),
         ({"tool_choice": "add"}, "tool_choice 'add' is no tool of this call"),
         ({"schema": JOKE, "response_format": JOKE}, "schema or response_format, not both"),
