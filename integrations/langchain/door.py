@@ -8,22 +8,16 @@ import queue
 import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
-from agentrt.emitter import RunEmitter
-from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError
+from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.base import Chunk
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
 from agentrt.integrations.langchain.job import Job
-from agentrt.program import Context, Program
+from agentrt.integrations.langchain.onecall import run_call, run_stream
 from agentrt.request import CallSpec, Reply
-from agentrt.run import Run, RunState
 from agentrt.runtime import Runtime
-
-PROGRAM_TYPE = "chat"
-"""The type of the programs that single calls are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +151,14 @@ class Door:
 
     async def _call(self, spec: CallSpec, terms: Terms) -> Reply:
         async with self._under(terms) as runtime:
-            return await _run_call(runtime, spec)
+            return await run_call(runtime, spec)
 
     async def _stream(
         self, spec: CallSpec, terms: Terms, put: Callable[[Chunk | None], None]
     ) -> None:
         try:
             async with self._under(terms) as runtime:
-                await _run_stream(runtime, spec, put)
+                await run_stream(runtime, spec, put)
         finally:
             put(None)
 
@@ -249,49 +243,6 @@ class Door:
         if self._make is None and not loop.is_running():
             raise ConfigError("the event loop of the borrowed runtime does not run")
         return loop
-
-
-async def _run_call(runtime: Runtime, spec: CallSpec) -> Reply:
-    """Run one call, as a program of its own."""
-
-    async def body(context: Context) -> Reply:
-        reply = await _emitter(context).call(spec, ())
-        return replace(reply, program_id=context.program_id)
-
-    reply: Reply = await _result(runtime.start(Program(body, PROGRAM_TYPE)))
-    return reply
-
-
-async def _run_stream(runtime: Runtime, spec: CallSpec, put: Callable[[Chunk], None]) -> None:
-    """Run one call, as a program of its own, telling its chunks as they come."""
-
-    async def body(context: Context) -> None:
-        async with aclosing(_emitter(context)._emit_call(spec, (), stream=True)) as pieces:
-            async for text, reply in pieces:
-                last = None if reply is None else replace(reply, program_id=context.program_id)
-                put(Chunk(text, last))
-
-    await _result(runtime.start(Program(body, PROGRAM_TYPE)))
-
-
-def _emitter(context: Context) -> RunEmitter:
-    emitter = context._emitter
-    assert isinstance(emitter, RunEmitter)
-    return emitter
-
-
-async def _result(run: Run) -> Any:
-    """A run's result; who gives up waiting for it stops it, and waits until it has stopped."""
-    assert run.task is not None
-    try:
-        await asyncio.wait([run.task])
-    finally:
-        while not run.task.done():
-            run.cancel()
-            await asyncio.wait([run.task])
-    if run.state is RunState.CANCELLED:
-        raise EngineDiedError(f"program {run.id} was cancelled: its runtime was closed")
-    return await run.wait()
 
 
 def _display_name(model: str) -> str:

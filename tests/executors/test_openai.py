@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
 import threading
@@ -78,10 +79,14 @@ class Handler(BaseHTTPRequestHandler):
         self.server.headers.append({k.lower(): v for k, v in self.headers.items()})
         if self.server.status != 200:
             self._json({"error": {"message": "no such luck", "code": self.server.status}})
+        elif self.server.hold:
+            with contextlib.suppress(ConnectionError):  # the client may be gone already
+                if body.get("stream"):
+                    self._events()
+                select.select([self.connection], [], [])  # readable when the client is gone
+            self.server.gone.set()
         elif body.get("stream"):
             self._events()
-        elif self.server.hold:
-            self._wait_for_the_end()
         else:
             choice = {"message": self.server.message, "finish_reason": self.server.finish_reason}
             self._json({"choices": [{"index": 0, **choice}], "usage": CACHED})
@@ -99,7 +104,6 @@ class Handler(BaseHTTPRequestHandler):
         for delta in self._deltas():
             self._event({"choices": [{"index": 0, "delta": delta}]})
         if self.server.hold:
-            self._wait_for_the_end()
             return
         last = {"index": 0, "delta": {}, "finish_reason": self.server.finish_reason}
         self._event({"choices": [last]})
@@ -119,10 +123,6 @@ class Handler(BaseHTTPRequestHandler):
     def _event(self, value: Any) -> None:
         self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
         self.wfile.flush()
-
-    def _wait_for_the_end(self) -> None:
-        select.select([self.connection], [], [])  # readable when the client is gone
-        self.server.gone.set()
 
 
 @pytest.fixture

@@ -59,7 +59,12 @@ async def test_options_of_the_model_are_those_of_its_calls(
         frequency_penalty=0.25,
         presence_penalty=-1,
     )
-    per_call = {"frequency_penalty": 0, "presence_penalty": 0, "seed": 4, "top_p": 1.0}
+    per_call: dict[str, Any] = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0,
+        "seed": 4,
+        "top_p": 1.0,
+    }
     await model.ainvoke(
         "hello", stop=["y", "z"], max_tokens=2, temperature=0, model="tiny", **per_call
     )
