@@ -28,6 +28,7 @@ START_S = 300
 FLAGS = (
     *("--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "1024"),
     *("--max-num-seqs", "4", "--block-size", "32", "--enforce-eager"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--kv-cache-memory-bytes", str(1 << 28)),
 )
 
