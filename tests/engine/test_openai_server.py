@@ -114,7 +114,7 @@ def test_limits_and_stops_hold(model: ChatAgentRT) -> None:
 
 
 def test_a_tool_that_must_be_called_is(model: ChatAgentRT) -> None:
-    bound = model.bind_tools([magic], tool_choice="magic")
+    bound = model.bind_tools([magic], tool_choice="magic").bind(max_tokens=200)
     message = bound.invoke("Do magic with 3.")
     [call] = message.tool_calls
     assert call["name"] == "magic"
