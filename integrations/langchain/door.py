@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.base import Chunk
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
-from agentrt.integrations.langchain.job import Job
+from agentrt.integrations.langchain.job import Job, running_loop
 from agentrt.integrations.langchain.onecall import run_call, run_stream
 from agentrt.request import CallSpec, Reply
 from agentrt.runtime import Runtime
@@ -60,13 +60,12 @@ class Door:
         """A door to an open runtime, on ``loop``: by default the one that runs now."""
         door = cls(lambda: runtime)
         door._make, door._runtime = None, runtime
-        try:
-            door._loop = loop or asyncio.get_running_loop()
-        except RuntimeError:
+        door._loop = loop or running_loop()
+        if door._loop is None:
             raise ConfigError(
                 "a runtime is borrowed on its own event loop: make the chat model inside "
                 "'async with Runtime(…) as runtime:', or give Door.borrow(runtime, loop)"
-            ) from None
+            )
         return door
 
     def open(self) -> None:
@@ -183,11 +182,13 @@ class Door:
             return self._runtime
         if self._opening is None:
             self._opening = asyncio.create_task(self._open(self._make()))
+        opening = self._opening
         try:
             # Who gives up waiting does not stop the start for the others.
-            return await asyncio.shield(self._opening)
+            return await asyncio.shield(opening)
         except Exception:
-            self._opening = None
+            if self._opening is opening:  # and no later call tries again already
+                self._opening = None
             raise
 
     async def _open(self, runtime: Runtime) -> Runtime:
@@ -234,12 +235,11 @@ class Door:
 
     def _loop_for_threads(self) -> asyncio.AbstractEventLoop:
         loop = self._home()
-        with suppress(RuntimeError):
-            if asyncio.get_running_loop() is loop:
-                raise ConfigError(
-                    "a blocking call (invoke, stream, batch) on the event loop that runs the "
-                    "engine would wait for itself: use ainvoke, astream or abatch there"
-                )
+        if running_loop() is loop:
+            raise ConfigError(
+                "a blocking call (invoke, stream, batch) on the event loop that runs the "
+                "engine would wait for itself: use ainvoke, astream or abatch there"
+            )
         if self._make is None and not loop.is_running():
             raise ConfigError("the event loop of the borrowed runtime does not run")
         return loop

@@ -66,7 +66,7 @@ async def test_options_of_the_model_are_those_of_its_calls(
         "top_p": 1.0,
     }
     await model.ainvoke(
-        "hello", stop=["y", "z"], max_tokens=2, temperature=0, top_p=1.0, model="tiny", **per_call
+        "hello", stop=["y", "z"], max_tokens=2, temperature=0, model="tiny", **per_call
     )
     assert asked(executor) == CallSpec(messages=chat, max_tokens=2, stop=("y", "z"), seed=4)
 
