@@ -56,7 +56,7 @@ async def _chunks(
     with _place(runtime, scope) as place:
         assert isinstance(place.owner, Run)
         emitter = runtime.emitter(place.owner)
-        async with aclosing(emitter.chunks(spec, stream=stream, scope=place)) as chunks:
+        async with aclosing(emitter.chunks(spec, place, stream=stream)) as chunks:
             yield chunks
 
 
