@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt import tracking
-from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError
+from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError, NotServedError
 from agentrt.executors.base import Chunk
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
 from agentrt.integrations.langchain.job import Job
@@ -235,7 +235,7 @@ class Door:
         served = self.model
         if model is None or not served or model in (served, served.rpartition("/")[2]):
             return
-        raise ConfigError(
+        raise NotServedError(
             f"this engine serves {served!r}, not model {model!r}: leave model out, or name "
             f"{served!r}"
         )
