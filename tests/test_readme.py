@@ -17,6 +17,7 @@ from agentrt.cli.app import call
 from agentrt.cli.execute import Job
 from agentrt.cli.load import load_program
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.program import Program
 from agentrt.testing.scripted import ScriptedExecutor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def test_the_program_plans_argues_both_sides_and_sums_up(folder: Path) -> None:
     program = load_program(str(folder / "research.py"))
+    assert isinstance(program, Program)
     executor = ScriptedExecutor(lambda call: call.call_id)
     async with Runtime(executor) as runtime:
         run = runtime.start(program, "tea")
