@@ -114,7 +114,7 @@ class GraphPlan:
         terms = self._terms
         self._answers[thread] = terms.answers
         standing = Standing(exists=False)
-        if self._keeper is not None and terms.thread is not None:
+        if self._keeper is not None:
             standing = await standing_of(self._graph, thread)
         if terms.input is None:
             return await self._resume(thread, standing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from typing import Any, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from langgraph.channels.base import BaseChannel
 from langgraph.channels.binop import BinaryOperatorAggregate
@@ -107,6 +107,8 @@ def _wanted(channel: BaseChannel[Any, Any, Any]) -> type | None:
     if not adds and not isinstance(channel, LastValue):
         return None
     kind = channel.UpdateType
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
     origin = get_origin(kind) or kind
     return origin if origin in _WORDS else None
 

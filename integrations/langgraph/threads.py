@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command
 
+from agentrt.errors import ConfigError
 from agentrt.integrations.langgraph.graphs import Graph
 
 
@@ -38,8 +40,21 @@ def thread_config(thread: str) -> RunnableConfig:
 
 
 async def standing_of(graph: Graph, thread: str) -> Standing:
-    """How ``thread`` stands with the graph's checkpointer, which it must have."""
-    state = await graph.aget_state(thread_config(thread))
+    """How ``thread`` stands with the graph's checkpointer, which it must have.
+
+    Raises `ConfigError` if the checkpointer cannot be read.
+    """
+    try:
+        state = await graph.aget_state(thread_config(thread))
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"the graph's checkpointer, {type(graph.checkpointer).__name__}, has no async methods; "
+            "compile it with one that has, or give --checkpointer sqlite:FILE"
+        ) from error
+    except sqlite3.Error as error:
+        raise ConfigError(
+            f"the checkpoints of thread {thread!r} cannot be read: {error}"
+        ) from error
     questions = tuple(Question(one.id, one.value) for one in state.interrupts)
     return Standing(state.created_at is not None, state.next, questions)
 
