@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from agentrt import tracking
@@ -53,12 +53,14 @@ class RunEmitter:
         self._with = services
 
     async def call(self, spec: CallSpec, after: Iterable[Reply]) -> Reply:
-        async with contextlib.aclosing(self.chunks(spec, after, stream=False)) as chunks:
+        making = self._make(spec, self._own_scope("llm"), after, stream=False)
+        async with contextlib.aclosing(making) as chunks:
             replies = [chunk.reply async for chunk in chunks if chunk.reply is not None]
         return replies[-1]
 
     async def stream(self, spec: CallSpec, after: Iterable[Reply]) -> AsyncIterator[str]:
-        async with contextlib.aclosing(self.chunks(spec, after, stream=True)) as chunks:
+        making = self._make(spec, self._own_scope("llm"), after, stream=True)
+        async with contextlib.aclosing(making) as chunks:
             async for chunk in chunks:
                 if chunk.text:
                     yield chunk.text
@@ -75,23 +77,33 @@ class RunEmitter:
     # -- calls -------------------------------------------------------------------------
 
     async def chunks(
-        self,
-        spec: CallSpec,
-        after: Iterable[Reply] = (),
-        *,
-        stream: bool,
-        scope: Scope | None = None,
+        self, spec: CallSpec, scope: Scope, *, stream: bool
     ) -> AsyncGenerator[Chunk, None]:
-        """A call's output as it grows; the last chunk, and only it, has the reply.
+        """A call of foreign code, which is in ``scope``, as its output grows.
 
-        ``scope`` is where the code is that makes the call, if not in this task. Closing
-        the generator, or cancelling the task that reads it, aborts the call.
+        The last chunk, and only it, has the reply. Closing the generator, or cancelling the
+        task that reads it, aborts the call; so does a runtime that closes.
         """
-        if scope is None:
-            scope = self._own_scope("llm")
-        elif (task := asyncio.current_task()) is not None:
-            self._with.foreign.add(task)
-            task.add_done_callback(self._with.foreign.discard)
+        making = self._make(spec, scope, (), stream=stream)
+        async with contextlib.aclosing(making) as chunks:
+            with self._held():
+                async for chunk in chunks:
+                    yield chunk
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Let a runtime that closes find the task, since no run of its own has it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._with.foreign.add(task)
+        try:
+            yield
+        finally:
+            self._with.foreign.discard(task)
+
+    async def _make(
+        self, spec: CallSpec, scope: Scope, after: Iterable[Reply], *, stream: bool
+    ) -> AsyncGenerator[Chunk, None]:
         run, ledger, executor = self._run, self._ledger, self._with.executor
         node = ledger.begin_call(run, scope, "llm", map(_node_of, after))
         call = self._identify(node, scope, spec)

@@ -21,7 +21,8 @@ class LLMOptions(TypedDict, total=False):
     a JSON schema or a pydantic model; the reply's ``parsed`` obeys it. ``max_tokens``
     bounds the output (default 256). ``temperature`` 0, the default, is greedy; above it
     a ``seed`` is drawn unless given. ``stop`` ends the output before any of its strings.
-    ``ignore_eos`` goes on to ``max_tokens`` whatever the model says.
+    ``ignore_eos`` goes on to ``max_tokens`` whatever the model says. ``frequency_penalty``
+    and ``presence_penalty``, from -2 to 2, keep a model that loops from saying it again.
     """
 
     tools: Iterable[Callable[..., Any] | ToolSpec]
@@ -33,6 +34,8 @@ class LLMOptions(TypedDict, total=False):
     seed: int | None
     stop: str | Iterable[str]
     ignore_eos: bool
+    frequency_penalty: float
+    presence_penalty: float
 
 
 def make_spec(ask: str | Iterable[Message], **options: Unpack[LLMOptions]) -> CallSpec:
@@ -50,6 +53,8 @@ def make_spec(ask: str | Iterable[Message], **options: Unpack[LLMOptions]) -> Ca
         tools=tool_specs(options.get("tools", ())),
         tool_choice=options.get("tool_choice", "auto"),
         ignore_eos=options.get("ignore_eos", False),
+        frequency_penalty=_penalty("frequency_penalty", options.get("frequency_penalty", 0.0)),
+        presence_penalty=_penalty("presence_penalty", options.get("presence_penalty", 0.0)),
     )
 
 
@@ -78,6 +83,12 @@ def _as_schema(schema: Mapping[str, Any] | type | None) -> Mapping[str, Any] | N
     from pydantic import TypeAdapter
 
     return TypeAdapter(schema).json_schema()
+
+
+def _penalty(name: str, value: float) -> float:
+    if not -2 <= value <= 2:
+        raise ConfigError(f"{name} must be from -2 to 2, got {value}")
+    return value
 
 
 def _at_least(name: str, value: N, least: float) -> N:

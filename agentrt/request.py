@@ -43,7 +43,9 @@ class CallSpec:
     Exactly one of ``messages`` (a chat), ``prompt`` (raw text) and ``prompt_token_ids``
     is set. ``max_tokens`` bounds the output (tokens). ``temperature`` 0 is greedy.
     With ``seed`` None the runtime draws one and records it, so that a call can be run
-    again with the same outcome. ``schema`` is a JSON schema that the output obeys.
+    again with the same outcome. ``frequency_penalty`` and ``presence_penalty`` (-2 to 2) make
+    tokens less likely that the output has already, which ends loops. ``schema`` is a JSON
+    schema that the output obeys.
     ``tool_choice`` is ``auto`` (answer or call a tool), ``required`` (call some tool),
     ``none``, or a tool's name.
     """
@@ -60,6 +62,8 @@ class CallSpec:
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: str = "auto"
     ignore_eos: bool = False
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,12 @@ class Chunk:
 
 
 class Executor(Protocol):
-    """Runs LLM calls. One per replica; all methods belong to one event loop."""
+    """Runs LLM calls. One per replica; all methods belong to one event loop.
+
+    It may have, for those who ask: ``model``, the name of the model that it serves, known
+    once it has started; and ``native_tools``, true where the text beside tool calls is the
+    answer's own and not in the form of `toolcalls`.
+    """
 
     async def start(self, progress: Progress) -> None:
         """Come up, or raise `ModelLoadError`, `ConfigError` or `EngineStartError`."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from agentrt.errors import (
     CallRejectedError,
@@ -18,7 +15,8 @@ from agentrt.errors import (
     EngineStartError,
 )
 from agentrt.executors.base import Chunk, Progress
-from agentrt.request import NO_LIMIT, Call, CallReport, CallSpec, Reply, ToolCall, ToolSpec
+from agentrt.executors.openai_wire import Answer, request_of
+from agentrt.request import Call, CallReport
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -31,9 +29,9 @@ class OpenAIEndpoint:
     """An `Executor` that sends each call to ``base_url`` (``http://host:port/v1``).
 
     ``model`` None is the first that the endpoint has; `start` sets it. Tools and schemas go
-    out in the API's own fields. Who asks is told in headers, percent-encoded:
-    ``x-agentrt-program``, ``-type``, ``-tenant``, ``-session`` and ``-call``. A report knows
-    tokens, and as service the time from the request to its end: no endpoint tells more.
+    out in the API's own fields. Who asks is told in headers (`agentrt.executors.headers`). A
+    report knows tokens, and as service the time from the request to its end: no endpoint
+    tells more.
     """
 
     native_tools = True
@@ -96,8 +94,8 @@ class OpenAIEndpoint:
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         import openai
 
-        request = _request(call, self.model)
-        answer = _Answer(call.spec.schema is not None)
+        request = request_of(call, self.model)
+        answer = Answer(call.spec.schema is not None)
         began = time.monotonic()
         try:
             if stream:
@@ -115,7 +113,7 @@ class OpenAIEndpoint:
         reply = answer.reply(time.monotonic() - began)
         yield Chunk("" if stream else reply.text, reply)
 
-    async def _pieces(self, request: dict[str, Any], answer: _Answer) -> AsyncGenerator[str, None]:
+    async def _pieces(self, request: dict[str, Any], answer: Answer) -> AsyncGenerator[str, None]:
         events = await self._running().chat.completions.create(
             **request, stream=True, stream_options={"include_usage": True}
         )
@@ -139,152 +137,6 @@ class OpenAIEndpoint:
 
     async def snapshot(self) -> Mapping[str, Any]:
         return {}
-
-
-@dataclass(slots=True)
-class _Answer:
-    """What came back so far. ``has_schema`` says that the text is JSON."""
-
-    has_schema: bool
-    text: str = ""
-    finish_reason: str = "stop"
-    names: dict[int, str] = field(default_factory=dict)
-    arguments: dict[int, str] = field(default_factory=dict)
-    usage: Any = None
-
-    def read(self, completion: Any) -> None:
-        """Take over a whole answer."""
-        choice = completion.choices[0]
-        self.text = choice.message.content or ""
-        self.finish_reason = choice.finish_reason
-        self.usage = completion.usage
-        for index, call in enumerate(choice.message.tool_calls or ()):
-            self._add_call(index, call.function)
-
-    def add(self, event: Any) -> str:
-        """Take over an event of a stream; returns its text."""
-        self.usage = event.usage or self.usage
-        if not event.choices:
-            return ""
-        choice = event.choices[0]
-        self.finish_reason = choice.finish_reason or self.finish_reason
-        for call in choice.delta.tool_calls or ():
-            self._add_call(call.index, call.function)
-        piece: str = choice.delta.content or ""
-        self.text += piece
-        return piece
-
-    def _add_call(self, index: int, function: Any) -> None:
-        self.names[index] = self.names.get(index) or function.name
-        self.arguments[index] = self.arguments.get(index, "") + (function.arguments or "")
-
-    def reply(self, seconds: float) -> Reply:
-        calls = tuple(self._calls())
-        return Reply(
-            text=self.text,
-            finish_reason="length" if self.finish_reason == "length" else "stop",
-            tool_calls=calls,
-            parsed=_parsed(self.text) if self.has_schema and not calls else None,
-            report=self._report(seconds),
-        )
-
-    def _calls(self) -> list[ToolCall]:
-        """The calls whose arguments are whole. One that was cut off cannot be made."""
-        values = {index: _parsed(text or "{}") for index, text in self.arguments.items()}
-        return [
-            ToolCall(self.names[index], value)
-            for index, value in values.items()
-            if isinstance(value, dict)
-        ]
-
-    def _report(self, seconds: float) -> CallReport:
-        if self.usage is None:
-            return CallReport(service_s=seconds)
-        details = getattr(self.usage, "prompt_tokens_details", None)
-        return CallReport(
-            service_s=seconds,
-            prompt_tokens=self.usage.prompt_tokens,
-            output_tokens=self.usage.completion_tokens or 0,
-            cached_tokens=getattr(details, "cached_tokens", None) or 0,
-        )
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-# -- requests ------------------------------------------------------------------------------
-
-
-def _request(call: Call, model: str) -> dict[str, Any]:
-    spec = call.spec
-    if spec.messages is None:
-        raise CallRejectedError(f"call {call.call_id}: an endpoint takes chats, not raw prompts")
-    request: dict[str, Any] = {
-        "model": model,
-        "messages": [dict(message) for message in spec.messages],
-        "temperature": spec.temperature,
-        "top_p": spec.top_p,
-        "extra_headers": _headers(call),
-    }
-    if spec.max_tokens != NO_LIMIT:
-        request["max_tokens"] = spec.max_tokens
-    if spec.seed is not None:
-        request["seed"] = spec.seed
-    if spec.stop:
-        request["stop"] = list(spec.stop)
-    if spec.ignore_eos:
-        request["extra_body"] = {"ignore_eos": True}
-    return request | _form(spec)
-
-
-def _form(spec: CallSpec) -> dict[str, Any]:
-    form: dict[str, Any] = {}
-    if spec.schema is not None:
-        json_schema = {"name": "output", "schema": dict(spec.schema), "strict": True}
-        form["response_format"] = {"type": "json_schema", "json_schema": json_schema}
-    if spec.tools:
-        form["tools"] = [_tool(tool) for tool in spec.tools]
-        choice: Any = spec.tool_choice
-        if choice not in ("auto", "required", "none"):
-            choice = {"type": "function", "function": {"name": choice}}
-        form["tool_choice"] = choice
-    return form
-
-
-def _tool(tool: ToolSpec) -> dict[str, Any]:
-    function: dict[str, Any] = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": dict(tool.parameters),
-    }
-    if _may_be_strict(tool.parameters):
-        function["strict"] = True
-    return {"type": "function", "function": function}
-
-
-def _may_be_strict(schema: Mapping[str, Any]) -> bool:
-    """OpenAI holds a call to its schema only if asked, and only where every name is required."""
-    properties = schema.get("properties", {})
-    return schema.get("additionalProperties") is False and set(properties) == set(
-        schema.get("required", ())
-    )
-
-
-def _headers(call: Call) -> dict[str, str]:
-    headers = {
-        "x-agentrt-program": call.program_id,
-        "x-agentrt-type": call.program_type,
-        "x-agentrt-tenant": call.tenant,
-        "x-agentrt-call": call.call_id,
-    }
-    if call.session is not None:
-        headers["x-agentrt-session"] = call.session
-    # Names are the user's, and a header is one line of ASCII.
-    return {name: quote(value, safe="/:@ ") for name, value in headers.items()}
 
 
 # -- errors --------------------------------------------------------------------------------

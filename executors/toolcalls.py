@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.request import CallSpec, Message, ToolCall, ToolSpec
 
 _ANSWER = "answer"
+_REFERENCE = re.compile(r"^#/(\$defs|definitions)/")
 
 
 def output_schema(spec: CallSpec) -> Mapping[str, Any] | None:
@@ -26,11 +28,12 @@ def output_schema(spec: CallSpec) -> Mapping[str, Any] | None:
     """
     if not spec.tools or spec.tool_choice == "none":
         return spec.schema
-    tools = _chosen(spec)
-    forms = [_call_form(tool) for tool in tools]
+    definitions: dict[str, Any] = {}
+    forms = [_call_form(tool, definitions) for tool in _chosen(spec)]
     if spec.tool_choice == "auto":
-        forms.append(_answer_form(spec.schema))
-    return forms[0] if len(forms) == 1 else {"anyOf": forms}
+        forms.append(_answer_form(spec.schema, definitions))
+    form = forms[0] if len(forms) == 1 else {"anyOf": forms}
+    return {**form, "$defs": definitions} if definitions else form
 
 
 def with_tools(spec: CallSpec) -> tuple[Message, ...]:
@@ -133,12 +136,39 @@ def _chosen(spec: CallSpec) -> list[ToolSpec]:
     return chosen
 
 
-def _call_form(tool: ToolSpec) -> dict[str, Any]:
-    return _closed({"name": {"const": tool.name}, "arguments": dict(tool.parameters)})
+def _call_form(tool: ToolSpec, definitions: dict[str, Any]) -> dict[str, Any]:
+    arguments = _nested(tool.parameters, tool.name, definitions)
+    return _closed({"name": {"const": tool.name}, "arguments": arguments})
 
 
-def _answer_form(schema: Mapping[str, Any] | None) -> dict[str, Any]:
-    return _closed({_ANSWER: dict(schema) if schema is not None else {"type": "string"}})
+def _answer_form(schema: Mapping[str, Any] | None, definitions: dict[str, Any]) -> dict[str, Any]:
+    answer = {"type": "string"} if schema is None else _nested(schema, _ANSWER, definitions)
+    return _closed({_ANSWER: answer})
+
+
+def _nested(schema: Mapping[str, Any], owner: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """A schema to stand inside another. References are from the root: what they refer to
+    moves to ``definitions``, for the root, under names of its owner's own.
+    """
+    for key in ("$defs", "definitions"):
+        for name, part in schema.get(key, {}).items():
+            definitions[f"{owner}_{name}"] = _renamed(part, owner)
+    own = {key: part for key, part in schema.items() if key not in ("$defs", "definitions")}
+    nested: dict[str, Any] = _renamed(own, owner)
+    return nested
+
+
+def _renamed(part: Any, owner: str) -> Any:
+    """A part of a schema whose references are to the names of its owner."""
+    if isinstance(part, list):
+        return [_renamed(one, owner) for one in part]
+    if not isinstance(part, Mapping):
+        return part
+    renamed = {key: _renamed(one, owner) for key, one in part.items()}
+    reference = part.get("$ref")
+    if isinstance(reference, str):
+        renamed["$ref"] = _REFERENCE.sub(f"#/$defs/{owner}_", reference)
+    return renamed
 
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:

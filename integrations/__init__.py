@@ -1,1 +1,1 @@
-"""Bridges to other frameworks (LangGraph, MQTT, MCP, …). None is built yet."""
+"""Bridges to other frameworks (LangGraph, MQTT, MCP, …). `langchain` is the first."""

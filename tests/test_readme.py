@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from agentrt import Runtime
+from agentrt import Runtime, ToolCall
 from agentrt.cli.app import call
 from agentrt.cli.execute import Job
 from agentrt.cli.load import load_program
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.integrations.langchain.shared import close_all
 from agentrt.program import Program
+from agentrt.request import Call
 from agentrt.testing.scripted import ScriptedExecutor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +35,7 @@ def command_lines(word: str) -> list[str]:
     return [line for line in "".join(blocks("sh")).splitlines() if line.split()[:1] == [word]]
 
 
-PROGRAM, SCRIPT = blocks("python")
+PROGRAM, SCRIPT, AGENT = blocks("python")
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
@@ -77,6 +79,25 @@ def test_the_script_runs_two_programs_on_one_engine(
     assert options.scheduler.policy == "atlas"
     assert len(executor.calls) == 8
     assert ast.literal_eval(capsys.readouterr().out) == ["research-1", "research-2"]
+
+
+def test_the_agent_runs_on_the_embedded_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say(call: Call) -> ToolCall | str:
+        asked = call.spec.messages or ()
+        return '{"answer": "Three."}' if len(asked) > 1 else ToolCall("stock", {"item": "lamp"})
+
+    monkeypatch.setattr(
+        "agentrt.executors.vllm.engine.VLLMEngine", lambda options: ScriptedExecutor(say)
+    )
+    (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
+    runpy.run_path(str(tmp_path / "agent.py"), run_name="__main__")
+    close_all()
+    human, call, result, answer = capsys.readouterr().out.splitlines()
+    assert (human, answer) == ("human: How many lamps are there?", "ai: Three.")
+    assert "'args': {'item': 'lamp'}" in call
+    assert result == "tool: 3"
 
 
 @pytest.mark.parametrize("line", command_lines("agentrt"))

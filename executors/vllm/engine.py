@@ -162,6 +162,8 @@ class VLLMEngine:
             seed=spec.seed,
             stop=list(spec.stop),
             ignore_eos=spec.ignore_eos,
+            frequency_penalty=spec.frequency_penalty,
+            presence_penalty=spec.presence_penalty,
             structured_outputs=schema and StructuredOutputsParams(json=dict(schema)),
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
             extra_args=attach(call),

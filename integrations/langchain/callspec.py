@@ -11,7 +11,8 @@ from agentrt.errors import ConfigError
 from agentrt.options import LLMOptions, make_spec
 from agentrt.request import NO_LIMIT, CallSpec, Message, ToolSpec
 
-_SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "seed")
+_PENALTIES = ("frequency_penalty", "presence_penalty")
+_SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "seed", *_PENALTIES)
 _FORM = ("tools", "tool_choice", "response_format", "schema")
 # Every output is held to its schema, whatever `strict` says. A reply has one tool call, which
 # either value of `parallel_tool_calls` allows. `stream` tells LangChain which method to use.

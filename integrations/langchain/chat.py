@@ -35,7 +35,10 @@ from agentrt.runtime import Runtime
 
 RunManager = AsyncCallbackManagerForLLMRun | CallbackManagerForLLMRun | None
 _PROVIDER = "agentrt"
-_OPTIONS = ("model", "temperature", "top_p", "max_tokens", "timeout", "stop", "seed")
+_OPTIONS = (
+    *("model", "temperature", "top_p", "max_tokens", "timeout", "stop", "seed"),
+    *("frequency_penalty", "presence_penalty"),
+)
 
 
 class ChatAgentRT(BaseChatModel):
@@ -59,6 +62,8 @@ class ChatAgentRT(BaseChatModel):
     timeout: float | None = Field(default=None, gt=0)
     stop: list[str] | str | None = Field(default=None, alias="stop_sequences")
     seed: int | None = None
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     max_retries: int = Field(default=2, ge=0)
     streaming: bool = False
     api_key: SecretStr | None = Field(

@@ -7,23 +7,19 @@ import itertools
 import queue
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from agentrt import tracking
-from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError, NotServedError
+from agentrt.errors import CallTimeoutError, ConfigError, NotServedError
 from agentrt.executors.base import Chunk
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
-from agentrt.integrations.langchain.job import Job
+from agentrt.integrations.langchain.job import Job, running_loop
+from agentrt.integrations.langchain.onecall import alone, run_call, run_stream
 from agentrt.request import CallSpec, Reply
-from agentrt.run import Run, RunState
 from agentrt.runtime import Runtime
 from agentrt.scope import Scope
-
-PROGRAM_TYPE = "chat"
-"""The type of the programs that single calls are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +64,12 @@ class Door:
         """A door to an open runtime, on ``loop``: by default the one that runs now."""
         door = cls(lambda: runtime)
         door._make, door._runtime = None, runtime
-        try:
-            door._loop = loop or asyncio.get_running_loop()
-        except RuntimeError:
+        door._loop = loop or running_loop()
+        if door._loop is None:
             raise ConfigError(
                 "a runtime is borrowed on its own event loop: make the chat model inside "
                 "'async with Runtime(…) as runtime:', or give Door.borrow(runtime, loop)"
-            ) from None
+            )
         return door
 
     def open(self) -> None:
@@ -92,7 +87,7 @@ class Door:
         """Make a call. Cancelling it aborts it in the engine."""
         loop = self._home()
         if loop is asyncio.get_running_loop():
-            return await _alone(self._call(spec, terms))
+            return await alone(self._call(spec, terms))
         return await Job(loop, lambda: self._call(spec, terms)).wait_async()
 
     def stream(self, spec: CallSpec, terms: Terms = _ANY) -> Generator[Chunk, None, None]:
@@ -158,30 +153,17 @@ class Door:
     # -- on the runtime's loop ---------------------------------------------------------
 
     async def _call(self, spec: CallSpec, terms: Terms) -> Reply:
-        async with self._chunks(spec, terms, stream=False) as chunks:
-            replies = [chunk.reply async for chunk in chunks if chunk.reply is not None]
-        return replies[-1]
+        async with self._under(terms) as runtime:
+            return await run_call(runtime, spec, terms.scope)
 
     async def _stream(
         self, spec: CallSpec, terms: Terms, put: Callable[[Chunk | None], None]
     ) -> None:
         try:
-            async with self._chunks(spec, terms, stream=True) as chunks:
-                async for chunk in chunks:
-                    put(chunk)
+            async with self._under(terms) as runtime:
+                await run_stream(runtime, spec, terms.scope, put)
         finally:
             put(None)
-
-    @asynccontextmanager
-    async def _chunks(
-        self, spec: CallSpec, terms: Terms, *, stream: bool
-    ) -> AsyncIterator[AsyncIterator[Chunk]]:
-        async with self._under(terms) as runtime:
-            with _place(runtime, terms.scope) as scope:
-                assert isinstance(scope.owner, Run)
-                emitter = runtime.emitter(scope.owner)
-                async with aclosing(emitter.chunks(spec, stream=stream, scope=scope)) as chunks:
-                    yield chunks
 
     @asynccontextmanager
     async def _under(self, terms: Terms) -> AsyncIterator[Runtime]:
@@ -205,11 +187,13 @@ class Door:
         if self._opening is None:
             with tracking.outside():
                 self._opening = asyncio.create_task(self._open(self._make()))
+        opening = self._opening
         try:
             # Who gives up waiting does not stop the start for the others.
-            return await asyncio.shield(self._opening)
+            return await asyncio.shield(opening)
         except Exception:
-            self._opening = None
+            if self._opening is opening:  # and no later call tries again already
+                self._opening = None
             raise
 
     async def _open(self, runtime: Runtime) -> Runtime:
@@ -256,45 +240,14 @@ class Door:
 
     def _loop_for_threads(self) -> asyncio.AbstractEventLoop:
         loop = self._home()
-        with suppress(RuntimeError):
-            if asyncio.get_running_loop() is loop:
-                raise ConfigError(
-                    "a blocking call (invoke, stream, batch) on the event loop that runs the "
-                    "engine would wait for itself: use ainvoke, astream or abatch there"
-                )
+        if running_loop() is loop:
+            raise ConfigError(
+                "a blocking call (invoke, stream, batch) on the event loop that runs the "
+                "engine would wait for itself: use ainvoke, astream or abatch there"
+            )
         if self._make is None and not loop.is_running():
             raise ConfigError("the event loop of the borrowed runtime does not run")
         return loop
-
-
-async def _alone(work: Coroutine[Any, Any, Reply]) -> Reply:
-    """Await ``work`` in a task of its own, which a runtime that closes can cancel."""
-    with tracking.outside():
-        task = asyncio.create_task(work)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        me = asyncio.current_task()
-        if me is not None and me.cancelling():
-            raise
-        raise EngineDiedError("the call was cancelled: its runtime was closed") from None
-
-
-@contextmanager
-def _place(runtime: Runtime, scope: Scope | None) -> Iterator[Scope]:
-    """Where a call is made: ``scope``, or outside any program, in one of its own."""
-    if scope is not None:
-        yield scope
-        return
-    run, state = runtime.ledger.open(PROGRAM_TYPE), RunState.CANCELLED
-    try:
-        yield Scope(run, PROGRAM_TYPE)
-        state = RunState.DONE
-    except Exception:
-        state = RunState.FAILED
-        raise
-    finally:
-        runtime.ledger.close(run, state)
 
 
 def _display_name(model: str) -> str:

@@ -8,15 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from langchain_core.runnables.config import var_child_runnable_config
-
 Beat = Callable[[], None]
 
 _PERIOD_S = 0.05
 """Well below any idle timeout that makes sense: LangGraph does not tell how long it is."""
-
-_RUNTIME = "__pregel_runtime"
-"""Where LangGraph keeps the node's runtime in the config; what `get_runtime` reads."""
 
 
 def node_heartbeat() -> Beat | None:
@@ -27,8 +22,13 @@ def node_heartbeat() -> Beat | None:
     """
     if "langgraph.runtime" not in sys.modules:  # then no graph runs
         return None
-    config = var_child_runnable_config.get()
-    runtime = ((config or {}).get("configurable") or {}).get(_RUNTIME)
+    from langgraph.runtime import get_runtime
+
+    try:
+        runtime = get_runtime()
+    except (RuntimeError, KeyError):  # no runnable runs, or none of a graph's
+        return None
+    # LangGraph's type says that there always is one, but not in a chain without a graph.
     beat: Beat | None = getattr(runtime, "heartbeat", None)
     return None if beat is _no_effect() else beat
 

@@ -13,6 +13,14 @@ from agentrt.errors import EngineDiedError
 T = TypeVar("T")
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that this code runs on, if any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 class Job(Generic[T]):
     """Starts ``work`` on ``loop``, from any thread, in the context of who asks.
 
@@ -40,9 +48,15 @@ class Job(Generic[T]):
             raise
 
     def stop(self) -> None:
-        """Cancel the work if it is not over, and block until it is."""
-        if not self.outcome.done():
-            self._loop.call_soon_threadsafe(self._cancel)
+        """Cancel the work if it is not over, and block until it is.
+
+        On the work's own loop, where a stream may be left to the garbage collector, it
+        does not block: the work ends as soon as the loop goes on.
+        """
+        if self.outcome.done():
+            return
+        self._loop.call_soon_threadsafe(self._cancel)
+        if running_loop() is not self._loop:
             concurrent.futures.wait([self.outcome])
 
     async def wait_async(self) -> T:

@@ -1,8 +1,10 @@
 """LangGraph programs on agentrt: whose call it is, and what had to finish before it.
 
-`follow` is all that a program needs; `ChatAgentRT` calls it.
+`ChatAgentRT` needs nothing from here: it calls `follow` itself. `instrument` is for other chat
+models, whose calls go over HTTP.
 """
 
 from agentrt.integrations.langgraph.follower import Follower, follow, place_of_call
+from agentrt.integrations.langgraph.instrument import instrument, uninstrument
 
-__all__ = ["Follower", "follow", "place_of_call"]
+__all__ = ["Follower", "follow", "instrument", "place_of_call", "uninstrument"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
 import threading
@@ -11,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from agentrt import Runtime
 from agentrt.errors import (
@@ -77,10 +79,14 @@ class Handler(BaseHTTPRequestHandler):
         self.server.headers.append({k.lower(): v for k, v in self.headers.items()})
         if self.server.status != 200:
             self._json({"error": {"message": "no such luck", "code": self.server.status}})
+        elif self.server.hold:
+            with contextlib.suppress(ConnectionError):  # the client may be gone already
+                if body.get("stream"):
+                    self._events()
+                select.select([self.connection], [], [])  # readable when the client is gone
+            self.server.gone.set()
         elif body.get("stream"):
             self._events()
-        elif self.server.hold:
-            self._wait_for_the_end()
         else:
             choice = {"message": self.server.message, "finish_reason": self.server.finish_reason}
             self._json({"choices": [{"index": 0, **choice}], "usage": CACHED})
@@ -98,7 +104,6 @@ class Handler(BaseHTTPRequestHandler):
         for delta in self._deltas():
             self._event({"choices": [{"index": 0, "delta": delta}]})
         if self.server.hold:
-            self._wait_for_the_end()
             return
         last = {"index": 0, "delta": {}, "finish_reason": self.server.finish_reason}
         self._event({"choices": [last]})
@@ -118,10 +123,6 @@ class Handler(BaseHTTPRequestHandler):
     def _event(self, value: Any) -> None:
         self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
         self.wfile.flush()
-
-    def _wait_for_the_end(self) -> None:
-        select.select([self.connection], [], [])  # readable when the client is gone
-        self.server.gone.set()
 
 
 @pytest.fixture
@@ -179,20 +180,26 @@ async def test_a_call_and_its_identity_go_out(endpoint: OpenAIEndpoint, server: 
         }
     ]
     told = {k[10:]: v for k, v in server.headers[0].items() if k.startswith("x-agentrt-")}
+    # Ids count from 1 in each process, and a server has many clients.
+    assert told.pop("program").startswith("chat-1@")
     assert told == {
-        "program": "chat-1",
         "type": "weather bot",
         "tenant": "Zo%C3%AB",
         "session": "thread%0A1",
-        "call": "chat-1/0",
+        "call": "0",
+        "parents": "",
     }
 
 
 async def test_what_is_not_set_is_left_to_the_server(
     endpoint: OpenAIEndpoint, server: Server
 ) -> None:
-    await run(endpoint, call_of(max_tokens=NO_LIMIT, ignore_eos=True))
-    assert set(server.asked[0]) == {"model", "messages", "temperature", "top_p", "ignore_eos"}
+    await run(endpoint, call_of(max_tokens=NO_LIMIT))
+    set_always = {"model", "messages", "temperature", "top_p"}
+    assert set(server.asked[0]) == set_always
+    rare = {"ignore_eos": True, "frequency_penalty": 0.5, "presence_penalty": -1.0}
+    await run(endpoint, call_of(max_tokens=NO_LIMIT, **rare))
+    assert {k: v for k, v in server.asked[1].items() if k not in set_always} == rare
     assert "x-agentrt-session" not in server.headers[0]
 
 
@@ -336,7 +343,7 @@ def close_doors() -> Iterator[None]:
 
 @pytest.mark.usefixtures("close_doors")
 def test_a_chat_model_by_its_url(server: Server) -> None:
-    model = ChatAgentRT(base_url=server.url, api_key="key")
+    model = ChatAgentRT(base_url=server.url, api_key=SecretStr("key"))
     message = model.invoke("hello")
     assert (message.text, message.response_metadata["model_name"]) == ("one two", "lab/tiny")
     assert server.headers[0]["authorization"] == "Bearer key"
@@ -365,9 +372,8 @@ def test_native_calls_stream_at_the_end(server: Server) -> None:
     server.message = {"role": "assistant", "content": "so", "tool_calls": calls}
     schema = {"name": "add", "parameters": dict(ADD.parameters)}
     model = ChatAgentRT(base_url=server.url).bind_tools([{"type": "function", "function": schema}])
-    whole, *more = list(model.stream("hello"))
-    for chunk in more:
-        whole += chunk
+    first, *more = list(model.stream("hello"))
+    whole = sum(more, first)
     for message in (whole, model.invoke("hello")):
         assert [call["args"] for call in message.tool_calls] == [{"a": 1}] * 2
         assert len({call["id"] for call in message.tool_calls}) == 2
@@ -378,4 +384,4 @@ async def test_programs_run_at_an_endpoint(server: Server) -> None:
     async with Runtime(OpenAIEndpoint(server.url)) as runtime:
         message = await ChatAgentRT(runtime=runtime).ainvoke("hello")
     assert message.response_metadata["agentrt"]["program_id"] == "chat-1"
-    assert server.headers[0]["x-agentrt-program"] == "chat-1"
+    assert server.headers[0]["x-agentrt-program"].startswith("chat-1@")

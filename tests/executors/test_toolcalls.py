@@ -6,7 +6,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from agentrt.executors.toolcalls import read_output, with_tools
+import pytest
+
+from agentrt.executors.toolcalls import output_schema, read_output, with_tools
 from agentrt.request import CallSpec, Message, ToolCall, ToolSpec
 
 ADD = ToolSpec("add", "Add.", {"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -75,3 +77,38 @@ def test_the_model_is_told_the_form_of_each_call_and_of_the_answer() -> None:
     assert told[-1].endswith('{"answer":{"total":"<integer>"}}')
     told = with_tools(replace(spec, tool_choice="add"))[0]["content"].splitlines()
     assert told[-1] == '{"name":"add","arguments":{"a":"<integer>"}}'
+
+
+NODE = {
+    "type": "object",
+    "properties": {"next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
+    "required": ["next"],
+    "additionalProperties": False,
+}
+OTHER_NODE = {"enum": [1, 2]}
+
+
+def test_schemas_that_refer_to_themselves_keep_their_meaning_beside_each_other() -> None:
+    """Both tools, and the answer, have a Node of their own."""
+
+    def holder(node: dict[str, Any], key: str = "$defs") -> dict[str, Any]:
+        return {
+            key: {"Node": node},
+            "type": "object",
+            "properties": {"node": {"$ref": f"#/{key}/Node"}},
+            "required": ["node"],
+            "additionalProperties": False,
+        }
+
+    tools = (
+        ToolSpec("one", "", holder(NODE)),
+        ToolSpec("two", "", holder(OTHER_NODE, "definitions")),
+    )
+    schema = output_schema(CallSpec(messages=(ASK,), tools=tools, schema=holder(NODE)))
+    assert schema is not None
+    obeys = pytest.importorskip("jsonschema").Draft202012Validator(schema).is_valid
+    deep = {"next": {"next": None}}
+    for node, is_one, is_two in ((deep, True, False), (2, False, True), (3, False, False)):
+        assert obeys({"name": "one", "arguments": {"node": node}}) is is_one
+        assert obeys({"name": "two", "arguments": {"node": node}}) is is_two
+        assert obeys({"answer": {"node": node}}) is is_one

@@ -1,86 +1,33 @@
-"""ChatAgentRT: what a call asks of the engine, and what comes back as messages."""
+"""ChatAgentRT: what a call asks of the engine, what is refused, and what LangChain makes of it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from typing import Any, TypedDict
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
-from langchain_core.tools import tool
-from pydantic import BaseModel, ValidationError
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from pydantic import ValidationError
 
 from agentrt import Runtime, ToolCall
 from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.request import NO_LIMIT, CallSpec
 from agentrt.testing.scripted import ScriptedExecutor
+from tests.integrations.langchain.samples import (
+    JOKE,
+    Joke,
+    JokeDict,
+    add,
+    asked,
+    ping,
+    streamed,
+)
 from tests.integrations.langchain.stub import HeldExecutor, copy_from_the_question
 
-JOKE = {"type": "object", "properties": {"setup": {"type": "string"}}, "required": ["setup"]}
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-@tool
-def ping() -> str:
-    """Say pong."""
-    return "pong"
-
-
-class Joke(BaseModel):
-    """A joke."""
-
-    setup: str
-
-
-class JokeDict(TypedDict):
-    """A joke."""
-
-    setup: str
-
-
-@pytest.fixture
-def script() -> dict[str, str | ToolCall]:
-    """What the model says to anything, under ``say``."""
-    return {"say": "one two three"}
-
-
-@pytest.fixture
-def executor(script: dict[str, str | ToolCall]) -> ScriptedExecutor:
-    return ScriptedExecutor(lambda call: script["say"], model="lab/tiny")
-
-
-@pytest.fixture
-async def runtime(executor: ScriptedExecutor) -> AsyncIterator[Runtime]:
-    async with Runtime(executor) as runtime:
-        yield runtime
-        assert not runtime.runs
-
-
-@pytest.fixture
-async def model(runtime: Runtime) -> ChatAgentRT:
-    return ChatAgentRT(runtime=runtime)
-
-
-def asked(executor: ScriptedExecutor) -> CallSpec:
-    return executor.calls[-1].spec
-
-
-async def streamed(chat: Any, ask: str = "hello", /, **options: Any) -> list[AIMessageChunk]:
-    return [chunk async for chunk in chat.astream(ask, **options)]
-
-
-def whole(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    return sum(chunks[1:], chunks[0])
+XML: Any = "xml"
 
 
 # -- what is asked ---------------------------------------------------------------------------
@@ -97,14 +44,29 @@ async def test_options_of_the_model_are_those_of_its_calls(
         max_tokens=7,
         stop_sequences=["x"],
         seed=3,
+        frequency_penalty=0.25,
+        presence_penalty=-1,
     )
     await model.ainvoke("hello")
     chat = ({"role": "user", "content": "hello"},)
     assert asked(executor) == CallSpec(
-        messages=chat, temperature=0.5, top_p=0.9, max_tokens=7, stop=("x",), seed=3
+        messages=chat,
+        temperature=0.5,
+        top_p=0.9,
+        max_tokens=7,
+        stop=("x",),
+        seed=3,
+        frequency_penalty=0.25,
+        presence_penalty=-1,
     )
+    per_call: dict[str, Any] = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0,
+        "seed": 4,
+        "top_p": 1.0,
+    }
     await model.ainvoke(
-        "hello", stop=["y", "z"], max_tokens=2, temperature=0, top_p=1.0, seed=4, model="tiny"
+        "hello", stop=["y", "z"], max_tokens=2, temperature=0, model="tiny", **per_call
     )
     assert asked(executor) == CallSpec(messages=chat, max_tokens=2, stop=("y", "z"), seed=4)
 
@@ -196,162 +158,6 @@ async def test_text_is_a_format_too(model: ChatAgentRT, executor: ScriptedExecut
     assert asked(executor).schema is None
 
 
-# -- what comes back -------------------------------------------------------------------------
-
-
-async def test_a_message_says_what_it_cost_and_whose_it_was(
-    model: ChatAgentRT, runtime: Runtime
-) -> None:
-    message = await model.ainvoke("hello")
-    assert (message.text, message.id is not None) == ("one two three", True)
-    assert message.usage_metadata == {
-        "input_tokens": 2,
-        "output_tokens": 4,
-        "total_tokens": 6,
-        "input_token_details": {"cache_read": 0},
-    }
-    assert message.response_metadata == {
-        "model_name": "lab/tiny",
-        "finish_reason": "stop",
-        "agentrt": {
-            "program_id": "chat-1",
-            "node": 0,
-            "service_s": pytest.approx(0.12),
-            "waiting_s": 0.0,
-            "preemptions": 0,
-        },
-    }
-
-
-async def test_a_stream_grows_and_says_its_usage_once(model: ChatAgentRT) -> None:
-    chunks = await streamed(model)
-    assert [chunk.text for chunk in chunks] == ["one", " two", " thre", "e", ""]
-    assert [chunk.usage_metadata is not None for chunk in chunks] == [False] * 4 + [True]
-    assert [chunk.chunk_position for chunk in chunks] == [None] * 4 + ["last"]
-    assert len({chunk.id for chunk in chunks}) == 1
-    message = await model.ainvoke("hello")
-    assert whole(chunks).usage_metadata == message.usage_metadata
-    metadata = whole(chunks).response_metadata
-    assert metadata.pop("agentrt")["program_id"] == "chat-1"
-    assert metadata == {"model_name": "lab/tiny", "finish_reason": "stop"}
-
-
-async def test_an_answer_streams_as_text_when_there_are_tools(
-    model: ChatAgentRT, script: dict[str, Any]
-) -> None:
-    script["say"] = '{"answer": "It is three."}'
-    chunks = await streamed(model.bind_tools([add]))
-    assert whole(chunks).content == "It is three."
-    assert len([chunk for chunk in chunks if chunk.content]) > 2
-    assert whole(chunks).tool_calls == []
-    assert (await model.bind_tools([add]).ainvoke("hello")).content == "It is three."
-
-
-async def test_a_call_streams_as_chunks_of_a_call(
-    model: ChatAgentRT, script: dict[str, Any]
-) -> None:
-    script["say"] = ToolCall("add", {"a": 1, "b": 2})
-    chunks = await streamed(model.bind_tools([add]))
-    parts = [part for chunk in chunks for part in chunk.tool_call_chunks]
-    assert (parts[0]["name"], parts[0]["args"]) == ("add", "")
-    assert len(parts) > 2
-    assert {part["index"] for part in parts} == {0}
-    full = whole(chunks)
-    [call] = full.tool_calls
-    assert (call["name"], call["args"], full.content) == ("add", {"a": 1, "b": 2}, "")
-    assert full.response_metadata["finish_reason"] == "tool_calls"
-    assert [block["type"] for block in full.content_blocks] == ["tool_call"]
-
-
-async def test_ids_of_tool_calls_differ_and_come_again_in_a_new_process(
-    script: dict[str, Any],
-) -> None:
-    script["say"] = ToolCall("ping", {})
-
-    async def ids() -> list[str | None]:
-        async with Runtime(ScriptedExecutor(lambda call: script["say"])) as runtime:
-            model = ChatAgentRT(runtime=runtime).bind_tools([ping])
-            messages = [
-                await model.ainvoke("a"),
-                await model.ainvoke("a"),
-                await model.ainvoke("b"),
-            ]
-            messages.append(whole(await streamed(model, "b")))
-            return [message.tool_calls[0]["id"] for message in messages]
-
-    first = await ids()
-    assert first == await ids()
-    assert len(set(first)) == 4
-    assert all(call_id is not None and call_id.startswith("call_") for call_id in first)
-
-
-async def test_an_output_that_is_cut_off_keeps_what_it_has(
-    model: ChatAgentRT, script: dict[str, Any]
-) -> None:
-    bound = model.bind_tools([add])
-    script["say"] = '{"answer": "It is three."}'
-    cut = await bound.ainvoke("hello", max_tokens=6)
-    assert cut.response_metadata["finish_reason"] == "length"
-    assert cut.text
-    assert "It is three.".startswith(cut.text)
-    assert cut.text == whole(await streamed(bound, max_tokens=6)).text
-    script["say"] = ToolCall("add", {"a": 1, "b": 2})
-    cut = await bound.ainvoke("hello", max_tokens=10)
-    assert (cut.tool_calls, cut.content) == ([], "")
-    [bad] = cut.invalid_tool_calls
-    assert (bad["name"], bad["args"]) == ("add", '{"a": 1,')
-
-
-async def test_batches_run_side_by_side(model: ChatAgentRT, executor: ScriptedExecutor) -> None:
-    messages = await model.abatch(["a", "b", "c"])
-    assert [message.text for message in messages] == ["one two three"] * 3
-    assert sorted(executor.ended) == ["chat-1", "chat-2", "chat-3"]
-    first = await asyncio.to_thread(model.batch, ["a", "b"])
-    assert len(first) == 2
-
-
-# -- structured output -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
-@pytest.mark.parametrize(
-    "schema", [Joke, JokeDict, {"title": "Joke", "description": "A joke.", **JOKE}]
-)
-async def test_structured_output_by_every_method(
-    model: ChatAgentRT, script: dict[str, Any], method: Any, schema: Any
-) -> None:
-    setup = {"setup": "a cat"}
-    script["say"] = ToolCall("Joke" if schema is not JokeDict else "JokeDict", setup)
-    if method != "function_calling":
-        script["say"] = json.dumps(setup)
-    expected = Joke(**setup) if schema is Joke else setup
-    held = model.with_structured_output(schema, method=method)
-    assert await held.ainvoke("hello") == expected
-    assert [part async for part in held.astream("hello")][-1] == expected
-    raw: Any = await model.with_structured_output(schema, method=method, include_raw=True).ainvoke(
-        "hello"
-    )
-    assert (raw["parsed"], raw["parsing_error"]) == (expected, None)
-    assert isinstance(raw["raw"], AIMessage)
-
-
-async def test_json_mode_needs_no_schema(model: ChatAgentRT, script: dict[str, Any]) -> None:
-    script["say"] = '{"anything": 1}'
-    assert await model.with_structured_output(None, method="json_mode").ainvoke("hello") == {
-        "anything": 1
-    }
-
-
-async def test_what_cannot_be_parsed_is_told(model: ChatAgentRT, script: dict[str, Any]) -> None:
-    script["say"] = '{"setup": '
-    with pytest.raises(OutputParserException):
-        await model.with_structured_output(Joke, method="json_schema").ainvoke("hello")
-    told = model.with_structured_output(Joke, method="json_schema", include_raw=True)
-    raw: Any = await told.ainvoke("hello")
-    assert raw["parsed"] is None
-    assert isinstance(raw["parsing_error"], OutputParserException)
-
-
 # -- errors ----------------------------------------------------------------------------------
 
 
@@ -362,6 +168,7 @@ async def test_what_cannot_be_parsed_is_told(model: ChatAgentRT, script: dict[st
         ({"model": "huge"}, "serves 'lab/tiny', not model 'huge'"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"temperature": -1}, "temperature must be at least 0"),
+        ({"frequency_penalty": 3}, "frequency_penalty must be from -2 to 2, got 3"),
         ({"tools": [{"type": "web_search"}]}, "'web_search' is a service of another provider"),
         ({"tool_choice": "add"}, "tool_choice 'add' is no tool of this call"),
         ({"schema": JOKE, "response_format": JOKE}, "schema or response_format, not both"),
@@ -382,7 +189,11 @@ async def test_a_call_that_cannot_be_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: ChatAgentRT(colour="red"), ConfigError, "no option 'colour'; it has model, temp"),
+        (
+            lambda: ChatAgentRT(colour="red"),  # type: ignore[call-arg]
+            ConfigError,
+            "no option 'colour'; it has model, temp",
+        ),
         (lambda: ChatAgentRT(runtime="mine"), ConfigError, "runtime is a str; give an open"),
         (
             lambda: ChatAgentRT(runtime=Runtime(ScriptedExecutor())),
@@ -397,7 +208,7 @@ async def test_a_call_that_cannot_be_is_refused_in_one_line(
             "'sub' is no tool",
         ),
         (
-            lambda: ChatAgentRT().with_structured_output(Joke, method="xml"),
+            lambda: ChatAgentRT().with_structured_output(Joke, method=XML),
             ConfigError,
             "'xml' is none",
         ),

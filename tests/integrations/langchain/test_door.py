@@ -252,6 +252,15 @@ async def test_a_worker_thread_may_block_but_the_loop_may_not() -> None:
                 blocking()
 
 
+async def test_a_stream_of_a_thread_may_be_closed_on_the_loop(held: HeldExecutor) -> None:
+    async with Runtime(held) as runtime:
+        stream = Door.borrow(runtime).stream(SPEC)
+        assert (await asyncio.to_thread(next, stream)).text == "one"
+        stream.close()
+        while held.live:
+            await asyncio.sleep(0)
+
+
 def test_a_runtime_is_borrowed_where_it_lives() -> None:
     runtime = Runtime(ScriptedExecutor())
     with pytest.raises(ConfigError, match="borrowed on its own event loop"):

@@ -120,7 +120,9 @@ def test_old_function_calls_find_their_results() -> None:
 
 
 def test_roles_by_hand() -> None:
-    chat = as_chat([ChatMessage("a", role="human"), ChatMessage("b", role="critic")])
+    chat = as_chat(
+        [ChatMessage(content="a", role="human"), ChatMessage(content="b", role="critic")]
+    )
     assert [message["role"] for message in chat] == ["user", "critic"]
 
 

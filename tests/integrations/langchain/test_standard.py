@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,3 +80,10 @@ class TestIntegration(ChatModelIntegrationTests):
             return model.invoke("hello " * 100)
         chunks = list(model.stream("hello " * 100))
         return sum(chunks[1:], chunks[0])
+
+
+def test_importing_it_loads_neither_engines_nor_clients_nor_graphs() -> None:
+    heavy = {"vllm", "torch", "openai", "langgraph"}
+    code = f"import sys, agentrt.integrations.langchain; print({heavy} & sys.modules.keys())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

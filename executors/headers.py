@@ -1,0 +1,43 @@
+"""How a call says over HTTP whose it is: one name for each thing, the same for all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import quote
+from uuid import uuid4
+
+PREFIX = "x-agentrt-"
+# Program ids count from 1 in each process; a server must tell its clients' apart.
+_PROCESS = uuid4().hex[:12]
+
+
+def identity_headers(
+    *,
+    program_id: str,
+    program_type: str,
+    tenant: str,
+    session: str | None,
+    node_id: int,
+    node: str,
+    parents: Iterable[int],
+) -> dict[str, str]:
+    """The headers of one call.
+
+    ``x-agentrt-program`` is unique over processes; ``-call`` is the call's node in its
+    program's DAG and ``-parents`` those that had to end before it, by number, with commas;
+    ``-node`` is the node function that made it. What is no ASCII is percent-encoded.
+    """
+    values = {
+        "program": f"{program_id}@{_PROCESS}",
+        "type": program_type,
+        "tenant": tenant,
+        "session": session,
+        "call": str(node_id),
+        "node": node or None,
+        "parents": ",".join(map(str, parents)),
+    }
+    return {f"{PREFIX}{name}": _safe(value) for name, value in values.items() if value is not None}
+
+
+def _safe(value: str) -> str:
+    return quote(value, safe=" /:;,.@+-_~!*'()=<>[]{}|")
