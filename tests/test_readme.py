@@ -42,8 +42,9 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the reader of README.md stands: research.py is written, demos/ is there."""
+    """Where the reader of README.md stands: with its programs written, and demos/ there."""
     (tmp_path / "research.py").write_text(PROGRAM, encoding="utf-8")
+    (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
     (tmp_path / "demos").symlink_to(ROOT / "demos")
     monkeypatch.chdir(tmp_path)
     return tmp_path
