@@ -59,10 +59,9 @@ def test_the_session_goes_on_with_the_threads_messages(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for line in "".join(blocks("sh")).splitlines()[2:]:
-        out = ""
-        if call(shlex.split(line, comments=True)[1:]) == 0:
-            out = capsys.readouterr().out
-    said = [one["content"] for one in json.loads(out)["messages"]]
+        call([*shlex.split(line, comments=True)[1:], "--json"])
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    said = [one["content"] for one in last["results"][-1]["messages"]]
     assert said[0::3] == ["An ode to tea.", "Shorter."]
     assert said[2::3] == ["Approved by Ann.", "Approved by Bob."]
 

@@ -18,6 +18,10 @@ class Invocation:
 
     arguments: Sequence[str] = ()
 
+    def going_on(self, thread: str) -> str:
+        """The command that goes on with ``thread``, where it is."""
+        return self.answering(thread, ())
+
     def answering(self, thread: str | None, ids: Sequence[str]) -> str:
         """The command that answers the questions ``ids`` in ``thread``.
 

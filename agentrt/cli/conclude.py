@@ -36,6 +36,8 @@ def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as
         _print_results(outcome.runs)
         print_report(outcome, console)
     for run in losers[:_FAULTS_SHOWN]:
+        if run.id in job.plan.resumes:
+            click.echo(f"{run.id} can go on with: {job.plan.resumes[run.id]}", err=True)
         click.echo(_fault(run, job, log), err=True)
     if len(losers) > _FAULTS_SHOWN:
         click.echo(f"error: {len(losers)} of {len(outcome.runs)} programs failed", err=True)
@@ -65,9 +67,13 @@ def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
 
 
 def _as_text(result: Any) -> str:
-    """A result for people: text as it is, all else as JSON."""
+    """A result for people: text as it is, of a chat its last message, all else as JSON."""
     if isinstance(result, str):
         return result
+    if isinstance(result, dict) and list(result) == ["messages"] and result["messages"]:
+        text = getattr(result["messages"][-1], "text", "")
+        if isinstance(text, str) and text:
+            return str(text)
     return json.dumps(result, default=plain, ensure_ascii=False)
 
 

@@ -52,6 +52,7 @@ class GraphPlan:
 
     def __init__(self, target: GraphTarget, terms: GraphTerms, invocation: Invocation) -> None:
         self.questions: list[OpenQuestion] = []
+        self.resumes: dict[str, str] = {}
         self._target = target
         self._terms = terms
         self._invocation = invocation
@@ -68,10 +69,14 @@ class GraphPlan:
             yield [start for start in starts if start is not None]
 
     async def after(self, start: Start, run: Run) -> Start | None:
-        if run.state is not RunState.INTERRUPTED or start.session is None:
+        if run.state is RunState.DONE or start.session is None:
             return None
         standing = await standing_of(self._graph, start.session)
-        return await self._answered(start.session, standing, run.id) if standing.next else None
+        if run.state is RunState.INTERRUPTED:
+            return await self._answered(start.session, standing, run.id) if standing.next else None
+        if standing.next and self._keeper is not None and self._keeper.lasting:
+            self.resumes[run.id] = self._invocation.going_on(start.session)
+        return None
 
     # -- before the first start --------------------------------------------------------
 

@@ -40,10 +40,12 @@ class OpenQuestion:
 class Plan(Protocol):
     """The programs of a command.
 
-    ``questions`` are those that nobody was there to answer.
+    ``questions`` are those that nobody was there to answer. ``resumes`` has, by the ids of
+    runs that came to no end, the commands that go on where they were.
     """
 
     questions: list[OpenQuestion]
+    resumes: dict[str, str]
 
     def opened(self, human: Human) -> AbstractAsyncContextManager[Sequence[Start]]:
         """What to start first, checked, on the loop that it is to run on. It may be nothing."""
@@ -57,6 +59,7 @@ class ProgramPlan:
 
     def __init__(self, program: Program, input: Any = None, n: int = 1) -> None:
         self.questions: list[OpenQuestion] = []
+        self.resumes: dict[str, str] = {}
         self._starts = [Start(program, input)] * n
 
     @asynccontextmanager

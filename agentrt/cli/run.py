@@ -42,7 +42,8 @@ it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
     cls=RunOption,
     group="Program",
     help="The program's input. What begins with { or [ is JSON; @FILE is a file's content, JSON "
-    "if it ends in .json; @@ stands for one @; all else is text.",
+    "if it ends in .json; @@ stands for one @; all else is text: for a graph with messages, what "
+    "the user says.",
 )
 @click.option(
     "--n",
@@ -130,7 +131,7 @@ it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
     is_flag=True,
     cls=RunOption,
     group="Output",
-    help="Print one JSON object as the last line: results, programs, engine, policy.",
+    help="Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
 )
 @click.option(
     "--verbose",

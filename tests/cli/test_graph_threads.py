@@ -185,3 +185,40 @@ def test_questions_are_asked_on_the_terminal(
         code, value = command(write(ASKS), "--input", '{"cups": 1}')
     assert (code, states(value)) == (0, ["interrupted", "interrupted", "done"])
     assert value["results"][-1]["seen"] == ["draft", "True", "'Ann'"]
+
+
+def test_what_failed_goes_on_from_its_last_checkpoint(
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Without --thread, the printed command alone knows the thread's name."""
+    monkeypatch.chdir(tmp_path)
+    path = write(
+        f"{HEAD}import os\n"
+        "async def first(state: Tea) -> Tea:\n"
+        "    return {'seen': [(await model.ainvoke('first')).content]}\n"
+        "def second(state: Tea) -> Tea:\n    return {'seen': [os.environ['SECOND']]}\n"
+        "graph = chain(Tea, first, second)\n"
+    )
+    assert invoke("run", path, "--input", '{"cups": 1}', "--checkpointer", "sqlite:t.db") == 1
+    lines = capsys.readouterr().err.splitlines()
+    [told] = [line for line in lines if line.startswith("graph-1 can go on with: ")]
+    assert lines[-1] == "error: program graph-1 failed: KeyError: 'SECOND'"
+    monkeypatch.setenv("SECOND", "second")
+    assert invoke(*shlex.split(told.partition(": ")[2])[1:], "--json") == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["results"] == [{"cups": 1, "seen": ["first", "second"]}]
+    assert value["programs"][0]["calls"] == 0
+
+
+def test_questions_are_in_the_drawing(write: Write, command: Command, tmp_path: Path) -> None:
+    code, _ = command(write(ASKS), "--input", '{"cups": 1}', "--dag", "dag.json")
+    assert code == 3
+    call, question = json.loads((tmp_path / "dag.json").read_text())["nodes"]
+    assert (call["kind"], call["scope"], call["state"]) == ("call", "graph/draft", "done")
+    assert (question["kind"], question["scope"]) == ("human", "graph/approve")
+    assert (question["name"], question["state"]) == ("Is it good?", "interrupted")
+    assert question["parents"] == [call["id"]]

@@ -128,6 +128,18 @@ def test_input(
     assert capsys.readouterr().out.splitlines()[0] == seen
 
 
+def test_of_a_chat_people_read_the_last_message(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        f"{HEAD}async def say(state: MessagesState):\n"
+        "    return {'messages': [await model.ainvoke(state['messages'])]}\n"
+        "graph = chain(MessagesState, say)\n"
+    )
+    assert invoke("run", path, "--input", "hello") == 0
+    assert capsys.readouterr().out == "hello\n"
+
+
 def test_calls_outside_every_program_are_counted(
     write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
 ) -> None:
