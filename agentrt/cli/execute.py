@@ -73,6 +73,8 @@ async def execute(job: Job, executor: Executor, screen: Screen, log: EngineLog) 
 
 
 async def _play(job: Job, runtime: Runtime, starts: Sequence[Start], watch: Watch) -> None:
+    """Run what is to be started, and what follows each end."""
+
     async def from_start(start: Start) -> None:
         following: Start | None = start
         while following is not None:
@@ -81,9 +83,15 @@ async def _play(job: Job, runtime: Runtime, starts: Sequence[Start], watch: Watc
             following = await job.plan.after(following, run)
 
     with lent(runtime):
-        first = [from_start(start) for start in starts]
+        courses = [asyncio.create_task(from_start(start)) for start in starts]
         watch.show(runtime)
-        await asyncio.gather(*first)
+        try:
+            await asyncio.gather(*courses)
+        finally:
+            # One may have raised: nothing is to be started for the others any more.
+            for course in courses:
+                course.cancel()
+            await asyncio.wait(courses)
 
 
 def _start(runtime: Runtime, start: Start) -> Run:
