@@ -23,14 +23,18 @@ Listener = Callable[[Event], None]
 
 
 class Ledger:
-    """Runs by id, and the process ``table`` over the live ones. ``clock`` gives seconds."""
+    """Runs by id, and the process ``table`` over the live ones. ``clock`` gives seconds.
+
+    ``lock`` is held for each entry; whoever changes a scope of a program that is kept here, by
+    a fork or a join, holds it too.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.table = ProcessTable()
         self.runs: dict[str, Run] = {}
         self._opened = 0
-        self._lock = RLock()
+        self.lock = RLock()
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
@@ -55,7 +59,7 @@ class Ledger:
         size_hint: float | None = None,
     ) -> Run:
         """A program of this type began."""
-        with self._lock:
+        with self.lock:
             self._opened += 1
             run_id, now = f"{type}-{self._opened}", self.clock()
             row = self.table.start_program(run_id, type, now, tenant=tenant, session=session)
@@ -68,7 +72,7 @@ class Ledger:
 
     def rename(self, run: Run, type: str) -> None:
         """A program's type became known only after its beginning, but before its first node."""
-        with self._lock:
+        with self.lock:
             run.type = run.row.type = run.dag.program_type = type
 
     def close(self, run: Run, state: RunState, error: BaseException | None = None) -> None:
@@ -76,7 +80,7 @@ class Ledger:
 
         One that is done, but has asked what nobody has answered, is interrupted.
         """
-        with self._lock:
+        with self.lock:
             if state is RunState.DONE and run.row.humans:
                 state = RunState.INTERRUPTED
             run.state, run.error = state, error
@@ -90,7 +94,7 @@ class Ledger:
 
     def begin_call(self, run: Run, scope: Scope, name: str, after: Iterable[int] = ()) -> Node:
         """The code in ``scope`` emitted a call, which also comes after the nodes ``after``."""
-        with self._lock:
+        with self.lock:
             node = self._begin(run, scope, NodeKind.CALL, name, after)
             self.table.call_arrived(run.row, call_id(run, node), node.created_at)
             return node
@@ -106,7 +110,7 @@ class Ledger:
         error: BaseException | None = None,
     ) -> None:
         """The call that is ``node`` is over; ``report`` is what it used."""
-        with self._lock:
+        with self.lock:
             now, dag = self.clock(), run.dag
             # A program of a foreign framework may end before its calls do.
             if not node.state.ended:
@@ -128,7 +132,7 @@ class Ledger:
         self, run: Run, scope: Scope, kind: NodeKind, name: str, after: Iterable[int] = ()
     ) -> Node:
         """The code in ``scope`` went to a tool, or to a human."""
-        with self._lock:
+        with self.lock:
             node = self._begin(run, scope, kind, name, after)
             run.dag.start(node.id, node.created_at)
             human = kind is NodeKind.HUMAN
@@ -139,7 +143,7 @@ class Ledger:
         self, run: Run, scope: Scope, node: Node, error: BaseException | None = None
     ) -> None:
         """The interrupt is over: an `Exception` failed it, any other error called it off."""
-        with self._lock:
+        with self.lock:
             now = self.clock()
             if not node.state.ended:
                 if error is None:
@@ -153,16 +157,6 @@ class Ledger:
             self._leave(run, scope, node, now)
 
     # -- both --------------------------------------------------------------------------
-
-    def join(self, scope: Scope, ended: Scope) -> None:
-        """The code in ``scope`` waited for the code in ``ended``, which is over."""
-        with self._lock:
-            scope.join(ended)
-
-    def fork(self, scope: Scope) -> Scope:
-        """The scope of code that starts now, from ``scope``."""
-        with self._lock:
-            return scope.fork()
 
     def _begin(
         self, run: Run, scope: Scope, kind: NodeKind, name: str, after: Iterable[int]

@@ -26,6 +26,8 @@ def identity_headers(
     ``x-agentrt-program`` is unique over processes; ``-call`` is the call's node in its
     program's DAG and ``-parents`` those that had to end before it, by number, with commas;
     ``-node`` is the node function that made it. What is no ASCII is percent-encoded.
+    ``X-Session-ID`` repeats the program for a plain `vllm serve` with our scheduler, which
+    reads no other header.
     """
     values = {
         "program": f"{program_id}@{_PROCESS}",
@@ -36,7 +38,8 @@ def identity_headers(
         "node": node or None,
         "parents": ",".join(map(str, parents)),
     }
-    return {f"{PREFIX}{name}": _safe(value) for name, value in values.items() if value is not None}
+    headers = {f"{PREFIX}{name}": _safe(v) for name, v in values.items() if v is not None}
+    return headers | {"x-session-id": headers[f"{PREFIX}program"]}
 
 
 def _safe(value: str) -> str:

@@ -95,11 +95,13 @@ def test_threads_write_into_one_dag(ledger: Ledger) -> None:
     gate = threading.Barrier(8)
 
     def work() -> None:
-        mine = ledger.fork(scope)
+        with ledger.lock:
+            mine = scope.fork()
         gate.wait()
         for _ in range(50):
             ledger.end_call(run, mine, ledger.begin_call(run, mine, "llm"), REPORT)
-        ledger.join(scope, mine)
+        with ledger.lock:
+            scope.join(mine)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:

@@ -2,7 +2,8 @@
 
 It bounds the tail of a policy that prefers the short: whatever comes after it, the oldest
 program is served at the lane's rate at least, so a program's waiting is bounded by the
-work of those that were there before it over that rate.
+work of those that were there before it over that rate. The rate grows while the oldest
+waits much longer than the others do: a few are left behind then, and small ones pass them by.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ _SAVED_S = 1.0
 CHARGED_EVERY_S = 0.25
 """A lane's call is charged at least so often. Charged later than that, and all at once, its
 service would find the credit of that time cut off already at what can be saved."""
+_CROWD = 8
+"""So many must be in line for their ages to say how unfairly they wait."""
+_UNFAIR = 1.5
+"""The oldest's age over the mean age from which the lane grows. Served in the order of arrival
+it would be 2, the ages being spread evenly; less than that keeps the tail of chats in overload
+(docs/policies.md has what other values give)."""
+_MOST_GROWTH = 4.0
 
 
 class Lane:
@@ -27,16 +35,19 @@ class Lane:
 
     The share is a token bucket of slot-seconds: it fills at ``share * slots`` per second
     and is drawn on by the lane's calls, so that a lane narrower than one slot works too.
+    It fills up to `_MOST_GROWTH` times as fast while the oldest in line is `_UNFAIR` times
+    as old as the mean, or more.
     """
 
     def __init__(self, share: float, slots: int) -> None:
-        self._rate = share * slots
-        self._most = math.ceil(self._rate)
-        self._most_credit = _SAVED_S * max(1.0, self._rate)
+        self._share = share * slots
+        self._slots = slots
         self._credit = 0.0
         self._at = 0.0
         self._inside = 0
         self._line: list[tuple[float, int, QueuedCall]] = []
+        self._started = 0.0  # the sum of the line's first fields, for its mean age
+        self._go_at(self._share)
 
     def line_up(self, call: QueuedCall) -> None:
         """A call waits outside the lane. O(log n)."""
@@ -44,6 +55,7 @@ class Lane:
             return
         call.in_line = True
         heapq.heappush(self._line, (call.program.started_at, call.seq, call))
+        self._started += call.program.started_at
 
     def tidy(self, waiting: int) -> None:
         """So many calls wait: once more than as many in the line do not, these are dropped."""
@@ -56,14 +68,14 @@ class Lane:
                 kept.append(entry)
         heapq.heapify(kept)
         self._line = kept
+        self._started = math.fsum(entry[0] for entry in kept)
 
     def admit(self, now: float) -> QueuedCall | None:
         """The next call to enter the lane ``now``, or None. Amortised O(log n)."""
         self._fill(now)
         if self._credit <= 0 or self._inside >= self._most or self._first() is None:
             return None
-        call = heapq.heappop(self._line)[2]
-        call.in_line = False
+        call = self._pop()
         call.in_lane = True
         self._inside += 1
         return call
@@ -86,9 +98,33 @@ class Lane:
     def _fill(self, now: float) -> None:
         self._credit = min(self._most_credit, self._credit + self._rate * (now - self._at))
         self._at = now
+        if self._share:
+            self._go_at(min(self._share * self._growth(now), max(self._share, self._slots)))
+
+    def _growth(self, now: float) -> float:
+        """How many times its share the lane serves from now on."""
+        first = self._first()
+        if first is None or len(self._line) < _CROWD:
+            return 1.0
+        # Calls that left the queue otherwise may still be in line; they are as many at most.
+        mean_age = now - self._started / len(self._line)
+        if mean_age <= 0:
+            return 1.0
+        unfair = (now - first.program.started_at) / mean_age
+        return min(max(unfair / _UNFAIR, 1.0), _MOST_GROWTH)
+
+    def _go_at(self, rate: float) -> None:
+        self._rate = rate
+        self._most = math.ceil(rate)
+        self._most_credit = _SAVED_S * max(1.0, rate)
 
     def _first(self) -> QueuedCall | None:
-        line = self._line
-        while line and not line[0][2].queued:
-            heapq.heappop(line)[2].in_line = False
-        return line[0][2] if line else None
+        while self._line and not self._line[0][2].queued:
+            self._pop()
+        return self._line[0][2] if self._line else None
+
+    def _pop(self) -> QueuedCall:
+        started_at, _, call = heapq.heappop(self._line)
+        self._started -= started_at
+        call.in_line = False
+        return call

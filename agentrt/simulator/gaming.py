@@ -8,7 +8,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from statistics import fmean
@@ -61,8 +61,12 @@ def effects(
     *,
     programs: int,
     machine: Machine,
+    done: Callable[[], None] = lambda: None,
 ) -> Iterator[Effect]:
-    """Each scenario's effect, by seed, load and policy; runs that are alike are done once."""
+    """Each scenario's effect, by seed, load and policy; runs that are alike are done once.
+
+    ``done`` is called as each of the `run_count` runs ends.
+    """
     for seed, load in product(seeds, loads):
         base = population(programs, seed)
         for work, group in groupby(scenarios, key=lambda scenario: scenario.work):
@@ -71,11 +75,24 @@ def effects(
             alike = list(group)
             for policy in policies:
                 honest = _run(Open(arranged), policy, machine)
+                done()
                 for scenario in alike:
                     gamed = honest
-                    if scenario.parts > 1 or policy not in BLIND:
+                    if _sees(policy, scenario):
                         gamed = _run(gamed_arrivals(scenario, arranged, seed), policy, machine)
+                        done()
                     yield _effect((scenario.name, policy, str(load), seed), honest, gamed)
+
+
+def run_count(scenarios: Sequence[Scenario], policies: Sequence[str]) -> int:
+    """How many runs `effects` does for one seed and load."""
+    honest = len(list(groupby(scenarios, key=lambda scenario: scenario.work)))
+    return honest * len(policies) + sum(_sees(p, s) for p, s in product(policies, scenarios))
+
+
+def _sees(policy: str, scenario: Scenario) -> bool:
+    """Whether a lie can change what a policy does."""
+    return scenario.parts > 1 or policy not in BLIND
 
 
 @dataclass(frozen=True, slots=True)

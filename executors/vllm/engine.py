@@ -91,6 +91,10 @@ class VLLMEngine:
                 "(run again with --verbose for vLLM's own log)"
             ) from error
 
+    def alive(self) -> bool:
+        """Whether the engine core is there and well, as far as this process knows."""
+        return self._llm is not None and not self._llm.errored
+
     async def close(self) -> None:
         llm, self._llm = self._llm, None
         if llm is not None:

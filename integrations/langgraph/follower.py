@@ -31,6 +31,8 @@ _MACHINERY = (
     "langgraph.pregel._runner",
 )
 _UNNAMED = "program"
+_SWEEP_AT = 64
+"""With so many programs more than lived last time, those that have ended are looked for."""
 _NAMELESS = "LangGraph"
 """What LangGraph calls a graph that was given no name."""
 
@@ -51,6 +53,7 @@ class Follower(BaseCallbackHandler):
         self.ledger = ledger
         self._frames: dict[UUID, Frame] = {}
         self._guests: dict[int, Guest] = {}
+        self._sweep_at = _SWEEP_AT
         self._lock = RLock()
 
     def open_runs(self) -> int:
@@ -144,14 +147,15 @@ class Follower(BaseCallbackHandler):
             return self._open(name or _UNNAMED, metadata)
         frame = Frame(around, self._guest_of(around.owner), namespace_of(metadata))
         frame.before = tracking.current_scope()
-        if parent is not None and is_node(name, metadata, parent):
-            self._name_after(parent, str(name), metadata)
-            step = metadata["langgraph_step"]
-            frame.enter(parent.supersteps(), step, frame.namespace, str(name))
-        elif parent is not None and is_branch(tags):
-            frame.enter(parent.supersteps(), None, str(run_id), "")
-        else:
-            frame.fork(around)
+        with self.ledger_of(frame.guest.run).lock:
+            if parent is not None and is_node(name, metadata, parent):
+                self._name_after(parent, str(name), metadata)
+                step = metadata["langgraph_step"]
+                frame.enter(parent.supersteps(), step, frame.namespace, str(name))
+            elif parent is not None and is_branch(tags):
+                frame.enter(parent.supersteps(), None, str(run_id), "")
+            else:
+                frame.fork(around)
         return frame
 
     def _name_after(self, root: Frame, name: str, metadata: Mapping[str, Any]) -> None:
@@ -182,8 +186,28 @@ class Follower(BaseCallbackHandler):
 
     def _guest_of(self, owner: object) -> Guest:
         assert isinstance(owner, Run)
-        # A program of agentrt's own has no root here: it is known while it has open frames.
-        return self._guests.setdefault(id(owner), Guest(owner))
+        guest = self._guests.get(id(owner))
+        if guest is None:
+            # A program of agentrt's own has no root here: it is known while it has open frames.
+            guest = self._guests[id(owner)] = Guest(owner)
+            if len(self._guests) > self._sweep_at:
+                self._sweep()
+        return guest
+
+    def _sweep(self) -> None:
+        """Drop the frames of own programs that have ended: a tool that is cancelled in one
+        says nothing of its end.
+        """
+        for guest in list(self._guests.values()):
+            if guest.run.ended_at is not None:
+                self._drop(guest)
+        self._sweep_at = 2 * len(self._guests) + _SWEEP_AT
+
+    def _drop(self, guest: Guest) -> None:
+        for run_id in guest.frames:
+            self._frames.pop(run_id, None)
+        guest.frames.clear()
+        self._guests.pop(id(guest.run), None)
 
     def _add(self, run_id: UUID, frame: Frame) -> None:
         self._frames[run_id] = frame
@@ -195,7 +219,8 @@ class Follower(BaseCallbackHandler):
             if frame is None:
                 return
             frame.guest.frames.discard(run_id)
-            self._end(frame, error)
+            with self.ledger_of(frame.guest.run).lock:
+                self._end(frame, error)
             if not frame.guest.frames:
                 self._guests.pop(id(frame.guest.run), None)
             if frame.inside:
@@ -228,10 +253,7 @@ class Follower(BaseCallbackHandler):
             )
 
     def _close(self, guest: Guest, error: BaseException | None) -> None:
-        # A tool or a child that was cancelled says nothing of its end.
-        for run_id in guest.frames:
-            self._frames.pop(run_id, None)
-        guest.frames.clear()
+        self._drop(guest)
         if guest.loop is not None:
             tracking.uninstall(guest.loop)
         self.ledger.close(guest.run, *_ending(error))

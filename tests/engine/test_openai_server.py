@@ -1,7 +1,11 @@
-"""A chat model at vLLM's own OpenAI server, unchanged, with the embedded model."""
+"""vLLM's own OpenAI server with our scheduler plugged in: chat models there, and programs.
+
+Nothing else of agentrt runs in the server.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,15 +16,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from langchain_core.tools import tool
-from pydantic import BaseModel
+from langchain_openai import ChatOpenAI
+from langgraph.graph import START, MessagesState, StateGraph
+from pydantic import BaseModel, SecretStr
 
 from agentrt.errors import CallRejectedError, CallTimeoutError, ConfigError
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.integrations.langchain import ChatAgentRT, shared
+from agentrt.integrations.langgraph import instrument, uninstrument
 
 pytestmark = pytest.mark.engine
 
@@ -30,7 +39,11 @@ FLAGS = (
     *("--max-num-seqs", "4", "--block-size", "32", "--enforce-eager"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--kv-cache-memory-bytes", str(1 << 28)),
+    *("--scheduler-cls", "agentrt.executors.vllm.ProgramScheduler"),
+    *("--additional-config", json.dumps({"agentrt": {"policy": "plas", "quanta": [0.02, 0.04]}})),
 )
+LAST = 2
+"""The lowest queue level with these quanta."""
 
 
 def free_port() -> int:
@@ -139,3 +152,71 @@ def test_what_the_server_refuses_is_told(model: ChatAgentRT) -> None:
         model.invoke("word " * 3000)
     with pytest.raises(ConfigError, match="does not serve model 'gpt'; it serves tiny"):
         model.invoke("hello", model="gpt")
+
+
+# -- programs at the server ------------------------------------------------------------------
+
+
+def report_of(base_url: str, headers: dict[str, str], **xargs: Any) -> dict[str, Any]:
+    """One call of 24 tokens, and the scheduler's own account of it."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Count."}],
+        "max_tokens": 24,
+        "ignore_eos": True,
+        "vllm_xargs": {"agentrt_report": True, **xargs},
+    }
+    answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    report: dict[str, Any] = answer.json()["kv_transfer_params"]["agentrt"]
+    return report
+
+
+def test_a_session_header_makes_calls_a_program(base_url: str) -> None:
+    """Under PLAS a program's second call begins in the level to which its first has sunk."""
+    first = report_of(base_url, {"X-Session-ID": "agent-1"})
+    again = report_of(base_url, {"X-Session-ID": "agent-1"})
+    other = report_of(base_url, {"X-Session-ID": "agent-2"})
+    assert (first["level"], first["demotions"]) == (LAST, LAST)
+    assert (again["level"], again["demotions"]) == (LAST, 0)
+    assert (other["level"], other["demotions"]) == (LAST, LAST)
+
+
+def test_flat_arguments_do_too(base_url: str) -> None:
+    reports = [report_of(base_url, {}, agentrt_program="agent-3") for _ in range(2)]
+    assert [report["demotions"] for report in reports] == [LAST, 0]
+
+
+def test_an_instrumented_graph_is_a_program_there(base_url: str) -> None:
+    """`ChatOpenAI`, unchanged: all calls of a run of the graph are one program."""
+    extra = {"vllm_xargs": {"agentrt_report": True}, "ignore_eos": True}
+    model = ChatOpenAI(
+        base_url=base_url,
+        api_key=SecretStr("none"),
+        model="tiny",
+        max_completion_tokens=24,
+        extra_body=extra,
+        include_response_headers=False,
+    )
+    reports: list[Any] = []
+
+    def call(state: MessagesState) -> dict[str, Any]:
+        chat = [{"role": "user", "content": "Count."}]
+        payload = model._get_request_payload(chat)
+        answer = model.root_client.chat.completions.create(**payload)
+        reports.append((answer.model_extra or {})["kv_transfer_params"]["agentrt"])
+        return {"messages": []}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("one", call)
+    builder.add_node("two", call)
+    builder.add_edge(START, "one")
+    builder.add_edge("one", "two")
+    graph = builder.compile(name="counter")
+    instrument()
+    try:
+        graph.invoke({"messages": []})
+        graph.invoke({"messages": []})
+    finally:
+        uninstrument()
+    assert [report["demotions"] for report in reports] == [LAST, 0, LAST, 0]

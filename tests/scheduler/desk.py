@@ -88,6 +88,8 @@ class Desk:
         line = [call for *_, call in self.queues._lane._line]
         assert len(set(map(id, line))) == len(line), "a call lines up once"
         assert all(call.in_line for call in line)
+        started = sum(call.program.started_at for call in line)
+        assert abs(self.queues._lane._started - started) < 1e-6 * (1.0 + started)
         if self.queues._lane._most:
             outside = [c for c in self.queues.calls.values() if c.queued and not c.in_lane]
             assert all(call.in_line for call in outside)

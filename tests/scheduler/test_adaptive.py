@@ -52,16 +52,28 @@ def test_who_is_only_unlucky_is_not_put_off_but_who_outgrew_its_type_is() -> Non
     desk = Desk("adaptive")
     for index in range(200):
         desk.live(f"u{index}", 91.0 if index % 10 == 0 else 1.0, "uneven")
-    levels = []
-    for name, had in (("a", 3.0), ("b", 70.0), ("c", 200.0)):
-        desk.call(name, type="uneven")
-        call = desk.start()
-        desk.serve(call, had)
-        levels.append(call.level)
-        desk.end(call)
+    levels = [level_after(desk, name, had, "uneven") for name, had in (("a", 3.0), ("b", 15.0))]
     assert levels[0] == math.floor(2 * math.log2(2 * 10.0)), "88 s to come count as 20"
     assert levels[1] == levels[0]
-    assert levels[2] > levels[0], "200 s are twenty times the mean: this one is not of its type"
+    late = level_after(desk, "c", 200.0, "uneven")
+    assert late == math.floor(2 * math.log2(200.0)), "twenty times the mean: not of its type"
+
+
+def test_a_short_types_name_helps_a_long_program_only_till_twice_its_mean() -> None:
+    """Past that it stands by what it has had, as it would in ATLAS."""
+    desk = taught()
+    assert level_after(desk, "a", 3.0, "short") == math.floor(2 * math.log2(3.0))
+    assert level_after(desk, "b", 7.0, "short") == math.floor(2 * math.log2(7.0))
+
+
+def level_after(desk: Desk, name: str, had: float, type: str) -> int:
+    """Where a program stands that has had so many seconds."""
+    desk.call(name, type=type)
+    call = desk.start()
+    desk.serve(call, had)
+    level = call.level
+    desk.end(call)
+    return level
 
 
 def test_a_program_that_is_nearly_done_goes_before_one_that_begins() -> None:

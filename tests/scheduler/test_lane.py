@@ -98,6 +98,49 @@ def test_no_more_calls_are_inside_than_the_lane_is_wide() -> None:
     assert [c.program.program_id for c in d.queues.promote(d.now)] == ["d"]
 
 
+def queue_up(d: Desk, arrivals: Sequence[float], now: float) -> None:
+    """Programs that arrived then wait ``now``, one call each."""
+    for index, at in enumerate(arrivals):
+        d.now = at
+        d.call(f"p{index}")
+    d.now = now
+
+
+def test_the_lane_grows_while_the_oldest_are_left_behind() -> None:
+    """Four have waited for 100 s, those after them for 2 s: the mean is 18 s, at first."""
+    d = desk(0.25, slots=8)
+    queue_up(d, [*[0.0] * 4, *[98.0] * 20], now=100.0)
+    inside = d.queues.promote(d.now)
+    assert [c.program.program_id for c in inside] == ["p0", "p1", "p2", "p3"], "not 2, nor more"
+
+
+def test_the_lane_does_not_grow_where_all_wait_alike() -> None:
+    for arrivals in ([0.0] * 9, [0.0, 0.0, 98.0]):
+        d = desk(0.25, slots=8)
+        queue_up(d, arrivals, now=100.0)
+        assert len(d.queues.promote(d.now)) == 2, "or where few wait, whose ages say little"
+
+
+def test_a_grown_lane_is_paid_at_the_rate_that_it_has_grown_to() -> None:
+    """A share of 1 slot; 4 are served, while others as old still wait."""
+    d = desk(0.1, slots=10)
+    queue_up(d, [*[0.0] * 8, *[98.0] * 40], now=100.0)
+    inside = d.queues.promote(d.now)
+    assert len(inside) == 4
+    for _ in range(40):
+        d.now += 0.25
+        for call in inside:
+            d.queues.charge(call, 0.25, d.now)
+        assert d.queues.promote(d.now) == []
+    assert d.queues._lane._credit > -3.0, "40 s were served; its share alone is 10 s"
+
+
+def test_a_lane_never_grows_beyond_the_batch() -> None:
+    d = desk(0.6, slots=4)
+    queue_up(d, [*[0.0] * 8, *[98.0] * 40], now=100.0)
+    assert len(d.queues.promote(d.now)) == 4
+
+
 def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
     d = desk(0.5, slots=2)
     d.now = 1.0
@@ -175,7 +218,7 @@ class Scene:
         """What the program may wait at most, whoever comes after it.
 
         While one of its calls waits, the lane is full, or in debt: it pays for itself at
-        its rate, and takes in no later program's call, since an older one is there. So
+        its rate at least, and takes in no later program's call, since an older one is there. So
 
             rate * waiting <= what the lane serves meanwhile, and has to pay off.
 
@@ -185,7 +228,7 @@ class Scene:
         steps for a victim that has run for long enough to be one.
         """
         rate = self.lane * self.batch
-        width = math.ceil(rate)
+        width = math.ceil(min(4.0 * rate, self.batch))  # grown as far as it may
         waits = len(self.program.calls) + preemptions
         calls = waits * (1 + width) + sum(len(p.calls) for p in self.before)
         longest = max((p.output_tokens for p in self.later), default=0) * STEP_S

@@ -11,7 +11,15 @@ import pytest
 from agentrt.cli.app import call
 from agentrt.errors import ConfigError
 from agentrt.simulator.adversaries import GAMER, ONE_OF, OTHERS, SCENARIOS, population
-from agentrt.simulator.gaming import Chained, Effect, effects, gamed_arrivals, split, whole
+from agentrt.simulator.gaming import (
+    Chained,
+    Effect,
+    effects,
+    gamed_arrivals,
+    run_count,
+    split,
+    whole,
+)
 from agentrt.simulator.machine import Machine
 from agentrt.simulator.outcome import Outcome
 from agentrt.simulator.pressure import Pressure
@@ -184,6 +192,23 @@ def test_a_policy_that_reads_no_types_is_not_lied_to() -> None:
     lie, cut = effects(scenarios, ["atlas"], loads, [0], programs=40, machine=Machine(4))
     assert (lie.mean, lie.p99, lie.slowdown, lie.gamer) == (1.0,) * 4
     assert cut.gamer != 1.0
+
+
+@pytest.mark.parametrize("names", [("split-2",), tuple(SCENARIOS)])
+def test_every_run_is_counted(names: tuple[str, ...]) -> None:
+    scenarios, policies, ended = [SCENARIOS[name] for name in names], ["adaptive", "fcfs"], []
+    loads = [Pressure.parse("0.9")]
+    found = effects(
+        scenarios,
+        policies,
+        loads,
+        [0],
+        programs=12,
+        machine=Machine(4),
+        done=lambda: ended.append(1),
+    )
+    assert len(list(found)) == len(names) * len(policies)
+    assert len(ended) == run_count(scenarios, policies)
 
 
 # -- the command -----------------------------------------------------------------------

@@ -65,23 +65,27 @@ def adversaries(**options: Any) -> None:
     It splits its programs, lies about their types and sizes, or teaches the scheduler a
     falsehood; under atlas and fcfs, too, to compare.
     """
-    from agentrt.simulator.gaming import effects
+    from agentrt.cli.simulate.progress import counting
+    from agentrt.simulator.gaming import effects, run_count
     from agentrt.simulator.machine import Machine
     from agentrt.simulator.pressure import Pressure
 
     scenarios = _scenarios(options["scenario"])
     policies = _policies(options["policy"])
     loads = [Pressure.parse(text) for text in options["load"] or _LOADS]
-    found = list(
-        effects(
-            scenarios,
-            policies,
-            loads,
-            range(options["seeds"]),
-            programs=options["programs"],
-            machine=Machine(options["batch"]),
+    seeds = range(options["seeds"])
+    with counting(run_count(scenarios, policies) * len(loads) * len(seeds)) as done:
+        found = list(
+            effects(
+                scenarios,
+                policies,
+                loads,
+                seeds,
+                programs=options["programs"],
+                machine=Machine(options["batch"]),
+                done=done,
+            )
         )
-    )
     if options["as_json"]:
         click.echo(_as_json(found, options))
     else:

@@ -1,11 +1,12 @@
 """Adaptive: the program that is expected to need the least service still, learned from its kin.
 
 Ours. The expectation is `History`'s, from finished programs of the same type and tenant, and
-ATLAS's rank where there are none. It is capped at twice the mean program of its type: who
-has only been unlucky is not put off further and further. Programs whose expectations are
-within a factor of 1.4 stand in one level: there, those that are small by what they had and by
-what they need go first, and then the older ones, but nobody is preempted for that. A lane of
-the batch serves the oldest programs and bounds the tail.
+ATLAS's rank where there are none. It is capped at twice the mean program of its type, or at
+what the program has had where that is more: who has only been unlucky is not put off further
+and further, and a large program under a small type's name is, from twice its mean on. Programs
+whose expectations are within a factor of 1.4 stand in one level: there, those that are small
+by what they had and by what they need go first, and then the older ones, but nobody is
+preempted for that. A lane of the batch serves the oldest programs and bounds the tail.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ _SHORTEST_LOOK_S = 0.5
 _SMALL_S = 0.25
 """Attained service below which sizes are not told apart."""
 _CAP = 2.0
-_OUTGROWN = 8.0
-"""A program of that many times its type's mean is not of its kind: it has no cap."""
 _SIZE_STRIDE = 2.0**32
 """Between two sizes in the order within a level; below it, the arrival in seconds."""
 
@@ -52,9 +51,8 @@ class Adaptive(Policy):
         expected = self.history.expect(row, call.node, path_s + call.served_s)
         attained = max(row.attained_s, _SMALL_S)
         usual = self.history.usual(row)
-        if usual is not None and attained < _OUTGROWN * usual:
-            expected = min(expected, _CAP * usual)
-            attained = min(attained, _CAP * usual)
+        if usual is not None:
+            expected = min(expected, max(_CAP * usual, attained))
         size = math.floor(math.log2(attained * expected) / 2.0)
         return Place(
             level=math.floor(_LEVELS_PER_DOUBLING * math.log2(expected)),

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import EngineDiedError
+from agentrt.graph import NodeState
 from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.integrations.langgraph import follow
 from agentrt.run import Run
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
@@ -82,3 +85,31 @@ async def test_a_runtime_that_closes_ends_the_calls_of_foreign_programs() -> Non
     with pytest.raises(EngineDiedError, match="its runtime was closed"):
         await waiting
     assert held.live == 0
+
+
+async def test_cancelled_tools_of_own_programs_are_forgotten() -> None:
+    """LangChain says nothing of the end of a tool that is cancelled."""
+
+    @tool
+    async def hang() -> str:
+        """Never ends."""
+        begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    @program
+    async def outer(ctx: Context) -> None:
+        await hang.ainvoke({})
+
+    follower = follow()
+    before = follower.open_runs()
+    async with Runtime(ScriptedExecutor()) as runtime:
+        for _ in range(300):
+            begun = asyncio.Event()
+            run = runtime.start(outer)
+            await begun.wait()
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run.wait()
+            assert [node.state for node in run.dag.nodes()] == [NodeState.CANCELLED]
+    assert follower.open_runs() - before < 150

@@ -1,0 +1,1 @@
+"""The routers, one in each file, with its rule at the top."""

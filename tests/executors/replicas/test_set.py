@@ -1,0 +1,217 @@
+"""Several engines behind one executor: routing, death in the middle of a call, and return."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+import pytest
+
+from agentrt.errors import EngineDiedError, EngineStartError
+from agentrt.executors.base import Chunk, Executor, Progress
+from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
+from agentrt.request import Call, CallReport, CallSpec
+from agentrt.router import make_router
+from agentrt.testing.scripted import ScriptedExecutor
+
+TEXT = "one two three four five"
+AT_ONCE = Backoff(first_s=0.0, tries=2)
+
+
+class Mortal(ScriptedExecutor):
+    """Dies after so many chunks of its first call; ``lame`` engines do not start."""
+
+    def __init__(
+        self, dies_after: int | None = None, *, lame: bool = False, text: str = TEXT
+    ) -> None:
+        super().__init__(lambda call: text)
+        self.dies_after = dies_after
+        self.lame = lame
+        self.dead = False
+        self.closed = False
+
+    async def start(self, progress: Progress) -> None:
+        if self.lame:
+            raise EngineStartError("no memory")
+        await super().start(progress)
+
+    def alive(self) -> bool:
+        return not self.dead
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        count = 0
+        async with aclosing(super().generate(call, stream=stream)) as chunks:
+            async for chunk in chunks:
+                if self.dies_after is not None and count >= self.dies_after:
+                    self.dead = True
+                    raise EngineDiedError("killed")
+                count += 1
+                yield chunk
+
+    async def close(self) -> None:
+        self.closed = True
+        await super().close()
+
+
+class Cast:
+    """Makes engines: for each replica the listed ones, one after another, then healthy ones."""
+
+    def __init__(self, *parts: list[Mortal]) -> None:
+        self.parts = list(parts)
+        self.made: list[tuple[int, Mortal]] = []
+
+    def __call__(self, index: int) -> Executor:
+        mortal = self.parts[index].pop(0) if self.parts[index] else Mortal()
+        self.made.append((index, mortal))
+        return mortal
+
+
+Open = Callable[..., "asyncio.Future[ReplicaSet]"]
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Callable[..., AsyncIterator[ReplicaSet]]]:
+    sets: list[ReplicaSet] = []
+
+    async def make(cast: Cast, router: str = "least-used", **options: object) -> ReplicaSet:
+        settings = {"backoff": AT_ONCE, **options}
+        one = ReplicaSet(cast, len(cast.parts), make_router(router), **settings)  # type: ignore[arg-type]
+        await one.start(lambda message: None)
+        sets.append(one)
+        return one
+
+    yield make  # type: ignore[misc]
+    for one in sets:
+        await one.close()
+        assert not one._tasks
+
+
+def call_of(number: int = 0, program: str = "p") -> Call:
+    return Call(f"{program}/{number}", program, "t", CallSpec(prompt="hello", max_tokens=64))
+
+
+async def text_of(replicas: ReplicaSet, call: Call, *, stream: bool = True) -> list[str]:
+    return [chunk.text async for chunk in replicas.generate(call, stream=stream)]
+
+
+async def test_calls_are_spread(opened: Open) -> None:
+    cast = Cast([], [])
+    replicas = await opened(cast)
+    texts = await asyncio.gather(*(text_of(replicas, call_of(n)) for n in range(8)))
+    assert {"".join(pieces) for pieces in texts} == {TEXT}
+    assert [len(mortal.calls) for _, mortal in cast.made] == [4, 4]
+    assert [replica.view.in_flight for replica in replicas.replicas] == [0, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("after", range(4))
+async def test_a_call_whose_engine_dies_goes_on_elsewhere(
+    opened: Open, stream: bool, after: int
+) -> None:
+    """Its reader gets each piece once, and the dead replica comes back."""
+    notices: list[str] = []
+    cast = Cast([Mortal(after)], [])
+    replicas = await opened(cast, notice=notices.append)
+    pieces = await text_of(replicas, call_of(), stream=stream)
+    assert "".join(pieces) == TEXT
+    first = replicas.replicas[0]
+    if not stream and after:  # its only chunk was its last
+        assert first.deaths == 0
+        return
+    assert first.deaths == 1
+    while first.state is not ReplicaState.READY:
+        await asyncio.sleep(0)
+    assert notices == ["replica-0 died and starts again: killed", "replica-0 is back"]
+    assert cast.made[0][1].closed
+    assert "".join(await text_of(replicas, call_of(1))) == TEXT
+
+
+async def test_a_lone_replica_s_calls_wait_for_its_return(opened: Open) -> None:
+    replicas = await opened(Cast([Mortal(1)]))
+    texts = await asyncio.gather(*(text_of(replicas, call_of(n)) for n in range(3)))
+    assert {"".join(pieces) for pieces in texts} == {TEXT}
+
+
+async def test_one_that_dies_again_and_again_is_left_out(opened: Open) -> None:
+    """Twice it may; then the last replica's calls fail, and say why."""
+    notices: list[str] = []
+    cast = Cast([Mortal(0) for _ in range(9)])
+    replicas = await opened(cast, notice=notices.append)
+    with pytest.raises(EngineDiedError, match="no replica is left: replica-0: killed"):
+        await text_of(replicas, call_of())
+    assert replicas.replicas[0].state is ReplicaState.OUT
+    assert len(cast.made) == 3
+    assert notices[-1] == "replica-0 died 3 times and is left out: killed"
+
+
+async def test_one_that_does_not_start_again_is_left_out(opened: Open) -> None:
+    cast = Cast([Mortal(0), Mortal(lame=True), Mortal(lame=True)], [])
+    replicas = await opened(cast)
+    assert "".join(await text_of(replicas, call_of())) == TEXT
+    while replicas.replicas[0].state is not ReplicaState.OUT:
+        await asyncio.sleep(0)
+    assert "".join(await text_of(replicas, call_of(1))) == TEXT
+    described = (await replicas.snapshot())["replicas"]
+    assert [one["state"] for one in described] == ["out", "ready"]
+    assert described[0]["last_error"] == "no memory"
+
+
+async def test_patience_has_an_end(opened: Open) -> None:
+    slow = Backoff(first_s=3600)
+    replicas = await opened(Cast([Mortal(0)]), backoff=slow, patience_s=0.01)
+    with pytest.raises(EngineDiedError, match=r"no replica came back within 0\.01 s"):
+        await text_of(replicas, call_of())
+
+
+async def test_a_text_that_cannot_be_repeated_fails_rather_than_lies(opened: Open) -> None:
+    replicas = await opened(Cast([Mortal(2)], [Mortal(text="quite another story")]))
+    with pytest.raises(EngineDiedError, match="different text"):
+        await text_of(replicas, call_of())
+
+
+async def test_an_end_is_told_to_those_that_had_the_program(opened: Open) -> None:
+    cast = Cast([], [], [])
+    replicas = await opened(cast, router="round-robin")
+    await text_of(replicas, call_of(0))
+    await text_of(replicas, call_of(1))
+    await replicas.end_program("p")
+    assert [mortal.ended for _, mortal in cast.made] == [["p"], ["p"], []]
+
+
+async def test_a_cancelled_call_is_told_to_its_replica(opened: Open) -> None:
+    cast = Cast([], [])
+    replicas = await opened(cast)
+    chunks = replicas.generate(call_of(), stream=True)
+    await anext(chunks)
+    await chunks.aclose()
+    report = await replicas.aborted("p/0")
+    assert report.steps == 1
+    assert await replicas.aborted("p/0") == CallReport()
+
+
+async def test_an_engine_that_dies_idle_is_noticed(opened: Open) -> None:
+    cast = Cast([], [])
+    replicas = await opened(cast)
+    cast.made[0][1].dead = True
+    await replicas._check(replicas.replicas[0])
+    assert replicas.replicas[0].deaths == 1
+
+
+async def test_an_engine_that_hangs_is_noticed(opened: Open) -> None:
+    class Hangs(Mortal):
+        async def snapshot(self) -> dict[str, object]:
+            await asyncio.Event().wait()
+            return {}
+
+    replicas = await opened(Cast([Hangs()], []), hang_s=0.01)
+    await replicas._check(replicas.replicas[0])
+    assert replicas.replicas[0].last_error == "replica-0 has not answered for 0.01 s"
+
+
+async def test_a_start_that_fails_leaves_nothing_open() -> None:
+    cast = Cast([], [Mortal(lame=True)])
+    replicas = ReplicaSet(cast, 2, make_router("least-used"))
+    with pytest.raises(EngineStartError, match="no memory"):
+        await replicas.start(lambda message: None)
+    assert [mortal.closed for _, mortal in cast.made] == [True, True]

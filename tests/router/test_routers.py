@@ -1,0 +1,78 @@
+"""Each router's rule, and what all of them owe."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrt.errors import ConfigError
+from agentrt.router import ROUTERS, ReplicaView, RouterCall, make_router
+from agentrt.router.policies.agentix import Agentix
+
+SHORT, LONG = RouterCall("p", 2048), RouterCall("p", 2049)
+
+
+def views(*loads: int) -> list[ReplicaView]:
+    return [ReplicaView(f"replica-{i}", load) for i, load in enumerate(loads)]
+
+
+def test_round_robin_takes_turns_whatever_the_load() -> None:
+    router, replicas = make_router("round-robin"), views(9, 0, 0)
+    names = [router.choose(SHORT, replicas).name for _ in range(4)]
+    assert names == ["replica-0", "replica-1", "replica-2", "replica-0"]
+
+
+def test_least_used_is_by_tokens_in_flight_and_then_the_first() -> None:
+    router = make_router("least-used")
+    assert router.choose(LONG, views(5, 2, 2)).name == "replica-1"
+
+
+def test_agentix_keeps_long_calls_at_home_and_balances_short_ones() -> None:
+    """1. The first long call makes the least used replica its program's home.
+    2. It stays so under load; short calls, and other programs, go elsewhere.
+    3. The home is forgotten with the program, and with the replica.
+    """
+    router = Agentix()
+    assert router.choose(LONG, views(1, 0)).name == "replica-1"
+    busy = views(1, 50)
+    assert router.choose(LONG, busy).name == "replica-1"
+    assert router.choose(SHORT, busy).name == "replica-0"
+    assert router.choose(RouterCall("other", 9000), busy).name == "replica-0"
+    router.replica_lost("replica-1")
+    assert router.choose(LONG, busy).name == "replica-0"
+    router.program_ended("p")
+    assert router.choose(LONG, views(1, 0)).name == "replica-1"
+
+
+def test_a_home_that_cannot_take_the_call_is_replaced() -> None:
+    router = Agentix()
+    first, second = views(0, 1)
+    assert router.choose(LONG, [first, second]) is first
+    assert router.choose(LONG, [second]) is second
+    assert router.choose(LONG, [first, second]) is second
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+@given(
+    calls=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5000)), max_size=30),
+    loads=st.lists(st.integers(0, 100), min_size=1, max_size=5),
+)
+def test_every_router_answers_with_one_of_the_replicas(
+    name: str, calls: list[tuple[int, int]], loads: list[int]
+) -> None:
+    router, replicas = make_router(name), views(*loads)
+    for number, (program, tokens) in enumerate(calls):
+        chosen = router.choose(RouterCall(f"p{program}", tokens), replicas)
+        assert any(chosen is replica for replica in replicas)
+        chosen.in_flight += tokens
+        if number % 7 == 6:
+            router.replica_lost(chosen.name)
+            router.program_ended(f"p{program}")
+
+
+def test_an_unknown_router() -> None:
+    with pytest.raises(
+        ConfigError, match="no router 'x'; there is agentix, least-used, round-robin"
+    ):
+        make_router("x")
