@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.cli.test_graph_kill import check_kill_and_resume
+
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
 
@@ -72,3 +74,7 @@ def test_a_graph_asks_and_goes_on_in_another_process(tmp_path: Path) -> None:
     assert [one["type"] for one in messages] == ["human", "ai", "ai", "ai"]
     assert messages[2]["content"] == "approved by Ann"
     assert value["outside_calls"] == 0
+
+
+def test_a_killed_graph_resumes_without_repeating_a_call(tmp_path: Path) -> None:
+    check_kill_and_resume(tmp_path, "agentrt.cli")
