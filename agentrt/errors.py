@@ -3,7 +3,8 @@
 AgentrtError
 ├── UsageError            the user's mistake: fix the input (exit code 2)
 │   ├── ConfigError         an option or setting that cannot be
-│   ├── ProgramLoadError    a file without the program that was asked for
+│   │   └── NotServedError    a call names a model that its engine does not serve
+│   ├── ProgramLoadError    a file without the program or graph that was asked for
 │   └── ModelLoadError      a model that cannot be found or loaded
 ├── ProgramError          the user's program raised; its own error is the cause (exit code 1)
 ├── EngineError           the engine failed, through no fault of the program
@@ -31,8 +32,12 @@ class ConfigError(UsageError):
     """An option or setting that cannot be."""
 
 
+class NotServedError(ConfigError):
+    """A call names a model that its engine does not serve."""
+
+
 class ProgramLoadError(UsageError):
-    """A file without the program that was asked for."""
+    """A file without the program or graph that was asked for."""
 
 
 class ModelLoadError(UsageError):

@@ -18,7 +18,7 @@ class ProgramStarted:
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnded:
-    """A program ended: ``state`` is ``done``, ``failed`` or ``cancelled``."""
+    """A program ended: ``state`` is that of its `Run`."""
 
     program_id: str
     state: str

@@ -18,6 +18,7 @@ from agentrt.cli.execute import Job
 from agentrt.cli.load import load_program
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.integrations.langchain.shared import close_all
+from agentrt.program import Program
 from agentrt.request import Call
 from agentrt.testing.scripted import ScriptedExecutor
 
@@ -41,8 +42,9 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the reader of README.md stands: research.py is written, demos/ is there."""
+    """Where the reader of README.md stands: with its programs written, and demos/ there."""
     (tmp_path / "research.py").write_text(PROGRAM, encoding="utf-8")
+    (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
     (tmp_path / "demos").symlink_to(ROOT / "demos")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -50,6 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def test_the_program_plans_argues_both_sides_and_sums_up(folder: Path) -> None:
     program = load_program(str(folder / "research.py"))
+    assert isinstance(program, Program)
     executor = ScriptedExecutor(lambda call: call.call_id)
     async with Runtime(executor) as runtime:
         run = runtime.start(program, "tea")

@@ -9,14 +9,16 @@ from typing import Any
 import click
 from rich.console import Console
 
+from agentrt.cli.answers import as_line
 from agentrt.cli.execute import Job
-from agentrt.cli.faults import FAILED, USAGE, program_fault, summary
+from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, program_fault, summary
 from agentrt.cli.human import UnansweredError
+from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.quiet import EngineLog
 from agentrt.cli.report import Outcome, failed, plain, print_report, to_json
-from agentrt.errors import ConfigError, EngineDiedError, ProgramError
+from agentrt.errors import ConfigError, EngineDiedError, NotServedError, ProgramError
 from agentrt.graph import write
-from agentrt.run import Run
+from agentrt.run import Run, RunState
 
 _FAULTS_SHOWN = 3
 """Of many programs that failed, so many are shown in full."""
@@ -34,24 +36,44 @@ def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as
         _print_results(outcome.runs)
         print_report(outcome, console)
     for run in losers[:_FAULTS_SHOWN]:
+        if run.id in job.plan.resumes:
+            click.echo(f"{run.id} can go on with: {job.plan.resumes[run.id]}", err=True)
         click.echo(_fault(run, job, log), err=True)
     if len(losers) > _FAULTS_SHOWN:
-        click.echo(f"error: {len(losers)} of {job.n} programs failed", err=True)
+        click.echo(f"error: {len(losers)} of {len(outcome.runs)} programs failed", err=True)
+    _tell_questions(outcome.questions)
     _write_dag(job, outcome.runs)
-    return _code(losers)
+    return _code(losers) or (INTERRUPTED if outcome.questions else 0)
 
 
 def _print_results(runs: Sequence[Run]) -> None:
-    for run in runs:
+    # One that asks has no result yet; but a program may go on although it was not answered.
+    answered = [run for run in runs if run.state is not RunState.INTERRUPTED or run.result]
+    for run in answered:
         if not failed(run):
             text = _as_text(run.result)
-            click.echo(f"{run.id}: {text}" if len(runs) > 1 else text)
+            click.echo(f"{run.id}: {text}" if len(answered) > 1 else text)
+
+
+def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
+    """What is to be answered, and by which command; a thread's questions are answered by one."""
+    for one in questions:
+        who = one.program or "it"
+        name = f" ({one.id})" if one.id else ""
+        told = f"{who} waits for a human in thread {one.thread}: {as_line(one.value, 200)}{name}"
+        click.echo(told, err=True)
+    for command in dict.fromkeys(one.answer_with for one in questions):
+        click.echo(f"go on with: {command}", err=True)
 
 
 def _as_text(result: Any) -> str:
-    """A result for people: text as it is, all else as JSON."""
+    """A result for people: text as it is, of a chat its last message, all else as JSON."""
     if isinstance(result, str):
         return result
+    if isinstance(result, dict) and list(result) == ["messages"] and result["messages"]:
+        text = getattr(result["messages"][-1], "text", "")
+        if isinstance(text, str) and text:
+            return str(text)
     return json.dumps(result, default=plain, ensure_ascii=False)
 
 
@@ -63,6 +85,8 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
         return f"error: program {run.id} {why}"
     if isinstance(error, UnansweredError):
         return f"error: {error}"
+    if isinstance(error, NotServedError):
+        return f"error: program {run.id}: {error}, or start it with --model"
     if isinstance(error, EngineDiedError):
         return f"error: {summary(error)} ({log.name_it()})"
     assert isinstance(error, Exception)
@@ -80,6 +104,6 @@ def _write_dag(job: Job, runs: Sequence[Run]) -> None:
 
 
 def _code(losers: Sequence[Run]) -> int:
-    if any(isinstance(run.error, UnansweredError) for run in losers):
+    if any(isinstance(run.error, UnansweredError | NotServedError) for run in losers):
         return USAGE
     return FAILED if losers else 0

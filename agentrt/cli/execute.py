@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.cli.human import Human
+from agentrt.cli.plan import Plan, Start
 from agentrt.cli.quiet import EngineLog
 from agentrt.cli.report import Outcome
 from agentrt.cli.screen import Screen
+from agentrt.cli.watch import Watch, lent, watching
 from agentrt.errors import EngineStartError, ModelLoadError
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.program import Program
 from agentrt.run import Run
 from agentrt.runtime import Runtime
 
@@ -37,10 +38,8 @@ _MODELS_FAULT = (
 class Job:
     """What `agentrt run` was asked for. ``timeout`` is seconds for each program."""
 
-    program: Program
+    plan: Plan
     options: EngineOptions
-    input: Any = None
-    n: int = 1
     seed: int = 0
     timeout: float | None = None
     answers: Sequence[str] = ()
@@ -51,22 +50,52 @@ class Job:
 async def execute(job: Job, executor: Executor, screen: Screen, log: EngineLog) -> Outcome:
     """Start the engine, run the programs, stop the engine.
 
-    The runs keep their own errors. Raises what the engine's start raises; cancelled, it
-    cancels the programs and stops the engine.
+    Without a program to start there is no engine either. The runs keep their own errors.
+    Raises what the engine's start raises, and `UsageError` for what the plan cannot do;
+    cancelled, it cancels the programs and stops the engine.
     """
-    runtime = Runtime(executor, ask_human=Human(job.answers, screen), seed=job.seed)
-    runtime.listen(screen.saw)
-    async with screen.showing():
-        await _start_engine(runtime, screen, log)
+    human = Human(job.answers, screen)
+    runtime = Runtime(executor, ask_human=human, seed=job.seed)
+    policy = job.options.scheduler.policy
+    async with screen.showing(), job.plan.opened(human) as starts:
+        if not starts:
+            return Outcome([], {}, policy, job.plan.questions)
+        with watching(runtime, screen) as watch:
+            await _start_engine(runtime, screen, log)
+            try:
+                await _play(job, runtime, starts, watch)
+                snapshot = await executor.snapshot()
+            finally:
+                screen.progress("stopping the engine")
+                await runtime.close()
+        engine = _engine(job, runtime, snapshot)
+        return Outcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
+
+
+async def _play(job: Job, runtime: Runtime, starts: Sequence[Start], watch: Watch) -> None:
+    """Run what is to be started, and what follows each end."""
+
+    async def from_start(start: Start) -> None:
+        following: Start | None = start
+        while following is not None:
+            run = watch.add(_start(runtime, following))
+            await _finish(run, job)
+            following = await job.plan.after(following, run)
+
+    with lent(runtime):
+        courses = [asyncio.create_task(from_start(start)) for start in starts]
+        watch.show(runtime)
         try:
-            runs = [runtime.start(job.program, job.input) for _ in range(job.n)]
-            screen.watch(runs, executor.snapshot, runtime.now)
-            await asyncio.gather(*(_finish(run, job) for run in runs))
-            snapshot = await executor.snapshot()
-            return Outcome(runs, _engine(job, runtime, snapshot), job.options.scheduler.policy)
+            await asyncio.gather(*courses)
         finally:
-            screen.progress("stopping the engine")
-            await runtime.close()
+            # One may have raised: nothing is to be started for the others any more.
+            for course in courses:
+                course.cancel()
+            await asyncio.wait(courses)
+
+
+def _start(runtime: Runtime, start: Start) -> Run:
+    return runtime.start(start.program, start.input, session=start.session, **start.terms)
 
 
 async def _finish(run: Run, job: Job) -> None:

@@ -1,7 +1,8 @@
 """What an error becomes on the command line: words on stderr, and an exit code.
 
-0 success · 1 the program failed, or the engine did · 2 the user's mistake · 70 our own bug ·
-130, 143, 129 ended by Ctrl-C, SIGTERM, SIGHUP.
+0 success · 1 the program failed, or the engine did · 2 the user's mistake · 3 a question to a
+human was left open, which is no fault · 70 our own bug · 130, 143, 129 ended by Ctrl-C,
+SIGTERM, SIGHUP.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from agentrt.errors import AgentrtError, EngineError, ProgramError, UsageError
 
 FAILED = 1
 USAGE = 2
+INTERRUPTED = 3
 BUG = 70
 
 _ROOMS = ("agentrt.executors", "agentrt.graph", "agentrt.integrations", "agentrt.serving")

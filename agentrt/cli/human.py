@@ -43,18 +43,27 @@ class Human:
         self._given[program_id] = given + 1
         if given < len(self._answers):
             return self._answers[given]
-        if not self._source.isatty():
+        if not self.is_there:
             raise UnansweredError(
                 f"program {program_id} asks {question!r} and there is nobody to answer: "
                 "give --human TEXT once for each question, or run it on a terminal"
             )
+        return await self.ask(program_id, question)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a terminal to ask on."""
+        return self._source.isatty()
+
+    async def ask(self, who: str, question: str) -> str:
+        """Ask on the terminal. Raises `UnansweredError` if it is closed."""
         async with self._turn:
             with self._screen.paused() as out:
-                out.write(f"{program_id} asks: {question}\n> ")
+                out.write(f"{who} asks: {question}\n> ")
                 out.flush()
-                return await self._read_line(program_id)
+                return await self._read_line(who)
 
-    async def _read_line(self, program_id: str) -> str:
+    async def _read_line(self, who: str) -> str:
         # A terminal is readable when a whole line is there, so no thread has to block; it is
         # read past Python's buffer, which could hide a line that was typed ahead.
         loop = asyncio.get_running_loop()
@@ -66,5 +75,5 @@ class Human:
             loop.remove_reader(self._source)
         line = os.read(self._source.fileno(), 1 << 16)
         if not line:
-            raise UnansweredError(f"program {program_id} got no answer: the input was closed")
+            raise UnansweredError(f"{who} got no answer: the input was closed")
         return line.decode(errors="replace").rstrip("\n")

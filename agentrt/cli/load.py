@@ -1,35 +1,61 @@
-"""Finds the agent program in a user's file: ``PROGRAM.py`` or ``PROGRAM.py:name``."""
+"""Finds what to run in a user's file: ``PROGRAM.py`` or ``PROGRAM.py:name``.
+
+That is a program, a LangGraph graph, or a graph of the project in ``langgraph.json``.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from difflib import get_close_matches
 from glob import escape
 from pathlib import Path
 from types import ModuleType
 
+from agentrt.cli import project
 from agentrt.cli.faults import ImportFailedError
+from agentrt.cli.target import GraphTarget
 from agentrt.errors import AgentrtError, ProgramLoadError
 from agentrt.program import Program
 
-_EXAMPLE = "mark an async function with @program:  @program  async def main(ctx): …"
+Found = Program | GraphTarget
+
+_EXAMPLE = (
+    "mark an async function with @program:  @program  async def main(ctx): …  or compile a "
+    "LangGraph graph"
+)
 _NAMED = 5
 """So many of a folder's files are named where none is like the one that was asked for."""
 
 
-def load_program(target: str) -> Program:
-    """The program that ``target`` names.
+def load_program(target: str) -> Found:
+    """The program or the graph that ``target`` names.
 
     Raises `ProgramLoadError` if there is none or more than one fits, and
     `ImportFailedError` if the file's own code raised.
     """
     path, name = _split(target)
+    if path.suffix == ".json":
+        return _of_project(path, name)
     module = _import(path)
     own, foreign = _programs(module)
+    graphs = _graphs(path, module)
     if name is not None:
-        return _named(path, name, {**foreign, **own})
-    return _only(path, own or foreign)
+        return _named(path, name, {**foreign, **own, **graphs}, module)
+    return _only(path, {**own, **graphs} or {**foreign})
+
+
+def _of_project(path: Path, name: str | None) -> Found:
+    entry = project.read_entry(path, name)
+    module = _import(entry.file)
+    if not hasattr(module, entry.variable):
+        raise ProgramLoadError(
+            f"{path}: graph {entry.name!r} is {entry.variable!r} in {entry.file}, which has no "
+            "such variable"
+        )
+    value = getattr(module, entry.variable)
+    return value if isinstance(value, Program) else GraphTarget(value, entry.name, entry.file)
 
 
 def _split(target: str) -> tuple[Path, str | None]:
@@ -40,8 +66,12 @@ def _split(target: str) -> tuple[Path, str | None]:
     if not path.exists():
         raise ProgramLoadError(f"{path}: no such file; {_way_out(path)}")
     if path.is_dir():
-        raise ProgramLoadError(f"{path}: that is a folder; name a Python file in it")
-    if path.suffix != ".py":
+        if not (path / project.FILE).is_file():
+            raise ProgramLoadError(
+                f"{path}: that is a folder without a {project.FILE}; name a Python file in it"
+            )
+        path = path / project.FILE
+    if path.suffix != ".py" and path.name != project.FILE:
         raise ProgramLoadError(f"{path}: not a Python file; a program's file ends in .py")
     if name == "":
         raise ProgramLoadError(f"{target}: name a program after the colon, or leave it out")
@@ -123,8 +153,18 @@ def _programs(module: ModuleType) -> tuple[dict[str, Program], dict[str, Program
     return own, foreign
 
 
-def _only(path: Path, programs: dict[str, Program]) -> Program:
-    distinct = {id(program): name for name, program in reversed(programs.items())}
+def _graphs(path: Path, module: ModuleType) -> dict[str, GraphTarget]:
+    """The module's graphs, each by its variable's name."""
+    if "langgraph.pregel" not in sys.modules:
+        return {}  # without LangGraph there is none, and to look would take a second
+    from agentrt.integrations.langgraph.graphs import graph_name, graphs_among
+
+    found = graphs_among(vars(module))
+    return {name: GraphTarget(one, graph_name(one, name), path) for name, one in found.items()}
+
+
+def _only(path: Path, found: dict[str, Found]) -> Found:
+    distinct = {_identity(one): name for name, one in reversed(found.items())}
     if not distinct:
         raise ProgramLoadError(f"{path}: no program in it; {_EXAMPLE}")
     names = sorted(distinct.values())
@@ -132,14 +172,30 @@ def _only(path: Path, programs: dict[str, Program]) -> Program:
         raise ProgramLoadError(
             f"{path}: several programs ({', '.join(names)}); name one: {path}:{names[0]}"
         )
-    return programs[names[0]]
+    return found[names[0]]
 
 
-def _named(path: Path, name: str, programs: dict[str, Program]) -> Program:
-    if name in programs:
-        return programs[name]
-    for program in programs.values():
-        if program.name == name:
-            return program
-    known = f"there is: {', '.join(sorted(programs))}" if programs else f"it has none; {_EXAMPLE}"
+def _identity(one: Found) -> int:
+    return id(one.value if isinstance(one, GraphTarget) else one)
+
+
+def _named(path: Path, name: str, found: dict[str, Found], module: ModuleType) -> Found:
+    if name in found:
+        return found[name]
+    for one in found.values():
+        if one.name == name:
+            return one
+    value = vars(module).get(name)
+    if inspect.isfunction(value) or _is_graph(value):
+        return GraphTarget(value, name, path)
+    known = f"there is: {', '.join(sorted(found))}" if found else f"it has none; {_EXAMPLE}"
     raise ProgramLoadError(f"{path}: no program {name!r} in it; {known}")
+
+
+def _is_graph(value: object) -> bool:
+    """A builder, or a part of another graph: to be run only if it is named."""
+    if "langgraph.pregel" not in sys.modules:
+        return False
+    from agentrt.integrations.langgraph.graphs import is_graph
+
+    return is_graph(value)

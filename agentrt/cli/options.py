@@ -6,6 +6,9 @@ from typing import Any
 
 import click
 
+ARGUMENTS = "agentrt.arguments"
+"""Where the context's ``meta`` has a command's arguments as they were given."""
+
 
 class RunOption(click.Option):
     """An option that ``--help`` lists under the heading ``group``."""
@@ -19,6 +22,7 @@ class RunCommand(click.Command):
     """A command whose arguments after ``--`` are not its own: ``engine_flags``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = tuple(args)
         border = args.index("--") if "--" in args else len(args)
         rest = super().parse_args(ctx, args[:border])
         ctx.params["engine_flags"] = tuple(args[border + 1 :])

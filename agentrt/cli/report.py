@@ -16,6 +16,7 @@ from rich.text import Text
 
 from agentrt.cli.elastic import Elastic, elastic_name
 from agentrt.cli.faults import summary
+from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.shares import Shares, split_wall
 from agentrt.graph import Node
 from agentrt.run import Run, RunReport, RunState
@@ -27,16 +28,27 @@ _PATH_NODES = 8
 _BAR_CELLS = 16
 _COLOURS = ("green", "yellow", "blue", "bright_black")
 _PARTS = ("service", "waiting", "tools", "other")
-_STATE_STYLES = {"done": "green", "failed": "red", "cancelled": "yellow"}
+_STATE_STYLES = {
+    "done": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "interrupted": "magenta",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command went: its runs, all ended, and what the engine said of itself."""
+    """How a command went: its runs, all ended, and what the engine said of itself.
+
+    ``questions`` are still to be answered by a human, and ``outside_calls`` were made where
+    no program could be found.
+    """
 
     runs: Sequence[Run]
     engine: Mapping[str, Any]
     policy: str
+    questions: Sequence[OpenQuestion] = ()
+    outside_calls: int = 0
 
     def reports(self) -> list[RunReport]:
         """What each run cost, in the order of their start."""
@@ -46,12 +58,18 @@ class Outcome:
 def to_json(outcome: Outcome) -> dict[str, Any]:
     """The object that ``--json`` prints. A program without a result has null and an error."""
     programs = [
-        {**dataclasses.asdict(report), "error": summary(run.error) if run.error else None}
+        {
+            **dataclasses.asdict(report),
+            "session": run.row.session,
+            "error": summary(run.error) if run.error else None,
+        }
         for run, report in zip(outcome.runs, outcome.reports(), strict=True)
     ]
     return {
         "results": [run.result for run in outcome.runs],
         "programs": programs,
+        "interrupts": [dataclasses.asdict(question) for question in outcome.questions],
+        "outside_calls": outcome.outside_calls,
         "engine": dict(outcome.engine),
         "policy": outcome.policy,
     }
@@ -86,6 +104,11 @@ def print_report(outcome: Outcome, console: Console) -> None:
     path = _critical_path(outcome.runs[slowest[0]])
     if path is not None:
         console.print(path)
+    if count := outcome.outside_calls:
+        console.print(
+            f"{count} call{'s' * (count > 1)} came from outside every program (a thread pool of "
+            f"their own?): their parents are unknown"
+        )
 
 
 def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
@@ -198,5 +221,5 @@ def _step(node: Node) -> str:
 
 
 def failed(run: Run) -> bool:
-    """Whether a run ended otherwise than with a result."""
-    return run.state is not RunState.DONE
+    """Whether a run ended neither with a result nor with a question."""
+    return run.state not in (RunState.DONE, RunState.INTERRUPTED)

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrt.cli.options import RunCommand, RunOption, batch_option, model_option
+from agentrt.cli.graphflags import check_no_graph_flags, graph_options, graph_terms
+from agentrt.cli.options import ARGUMENTS, RunCommand, RunOption, batch_option, model_option
 
 if TYPE_CHECKING:
     from agentrt.cli.execute import Job
+    from agentrt.cli.load import Found
+    from agentrt.cli.plan import Plan
     from agentrt.program import Program
 
 _EPILOG = """\b
@@ -20,10 +23,13 @@ Examples:
   agentrt run mine.py:planner --input '{"goal": "tea"}' --dag plan.mmd
   agentrt run mine.py --policy fcfs --json | tail -n 1 | jq .programs
   agentrt run mine.py -- --max-model-len 2048 --dtype float32
+  agentrt run graph.py --input "Plan a tea" --checkpointer sqlite:t.db --thread tea
+  agentrt run graph.py --checkpointer sqlite:t.db --thread tea --interrupt-reply yes
 
 \b
 Exit codes: 0 every program gave its result; 1 a program or the engine failed;
-2 bad usage; 130 Ctrl-C. The result goes to stdout, all else to stderr.
+2 bad usage; 3 a graph waits for a human's answer, and the command that gives
+it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
 """
 
 
@@ -36,7 +42,8 @@ Exit codes: 0 every program gave its result; 1 a program or the engine failed;
     cls=RunOption,
     group="Program",
     help="The program's input. What begins with { or [ is JSON; @FILE is a file's content, JSON "
-    "if it ends in .json; @@ stands for one @; all else is text.",
+    "if it ends in .json; @@ stands for one @; all else is text: for a graph with messages, what "
+    "the user says.",
 )
 @click.option(
     "--n",
@@ -107,6 +114,7 @@ Exit codes: 0 every program gave its result; 1 a program or the engine failed;
     group="Scheduling",
     help="Keep what --policy adaptive learns in this file, over runs.",
 )
+@graph_options
 @model_option
 @batch_option
 @click.option(
@@ -123,7 +131,7 @@ Exit codes: 0 every program gave its result; 1 a program or the engine failed;
     is_flag=True,
     cls=RunOption,
     group="Output",
-    help="Print one JSON object as the last line: results, programs, engine, policy.",
+    help="Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
 )
 @click.option(
     "--verbose",
@@ -135,7 +143,9 @@ Exit codes: 0 every program gave its result; 1 a program or the engine failed;
 def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     """Run the agent program in PROGRAM.py on an embedded vLLM engine.
 
-    With several programs in the file, NAME picks one.
+    That is an agentrt @program, a LangGraph graph (compiled or not, or an
+    @entrypoint), or a graph that a langgraph.json names: give that file or its
+    folder. With several in it, NAME picks one.
 
     What follows -- goes to vLLM as it is, as flags of 'vllm serve'.
     """
@@ -144,9 +154,24 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
 
     options_of_engine = _engine_options(options, engine_flags)
     given = _check_values(options)
-    program = load_program(target)
-    _check_input(program, given)
-    return _run(_job(program, given, options_of_engine, options), as_json=options["as_json"])
+    plan = _plan(load_program(target), given, options)
+    return _run(_job(plan, options_of_engine, options), as_json=options["as_json"])
+
+
+def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
+    """What to start, checked as far as can be without running it."""
+    from agentrt.cli.plan import ProgramPlan
+    from agentrt.cli.target import GraphTarget
+
+    if not isinstance(found, GraphTarget):
+        check_no_graph_flags(options, found.name)
+        _check_input(found, given)
+        return ProgramPlan(found, given, options["n"])
+    from agentrt.cli.again import Invocation
+    from agentrt.cli.graphplan import GraphPlan
+
+    arguments = click.get_current_context().meta[ARGUMENTS]
+    return GraphPlan(found, graph_terms(options, given), Invocation(arguments))
 
 
 def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> Any:
@@ -206,14 +231,12 @@ def _check_input(program: Program, given: Any) -> None:
         raise UsageError(f"program {program.name!r} takes no input; leave --input out")
 
 
-def _job(program: Program, given: Any, engine: Any, options: dict[str, Any]) -> Job:
+def _job(plan: Plan, engine: Any, options: dict[str, Any]) -> Job:
     from agentrt.cli.execute import Job
 
     return Job(
-        program=program,
+        plan=plan,
         options=engine,
-        input=given,
-        n=options["n"],
         seed=options["seed"],
         timeout=options["timeout"],
         answers=options["answers"],

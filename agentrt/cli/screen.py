@@ -43,7 +43,7 @@ class Screen(Protocol):
         """While it lasts, the screen is alive."""
 
     def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
-        """From now on show these programs."""
+        """From now on show these programs; there may come more."""
 
     def paused(self) -> AbstractContextManager[IO[str]]:
         """The terminal for somebody else, for a while."""
@@ -72,7 +72,7 @@ class PlainScreen:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._began = time.monotonic()
-        self._programs = 0
+        self._runs: Sequence[Run] = ()
         self._ended = 0
 
     def progress(self, message: str) -> None:
@@ -81,7 +81,8 @@ class PlainScreen:
     def saw(self, event: Event) -> None:
         if isinstance(event, ProgramEnded):
             self._ended += 1
-            count = f" ({self._ended} of {self._programs})" if self._programs > 1 else ""
+            programs = len(self._runs)
+            count = f" ({self._ended} of {programs})" if programs > 1 else ""
             self.progress(f"{event.program_id} {event.state}{count}")
 
     @asynccontextmanager
@@ -89,7 +90,7 @@ class PlainScreen:
         yield
 
     def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
-        self._programs = len(runs)
+        self._runs = runs
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[IO[str]]:

@@ -11,19 +11,22 @@ from agentrt.errors import ConfigError, UsageError
 
 
 def read_input(text: str | None) -> Any:
-    """The value of ``--input``.
+    """The value of ``--input``, None if there is none."""
+    return None if text is None else read_value(text, "--input")
+
+
+def read_value(text: str, flag: str) -> Any:
+    """A value that was typed behind ``flag``.
 
     ``@FILE`` is the file's content: JSON if its name ends in .json, else text. What begins
     with ``{`` or ``[`` is JSON. All else is text; ``@@`` begins text with one ``@``.
     """
-    if text is None:
-        return None
     if text.startswith("@@"):
         return text[1:]
     if text.startswith("@"):
-        return _read_file(Path(text[1:]))
+        return _read_file(Path(text[1:]), flag)
     if text.lstrip().startswith(("{", "[")):
-        return _read_json(text, "--input")
+        return _read_json(text, flag)
     return text
 
 
@@ -55,19 +58,19 @@ def check_dag_path(path: Path | None) -> None:
         raise ConfigError(f"--dag {str(path)!r}: there is no folder {str(path.parent)!r}; make it")
 
 
-def _read_file(path: Path) -> Any:
+def _read_file(path: Path, flag: str) -> Any:
     if not path.name:
-        raise UsageError("--input @: name a file after the @, or write @@ for text with an @")
+        raise UsageError(f"{flag} @: name a file after the @, or write @@ for text with an @")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(
-            f"--input @{path}: {reason.lower()} (for text that begins with @ write @@)"
+            f"{flag} @{path}: {reason.lower()} (for text that begins with @ write @@)"
         ) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"--input @{path}: the file is not UTF-8 text") from error
-    return _read_json(text, f"--input @{path}") if path.suffix == ".json" else text
+        raise UsageError(f"{flag} @{path}: the file is not UTF-8 text") from error
+    return _read_json(text, f"{flag} @{path}") if path.suffix == ".json" else text
 
 
 def _read_json(text: str, source: str) -> Any:

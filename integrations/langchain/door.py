@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from agentrt import tracking
-from agentrt.errors import CallTimeoutError, ConfigError
+from agentrt.errors import CallTimeoutError, ConfigError, NotServedError
 from agentrt.executors.base import Chunk
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
 from agentrt.integrations.langchain.job import Job, running_loop
@@ -219,7 +219,7 @@ class Door:
         served = self.model
         if model is None or not served or model in (served, served.rpartition("/")[2]):
             return
-        raise ConfigError(
+        raise NotServedError(
             f"this engine serves {served!r}, not model {model!r}: leave model out, or name "
             f"{served!r}"
         )

@@ -5,17 +5,37 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # noqa: F401  # see _at_exit: its own exit hook comes first
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 from agentrt.integrations.langchain.door import Door
 from agentrt.runtime import Runtime
 
 _DOORS: dict[Hashable, Door] = {}
+_LENT: list[Door] = []
 _LOCK = threading.Lock()
 
 
+@contextmanager
+def lend(door: Door) -> Iterator[None]:
+    """Meanwhile ``door`` leads to the embedded engine, for all chat models of this process."""
+    with _LOCK:
+        _LENT.append(door)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _LENT.remove(door)
+
+
 def engine_door(model: str | None) -> Door:
-    """The door to this process's embedded engine for ``model``; None is the default model."""
+    """The door to this process's embedded engine for ``model``; None is the default model.
+
+    A lent one may serve another model: it refuses a call that names one.
+    """
+    with _LOCK:
+        if _LENT:
+            return _LENT[-1]
 
     def make() -> Runtime:
         from agentrt.executors.vllm.engine import VLLMEngine

@@ -39,11 +39,14 @@ def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
         "Usage: agentrt run PROGRAM.py[:NAME] [OPTIONS] [-- VLLM_FLAGS]",
         "\nProgram:\n",
         "\nScheduling:\n",
+        "\nLangGraph:\n",
         "\nEngine:\n",
         "\nOutput:\n",
         "agentrt run mine.py -- --max-model-len 2048 --dtype float32",
         "What begins with { or [ is",
         "Exit codes: 0",
+        "3 a graph waits for a human's answer",
+        "--checkpointer sqlite:t.db --thread tea --interrupt-reply yes",
     ):
         assert words in out
 

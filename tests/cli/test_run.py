@@ -43,7 +43,15 @@ def test_json_is_one_line_of_the_documented_shape(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:-1] == ["hello"] * 3
     value = json.loads(lines[-1])
-    assert list(value) == ["results", "programs", "engine", "policy"]
+    assert list(value) == [
+        "results",
+        "programs",
+        "interrupts",
+        "outside_calls",
+        "engine",
+        "policy",
+    ]
+    assert (value["interrupts"], value["outside_calls"]) == ([], 0)
     assert value["results"] == ["tea"] * 3
     assert [program["id"] for program in value["programs"]] == ["echo-1", "echo-2", "echo-3"]
     assert set(KEYS) <= set(value["programs"][0])

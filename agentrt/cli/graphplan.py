@@ -1,0 +1,197 @@
+"""The plan of a LangGraph graph: threads that begin, go on, ask humans and are answered."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from agentrt.cli.again import Invocation
+from agentrt.cli.answers import FLAG, Answer, choose, read_answer
+from agentrt.cli.faults import ImportFailedError
+from agentrt.cli.human import Human, UnansweredError
+from agentrt.cli.plan import OpenQuestion, Start
+from agentrt.cli.target import GraphTarget
+from agentrt.errors import AgentrtError, ProgramLoadError, UsageError
+from agentrt.integrations.langgraph.checkpointers import (
+    Checkpointer,
+    in_memory,
+    open_checkpointer,
+    own_checkpointer,
+)
+from agentrt.integrations.langgraph.graphs import (
+    Graph,
+    graph_name,
+    graph_program,
+    open_graph,
+    program_terms,
+)
+from agentrt.integrations.langgraph.inputs import graph_input, input_hint
+from agentrt.integrations.langgraph.threads import Standing, answer, standing_of, thread_config
+from agentrt.run import Run, RunState
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTerms:
+    """What the command line says of a graph's runs; ``input`` None is none."""
+
+    input: Any = None
+    n: int = 1
+    thread: str | None = None
+    checkpointer: str | None = None
+    answers: Sequence[Answer] = ()
+
+
+class GraphPlan:
+    """Instances of one graph, each in a thread of its own; each resume is a program more.
+
+    ``invocation`` is the command itself, for the one that answers what is left open.
+    """
+
+    def __init__(self, target: GraphTarget, terms: GraphTerms, invocation: Invocation) -> None:
+        self.questions: list[OpenQuestion] = []
+        self.resumes: dict[str, str] = {}
+        self._target = target
+        self._terms = terms
+        self._invocation = invocation
+        self._answers: dict[str, Sequence[Answer]] = {}
+
+    @asynccontextmanager
+    async def opened(self, human: Human) -> AsyncIterator[Sequence[Start]]:
+        self._human = human
+        async with AsyncExitStack() as stack:
+            self._graph = await self._open_graph(stack)
+            self._name = graph_name(self._graph, self._target.name)
+            self._keeper = await self._open_checkpointer(stack)
+            starts = [await self._begin(thread) for thread in self._threads()]
+            yield [start for start in starts if start is not None]
+
+    async def after(self, start: Start, run: Run) -> Start | None:
+        if run.state is RunState.DONE or start.session is None:
+            return None
+        standing = await standing_of(self._graph, start.session)
+        if run.state is RunState.INTERRUPTED:
+            return await self._answered(start.session, standing, run.id) if standing.next else None
+        if standing.next and self._keeper is not None and self._keeper.lasting:
+            self.resumes[run.id] = self._invocation.going_on(start.session)
+        return None
+
+    # -- before the first start --------------------------------------------------------
+
+    async def _open_graph(self, stack: AsyncExitStack) -> Graph:
+        path = self._target.path
+        config = thread_config(self._terms.thread) if self._terms.thread else {}
+        try:
+            return await open_graph(self._target.value, stack, config)
+        except ProgramLoadError as error:
+            raise ProgramLoadError(f"{path}: {self._target.name!r} is no graph: {error}") from None
+        except AgentrtError as error:
+            raise ProgramLoadError(f"{path}: {error}") from error
+        except Exception as error:
+            raise ImportFailedError(str(path)) from error
+
+    async def _open_checkpointer(self, stack: AsyncExitStack) -> Checkpointer | None:
+        """What keeps the threads: what was asked for, the graph's own, or this process."""
+        graph, asked = self._graph, self._terms.checkpointer
+        if asked is None and (own := own_checkpointer(graph)) is not None:
+            return own
+        if asked is None and self._terms.thread is not None:
+            raise UsageError(
+                f"--thread {self._terms.thread}: graph {self._name!r} has no checkpointer that "
+                "could know it; give --checkpointer sqlite:FILE"
+            )
+        if asked is None and graph.checkpointer is False:
+            return None
+        keeper = await stack.enter_async_context(open_checkpointer(asked)) if asked else in_memory()
+        self._graph = graph.copy(update={"checkpointer": keeper.saver})
+        return keeper
+
+    def _threads(self) -> list[str]:
+        given, n = self._terms.thread, self._terms.n
+        if given is not None:
+            return [given] if n == 1 else [f"{given}-{number}" for number in range(1, n + 1)]
+        return [uuid.uuid4().hex[:12] for _ in range(n)]
+
+    async def _begin(self, thread: str) -> Start | None:
+        """How a thread starts; None if it waits, and nobody is there to answer."""
+        terms = self._terms
+        self._answers[thread] = terms.answers
+        standing = Standing(exists=False)
+        if self._keeper is not None:
+            standing = await standing_of(self._graph, thread)
+        if terms.input is None:
+            return await self._resume(thread, standing)
+        if terms.answers and standing.questions:
+            raise UsageError(
+                f"thread {thread!r} waits for an answer: leave --input out to give it, or leave "
+                f"{FLAG} out to begin anew"
+            )
+        return self._start(thread, graph_input(self._graph, self._name, terms.input))
+
+    async def _resume(self, thread: str, standing: Standing) -> Start | None:
+        hint = input_hint(self._graph)
+        if self._terms.thread is None:
+            raise UsageError(f"graph {self._name!r} needs an input; give it with {hint}")
+        assert self._keeper is not None
+        if not standing.exists:
+            raise UsageError(
+                f"unknown thread {thread!r}: {self._keeper.label} has no checkpoint of it; "
+                f"begin it with {hint}"
+            )
+        if self._terms.answers and not standing.questions:
+            raise UsageError(f"{FLAG}: thread {thread!r} has no pending interrupt; leave it out")
+        if standing.questions:
+            return await self._answered(thread, standing, None)
+        if not standing.next:
+            raise UsageError(f"thread {thread!r} has come to its end; go on with {hint}")
+        return self._start(thread, None)
+
+    # -- questions ---------------------------------------------------------------------
+
+    async def _answered(self, thread: str, standing: Standing, asker: str | None) -> Start | None:
+        """The program that goes on with the answers; None if there are none."""
+        if standing.questions:
+            replies, left = await self._replies(thread, standing, asker)
+            self._answers[thread] = left
+            if replies:
+                return self._start(thread, answer(replies))
+        self._leave_open(thread, standing, asker)
+        return None
+
+    async def _replies(
+        self, thread: str, standing: Standing, asker: str | None
+    ) -> tuple[dict[str, Any], Sequence[Answer]]:
+        given = self._answers[thread]
+        if given:
+            return choose(given, standing.questions)
+        replies: dict[str, Any] = {}
+        if self._human.is_there:
+            for one in standing.questions:
+                try:
+                    text = await self._human.ask(asker or f"thread {thread}", str(one.value))
+                except UnansweredError:
+                    break
+                replies[one.id] = read_answer(text).value
+        return replies, ()
+
+    def _leave_open(self, thread: str, standing: Standing, asker: str | None) -> None:
+        assert self._keeper is not None
+        lasting = self._keeper.lasting
+        ids = [one.id for one in standing.questions]
+        again = self._invocation.answering(thread if lasting else None, ids)
+        for one in standing.questions:
+            self.questions.append(OpenQuestion(asker, thread, one.id, one.value, again))
+        if not standing.questions:
+            value = f"stopped before {', '.join(standing.next)}"
+            self.questions.append(OpenQuestion(asker, thread, None, value, again))
+
+    def _start(self, thread: str, given: Any) -> Start:
+        keeper = self._keeper
+        if keeper is None:
+            program = graph_program(self._graph, self._name, {})
+            return Start(program, given, None, program_terms(self._graph))
+        config = thread_config(thread)
+        program = graph_program(self._graph, self._name, config, keeper.durability)
+        return Start(program, given, thread, program_terms(self._graph))

@@ -1,0 +1,124 @@
+"""Reads ``langgraph.json``: which graphs a project has, and what they need around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrt.errors import ProgramLoadError
+
+FILE = "langgraph.json"
+_SHAPE = '{"graphs": {"agent": "./agent.py:graph"}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One graph of a project: the variable in a file that its name stands for."""
+
+    name: str
+    file: Path
+    variable: str
+
+
+def read_entry(path: Path, name: str | None) -> Entry:
+    """The graph that a project file calls ``name``, or its only one.
+
+    Its environment is set, and its local dependencies can be imported. Keys that are for
+    other tools are left alone. Raises `ProgramLoadError` for what cannot be.
+    """
+    project = _read(path)
+    graphs = project.get("graphs")
+    if not isinstance(graphs, dict) or not graphs:
+        raise ProgramLoadError(f"{path}: it names no graphs, as in {_SHAPE}")
+    entry = _entry(path, _choose(path, graphs, name), graphs)
+    _add_dependencies(path, project.get("dependencies", []))
+    _set_environment(path, project.get("env", {}))
+    return entry
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        project = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ProgramLoadError(f"{path}: bad JSON: {error}") from error
+    except OSError as error:
+        raise ProgramLoadError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(project, dict):
+        raise ProgramLoadError(f"{path}: a project is an object, such as {_SHAPE}")
+    return project
+
+
+def _choose(path: Path, graphs: Mapping[str, Any], name: str | None) -> str:
+    names = ", ".join(sorted(graphs))
+    if name is None and len(graphs) > 1:
+        raise ProgramLoadError(f"{path}: several graphs ({names}); name one: {path}:{min(graphs)}")
+    chosen = next(iter(graphs)) if name is None else name
+    if chosen not in graphs:
+        raise ProgramLoadError(f"{path}: no graph {chosen!r} in it; there is: {names}")
+    return chosen
+
+
+def _entry(path: Path, name: str, graphs: Mapping[str, Any]) -> Entry:
+    value = graphs[name]
+    where = value.get("path") if isinstance(value, dict) else value
+    file, colon, variable = where.rpartition(":") if isinstance(where, str) else ("", "", "")
+    if not (file and colon and variable):
+        raise ProgramLoadError(
+            f"{path}: graph {name!r} is {json.dumps(where)}; it must be as './agent.py:graph'"
+        )
+    # A module's dotted name is allowed, too.
+    as_path = file if file.endswith(".py") else f"{file.replace('.', '/')}.py"
+    found = path.parent / as_path
+    if not found.is_file():
+        raise ProgramLoadError(f"{path}: graph {name!r} is in {file}, and there is no such file")
+    return Entry(name, found, variable)
+
+
+def _add_dependencies(path: Path, dependencies: Any) -> None:
+    """Those that are folders; all others are packages, which must be installed."""
+    if not isinstance(dependencies, list):
+        raise ProgramLoadError(f'{path}: dependencies must be a list, such as ["."]')
+    for one in dependencies:
+        if not isinstance(one, str) or not one.startswith("."):
+            continue
+        folder = (path.parent / one).resolve()
+        if not folder.is_dir():
+            raise ProgramLoadError(f"{path}: dependency {one!r}: there is no such folder")
+        sys.path.insert(0, str(folder))
+
+
+def _set_environment(path: Path, env: Any) -> None:
+    """What the caller's environment has already stays as it is."""
+    values = _read_env(path, env) if isinstance(env, str) else env
+    if not isinstance(values, dict):
+        raise ProgramLoadError(f"{path}: env must be the name of a file, or an object")
+    for key, value in values.items():
+        os.environ.setdefault(key, str(value))
+
+
+def _read_env(path: Path, name: str) -> dict[str, str]:
+    try:
+        text = (path.parent / name).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ProgramLoadError(f"{path}: env {name!r} cannot be read: {error}") from error
+    values = {}
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip().removeprefix("export ")
+        if not line or line.startswith("#"):
+            continue
+        key, equals, value = line.partition("=")
+        if not equals or not key.strip():
+            raise ProgramLoadError(f"{path.parent / name}:{number}: not as NAME=VALUE")
+        values[key.strip()] = _unquoted(value.strip())
+    return values
+
+
+def _unquoted(value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return value.partition(" #")[0].rstrip()

@@ -1,0 +1,93 @@
+"""Keeps an eye on the runs of a command: shows them, and counts the calls that are no run's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from agentrt.cli.screen import Screen
+from agentrt.events import Event, NodeStarted
+from agentrt.graph import NodeKind
+from agentrt.run import Run
+from agentrt.runtime import Runtime
+
+if TYPE_CHECKING:
+    from agentrt.ledger import Ledger
+
+
+class Watch:
+    """The ``runs`` so far, in the order of their start."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.runs: list[Run] = []
+        self._outside: list[Event] = []  # appended to from several threads
+        self._screen = screen
+        self._ids: set[str] = set()
+
+    def add(self, run: Run) -> Run:
+        """Watch this run, too; it has just been started."""
+        self.runs.append(run)
+        self._ids.add(run.id)
+        return run
+
+    def show(self, runtime: Runtime) -> None:
+        """Show the runs from now on, those too that are still to come."""
+        self._screen.watch(self.runs, runtime.executor.snapshot, runtime.now)
+
+    def saw(self, event: Event) -> None:
+        """Something happened in the runtime."""
+        if event.program_id in self._ids:
+            self._screen.saw(event)
+        else:
+            self.saw_outside(event)
+
+    def saw_outside(self, event: Event) -> None:
+        """Something happened in a program that is none of the command's."""
+        if isinstance(event, NodeStarted) and event.node.kind is NodeKind.CALL:
+            self._outside.append(event)
+
+    @property
+    def outside_calls(self) -> int:
+        """How many calls were made where no program is: in a thread of the user's own, say."""
+        return len(self._outside)
+
+
+@contextmanager
+def watching(runtime: Runtime, screen: Screen) -> Iterator[Watch]:
+    """Watch the runtime's programs, and those that LangChain's follower finds beside them."""
+    watch = Watch(screen)
+    runtime.listen(watch.saw)
+    foreign = _followers_ledger()
+    if foreign is not None:
+        foreign.listen(watch.saw_outside)
+    try:
+        yield watch
+    finally:
+        if foreign is not None:
+            foreign.unlisten(watch.saw_outside)
+
+
+def _followers_ledger() -> Ledger | None:
+    if "agentrt.integrations.langgraph.follower" not in sys.modules:
+        return None
+    from agentrt.integrations.langgraph import follow
+
+    return follow().ledger
+
+
+@contextmanager
+def lent(runtime: Runtime) -> Iterator[None]:
+    """Meanwhile all chat models without an engine of their own use this one.
+
+    Only if the user's file has loaded LangChain: to load it takes a second.
+    """
+    if "langchain_core" not in sys.modules:
+        yield
+        return
+    from agentrt.integrations.langchain.door import Door
+    from agentrt.integrations.langchain.shared import lend
+
+    with lend(Door.borrow(runtime)):
+        yield

@@ -1,0 +1,145 @@
+"""LangGraph graphs as agentrt programs: finds them among a file's names, and wraps them.
+
+A wrapped graph runs on the runtime's loop inside its program's task, so that the follower puts
+its nodes, tools and questions into that program's DAG.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Literal
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph.state import CompiledStateGraph, StateGraph
+from langgraph.pregel import Pregel
+
+from agentrt import tracking
+from agentrt.errors import ProgramLoadError
+from agentrt.graph import NodeKind
+from agentrt.integrations.langgraph.follower import follow
+from agentrt.program import Context, Program
+from agentrt.run import Run
+
+Graph = Pregel[Any, Any, Any, Any]
+Durability = Literal["sync", "async", "exit"] | None
+_NAMELESS = "LangGraph"
+"""What LangGraph calls a graph that was given no name."""
+
+
+def is_graph(value: object) -> bool:
+    """Whether it is a graph, compiled or not."""
+    return isinstance(value, Pregel | StateGraph)
+
+
+def graphs_among(names: Mapping[str, Any]) -> dict[str, Any]:
+    """The graphs among a module's names, compiled or not.
+
+    A builder whose graph is there, too, is left out, and so is a graph that is a node of
+    another one: it is that one which is to be run.
+    """
+    found = {name: value for name, value in names.items() if is_graph(value)}
+    parts = {id(part) for value in found.values() for part in _parts(value)}
+    return {name: value for name, value in found.items() if id(value) not in parts}
+
+
+def _parts(value: Any) -> list[object]:
+    if not isinstance(value, Pregel):
+        return []
+    inner: list[object] = [value.builder] if isinstance(value, CompiledStateGraph) else []
+    return inner + [graph for _, graph in value.get_subgraphs()]
+
+
+def graph_name(value: Any, variable: str) -> str:
+    """The type of a graph's programs: its own name, or that of its function or variable."""
+    if not isinstance(value, Pregel):
+        return variable
+    if value.name != _NAMELESS:
+        return value.name
+    # LangGraph has no name for an entrypoint but that of its one node.
+    return variable if isinstance(value, CompiledStateGraph) else next(iter(value.nodes), variable)
+
+
+async def open_graph(value: Any, stack: AsyncExitStack, config: RunnableConfig) -> Graph:
+    """``value`` as a graph that can be run: compiled, and made if it is a factory.
+
+    A factory takes nothing or ``config``; what it gives may be awaitable, or a context
+    manager, which ``stack`` leaves. Raises `ProgramLoadError` if no graph comes of it.
+    """
+    if not is_graph(value) and callable(value):
+        value = await _made(value, stack, config)
+    if isinstance(value, StateGraph):
+        value = value.compile()
+    if not isinstance(value, Pregel):
+        raise ProgramLoadError(
+            f"it is {_described(value)}; a graph is a StateGraph, compiled or not, an "
+            "@entrypoint, or a function that returns one"
+        )
+    return value
+
+
+async def _made(factory: Callable[..., Any], stack: AsyncExitStack, config: RunnableConfig) -> Any:
+    needed = [
+        name
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if len(needed) > 1:
+        raise ProgramLoadError(
+            f"it is a function that needs {', '.join(needed)}; one that makes a graph takes "
+            "nothing, or the config"
+        )
+    value = factory(config) if needed else factory()
+    if inspect.isawaitable(value):
+        value = await value
+    if hasattr(value, "__aenter__"):
+        return await stack.enter_async_context(value)
+    return stack.enter_context(value) if hasattr(value, "__enter__") else value
+
+
+def _described(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def graph_program(
+    graph: Graph, name: str, config: RunnableConfig, durability: Durability = None
+) -> Program:
+    """A program that runs ``graph`` on its input, under ``config``.
+
+    Its result is what the graph returns, or None where the graph waits for a human.
+    """
+    follow()
+
+    async def run(ctx: Context, given: Any) -> Any:
+        result = await graph.ainvoke(given, config, durability=durability)
+        if isinstance(result, dict) and result.pop("__interrupt__", None):
+            return None
+        return None if graph.checkpointer and await _paused(graph, config) else result
+
+    return Program(run, name)
+
+
+async def _paused(graph: Graph, config: RunnableConfig) -> bool:
+    """Whether the graph stopped at a breakpoint, where it waits for a human without a question."""
+    state = await graph.aget_state(config)
+    if not state.next:
+        return False
+    scope = tracking.current_scope()
+    assert scope is not None
+    run = scope.owner
+    assert isinstance(run, Run)
+    question = f"go on with {', '.join(state.next)}?"
+    follow().ledger_of(run).begin_interrupt(run, scope, NodeKind.HUMAN, question)
+    return True
+
+
+def program_terms(graph: Graph) -> dict[str, Any]:
+    """The tenant and the size hint that a graph's own config names, for `Runtime.start`."""
+    metadata = (graph.config or {}).get("metadata") or {}
+    hint = metadata.get("agentrt_size_hint")
+    return {
+        "tenant": str(metadata.get("agentrt_tenant", "default")),
+        "size_hint": hint if isinstance(hint, int | float) else None,
+    }

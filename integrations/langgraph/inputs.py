@@ -1,0 +1,123 @@
+"""Makes what a user typed into the input of a graph, and refuses what cannot be one."""
+
+from __future__ import annotations
+
+import json
+import operator
+from typing import Annotated, Any, get_args, get_origin
+
+from langgraph.channels.base import BaseChannel
+from langgraph.channels.binop import BinaryOperatorAggregate
+from langgraph.channels.last_value import LastValue
+from langgraph.graph.state import CompiledStateGraph
+from pydantic import BaseModel
+
+from agentrt.errors import UsageError
+from agentrt.integrations.langgraph.graphs import Graph
+
+_MESSAGES = "messages"
+_ROOT = "__root__"
+"""The one field of a state that is no mapping."""
+_WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+_WORDS |= {list: "a list", dict: "an object"}
+Fields = dict[str, BaseChannel[Any, Any, Any]]
+
+
+def graph_input(graph: Graph, name: str, given: Any) -> Any:
+    """``given``, text or a value read from JSON, as the input of ``graph``.
+
+    Text is a user's message where there are messages, or else the graph's only field. An
+    entrypoint takes any value. Raises `UsageError` for what does not fit the input's schema;
+    types are checked as far as JSON has them.
+    """
+    fields = _fields(graph)
+    if fields is None:
+        return given
+    if isinstance(given, str):
+        given = _from_text(name, given, fields)
+    if not isinstance(given, dict):
+        raise UsageError(f"graph {name!r} takes an object with {_listed(fields)}, not {given!r}")
+    _check_names(name, given, fields, _required(graph))
+    for field, value in given.items():
+        _check_type(name, field, value, fields[field])
+    return given
+
+
+def input_hint(graph: Graph) -> str:
+    """How to give a graph its input, for a message."""
+    fields = _fields(graph)
+    if fields is None or _MESSAGES in fields or len(fields) == 1:
+        return "--input TEXT"
+    return f"--input {json.dumps(dict.fromkeys(fields, '…'), ensure_ascii=False)!r}"
+
+
+def _fields(graph: Graph) -> Fields | None:
+    """The channels that an input is written to, by name; None if it is one value."""
+    if isinstance(graph, CompiledStateGraph):
+        known = graph.builder.schemas[graph.builder.input_schema]
+        fields = {key: one for key, one in known.items() if isinstance(one, BaseChannel)}
+        return None if _ROOT in fields else fields
+    if isinstance(graph.input_channels, str):
+        return None
+    channels = graph.channels
+    return {k: c for k in graph.input_channels if isinstance(c := channels[k], BaseChannel)}
+
+
+def _required(graph: Graph) -> list[str]:
+    """The fields that must be there: LangGraph asks for those of pydantic states only."""
+    schema = graph.builder.input_schema if isinstance(graph, CompiledStateGraph) else None
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+        return []
+    return [key for key, field in schema.model_fields.items() if field.is_required()]
+
+
+def _from_text(name: str, text: str, fields: Fields) -> dict[str, Any]:
+    if _MESSAGES in fields:
+        return {_MESSAGES: [{"role": "user", "content": text}]}
+    if len(fields) != 1:
+        raise UsageError(
+            f"graph {name!r} takes {_listed(fields)}; give them as a JSON object, such as "
+            f"--input {json.dumps({next(iter(fields), 'field'): text}, ensure_ascii=False)!r}"
+        )
+    return {next(iter(fields)): text}
+
+
+def _check_names(name: str, given: dict[str, Any], fields: Fields, required: list[str]) -> None:
+    unknown = [key for key in given if key not in fields]
+    if unknown or not given:
+        what = f"has no field {', '.join(map(repr, unknown))}" if unknown else "got no field"
+        raise UsageError(f"graph {name!r} {what}; its input has {_listed(fields)}")
+    missing = [key for key in required if key not in given]
+    if missing:
+        raise UsageError(f"graph {name!r} needs {', '.join(map(repr, missing))} in its --input")
+
+
+def _check_type(name: str, field: str, value: Any, channel: BaseChannel[Any, Any, Any]) -> None:
+    wanted = _wanted(channel)
+    if wanted is None or _is_a(value, wanted):
+        return
+    raise UsageError(
+        f"graph {name!r} takes {_WORDS[wanted]} as {field!r}, not {json.dumps(value, default=str)}"
+    )
+
+
+def _wanted(channel: BaseChannel[Any, Any, Any]) -> type | None:
+    """The plain type that a field must have; None for those whose reducer may take others."""
+    adds = isinstance(channel, BinaryOperatorAggregate) and channel.operator is operator.add
+    if not adds and not isinstance(channel, LastValue):
+        return None
+    kind = channel.UpdateType
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    origin = get_origin(kind) or kind
+    return origin if origin in _WORDS else None
+
+
+def _is_a(value: Any, wanted: type) -> bool:
+    if isinstance(value, bool):
+        return wanted is bool
+    return isinstance(value, (int, float) if wanted is float else wanted)
+
+
+def _listed(fields: Fields) -> str:
+    return f"the field{'s' * (len(fields) != 1)} {', '.join(map(repr, fields))}"

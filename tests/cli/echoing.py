@@ -1,0 +1,13 @@
+"""The command line on an engine that echoes, for tests that need a process of its own."""
+
+from __future__ import annotations
+
+import sys
+
+import agentrt.executors.vllm.engine as engine
+from agentrt.cli.app import call
+from tests.cli.conftest import EchoEngine
+
+if __name__ == "__main__":
+    engine.VLLMEngine = EchoEngine  # type: ignore[misc, assignment]
+    sys.exit(call(sys.argv[1:]))

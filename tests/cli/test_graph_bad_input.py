@@ -1,0 +1,210 @@
+"""Bad usage of `agentrt run` with graphs: exit code 2, one line, the way out."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Invoke, Write
+from tests.cli.graphs import ASKS, ECHO, FORK, HEAD
+from tests.cli.test_bad_input import check
+
+pytestmark = pytest.mark.usefixtures("clean_imports")
+
+ONE = "def one(state: Tea) -> Tea:\n    return {}\n"
+SQLITE = ["--checkpointer", "sqlite:t.db"]
+ON_T = [*SQLITE, "--thread", "t"]
+NO_ID = "0" * 32
+PROGRAM = "@program\nasync def good(ctx): return 1\n"
+WITH_INPUT = ["--input", '{"text": "a"}']
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files to fall over, and nobody at the terminal."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.db").write_text("tea\n" * 99)
+    (tmp_path / "folder.db").mkdir()
+    with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        connection.execute("CREATE TABLE teas (name TEXT)")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "suffix", "options", "words"),
+    [
+        ("import langgraph.graph\n", "", [], ["no program in it", "compile a LangGraph graph"]),
+        (f"{ECHO}other = chain(Tea, say)\n", "", [], ["several programs (graph, other)"]),
+        (f"{PROGRAM}{ECHO}", "", [], ["several programs (good, graph)", "name one"]),
+        (ECHO, ":tea", [], ["no program 'tea'", "there is: graph"]),
+        (f"{HEAD}def make(): pass\n", ":make", [], ["'make' is no graph", "it is None"]),
+        (f"{HEAD}def make(a, b): pass\n", ":make", [], ["a function that needs a, b"]),
+        (ECHO, "", [], ["graph 'graph' needs an input", "--input '{\"text\":"]),
+        (ECHO, "", ["--input", "tea"], ["the fields 'text', 'cups', 'seen'", "JSON object"]),
+        (ECHO, "", ["--input", "[1]"], ["takes an object with the fields 'text'", "not [1]"]),
+        (ECHO, "", ["--input", '{"tex": "a"}'], ["has no field 'tex'", "'text', 'cups'"]),
+        (ECHO, "", ["--input", "{}"], ["got no field", "'text', 'cups', 'seen'"]),
+        (ECHO, "", ["--input", '{"text": 3}'], ["takes text as 'text', not 3"]),
+        (ECHO, "", ["--input", '{"cups": true}'], ["takes an integer as 'cups', not true"]),
+        (ECHO, "", ["--input", '{"seen": "a"}'], ["takes a list as 'seen', not \"a\""]),
+        (ECHO, "", [*WITH_INPUT, "--human", "yes"], ["--human is for agentrt programs"]),
+        (ECHO, "", [*WITH_INPUT, "--thread", " "], ["--thread ''", "give it a name"]),
+        (ECHO, "", [*WITH_INPUT, "--thread", "t"], ["--thread t", "no checkpointer that could"]),
+        (ECHO, "", ON_T, ["unknown thread 't'", "sqlite:t.db has no checkpoint", "--input"]),
+        (ECHO, "", [*ON_T[2:], "--checkpointer", "memory"], ["unknown thread 't'", "memory has"]),
+        (ECHO, "", ["--checkpointer", "redis:x"], ["'redis:x'", "memory, and sqlite:FILE"]),
+        (ECHO, "", ["--checkpointer", "sqlite:"], ["'sqlite:'", "sqlite:FILE"]),
+        (ECHO, "", ["--checkpointer", "sqlite:no/t.db"], ["no folder 'no'", "make it"]),
+        (ECHO, "", ["--checkpointer", "sqlite:folder.db"], ["that is a folder"]),
+        (ECHO, "", [*WITH_INPUT, "--checkpointer", "sqlite:notes.db"], ["not a database", "new"]),
+        (ECHO, "", [*WITH_INPUT, "--checkpointer", "sqlite:other.db"], ["of something else"]),
+        (ECHO, "", [*ON_T, "--interrupt-reply", "@no.txt"], ["--interrupt-reply @no.txt: no such"]),
+        (PROGRAM, "", ["--thread", "t"], ["--thread is for LangGraph graphs", "'good'"]),
+        (PROGRAM, "", SQLITE, ["--checkpointer is for LangGraph graphs"]),
+        (PROGRAM, "", ["--interrupt-reply", "a"], ["--interrupt-reply is for LangGraph graphs"]),
+    ],
+)  # fmt: skip
+def test_before_anything_runs(
+    source: str,
+    suffix: str,
+    options: list[str],
+    words: list[str],
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check(capsys, invoke("run", f"{write(source)}{suffix}", *options), *words)
+
+
+def test_sqlite_without_its_package(
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check(capsys, invoke("run", write(ECHO), *ON_T), "install agentrt[checkpoint]")
+
+
+def test_a_pydantic_state_needs_all_its_fields(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        f"{HEAD}from pydantic import BaseModel\nclass Form(BaseModel):\n    who: str\n"
+        "    why: str\ndef one(state: Form) -> dict:\n    return {}\ngraph = chain(Form, one)\n"
+    )
+    check(capsys, invoke("run", path, "--input", '{"who": "a"}'), "needs 'why' in its --input")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "words"),
+    [
+        (ASKS, ["--interrupt-reply", f"{NO_ID}=a"], [NO_ID, "no such question", "Is it good?"]),
+        (FORK, ["--interrupt-reply", "a"], ["several are open", "left?", "right?", "ID=…"]),
+        (ASKS, ["--input", '{"cups": 1}', "--interrupt-reply", "a"], ["leave --input out"]),
+        (ECHO, ["--interrupt-reply", "a"], ["thread 't' has no pending interrupt"]),
+        (ECHO, [], ["thread 't' has come to its end", "--input"]),
+    ],
+)
+def test_a_thread_that_stands_otherwise(
+    source: str,
+    options: list[str],
+    words: list[str],
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write(source)
+    assert invoke("run", path, *WITH_INPUT, *ON_T) in (0, 3)
+    capsys.readouterr()
+    check(capsys, invoke("run", path, *ON_T, *options), *words)
+
+
+def test_a_reply_that_does_not_fit_a_later_question(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine runs by then: its progress is on stderr, too."""
+    path = write(ASKS)
+    replies = ["--interrupt-reply", "yes", "--interrupt-reply", f"{NO_ID}=Ann"]
+    assert invoke("run", path, *WITH_INPUT, *replies) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith(f"error: --interrupt-reply {NO_ID}=…: no such question")
+
+
+def test_a_model_that_is_not_served(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(ECHO.replace("ChatAgentRT(max_tokens=8)", "ChatAgentRT(model='big')"))
+    assert invoke("run", path, *WITH_INPUT) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    line = err.splitlines()[-1]
+    assert line.startswith("error: program graph-1: this engine serves 'echo', not model 'big'")
+    assert line.endswith("or start it with --model")
+
+
+def test_a_checkpointer_that_cannot_wait(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        "import sqlite3\nfrom langgraph.checkpoint.sqlite import SqliteSaver\n"
+        f"{HEAD}{ONE}saver = SqliteSaver(sqlite3.connect('own.db', check_same_thread=False))\n"
+        "graph = chain(Tea, one, checkpointer=saver)\nimport atexit\n"
+        "atexit.register(saver.conn.close)\n"
+    )
+    words = ["SqliteSaver, has no async methods", "--checkpointer sqlite:FILE"]
+    check(capsys, invoke("run", path, *WITH_INPUT), *words)
+
+
+def test_a_factory_that_raises(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write("def make():\n    raise KeyError('tea')\n")
+    assert invoke("run", f"{path}:make", *WITH_INPUT) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "  File " in line] == [f'  File "{path}", line 3, in make']
+    assert lines[-1].startswith(f"error: {path}: not imported: KeyError")
+
+
+@pytest.mark.parametrize(
+    ("project", "suffix", "words"),
+    [
+        ("{", "", ["langgraph.json: bad JSON"]),
+        ("[]", "", ["a project is an object"]),
+        ({}, "", ["names no graphs", "./agent.py:graph"]),
+        ({"graphs": {"a": "./a.py"}}, "", ["graph 'a' is \"./a.py\"", "./agent.py:graph"]),
+        ({"graphs": {"a": 3}}, "", ["graph 'a' is 3"]),
+        ({"graphs": {"a": "./no.py:g"}}, "", ["graph 'a' is in ./no.py", "no such file"]),
+        ({"graphs": {"a": "./prog.py:no"}}, "", ["'a' is 'no'", "no such variable"]),
+        ({"graphs": {"a": "./prog.py:model"}}, "", ["'a' is no graph", "type ChatAgentRT"]),
+        ({"graphs": {"a": "./prog.py:graph", "b": "./prog.py:say"}}, "", ["several graphs (a, b)"]),
+        ({"graphs": {"a": "./prog.py:graph"}}, ":b", ["no graph 'b'", "there is: a"]),
+        ({"graphs": {"a": "./prog.py:graph"}, "env": ".env"}, "", ["env '.env' cannot be read"]),
+        ({"graphs": {"a": "./prog.py:graph"}, "env": "bad.env"}, "", ["bad.env:1", "NAME=VALUE"]),
+        ({"graphs": {"a": "./prog.py:graph"}, "env": 3}, "", ["env must be the name of a file"]),
+        ({"graphs": {"a": "./prog.py:graph"}, "dependencies": "."}, "", ["must be a list"]),
+        ({"graphs": {"a": "./prog.py:graph"}, "dependencies": ["./x"]}, "", ["dependency './x'"]),
+    ],
+)
+def test_a_project(
+    project: object,
+    suffix: str,
+    words: list[str],
+    folder: Path,
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(ECHO)
+    (folder / "bad.env").write_text("KEY\n")
+    text = project if isinstance(project, str) else json.dumps(project)
+    (folder / "langgraph.json").write_text(text)
+    check(capsys, invoke("run", f".{suffix}", *WITH_INPUT), *words)

@@ -1,0 +1,101 @@
+"""A command that is killed between two nodes goes on from its SQLite checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.cli.graphs import HEAD
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 240
+
+SOURCE = f"""{HEAD}
+import os
+import threading
+
+def calls(name):
+    async def node(state: Tea) -> Tea:
+        with open(os.environ["CALLS"], "a") as calls:
+            calls.write(name + " ")
+        return {{"seen": [name, type((await model.ainvoke(name)).content).__name__]}}
+    node.__name__ = name
+    return node
+
+def gate(state: Tea) -> Tea:
+    if "SIGNAL" in os.environ:
+        with open(os.environ["SIGNAL"], "w") as signal:
+            signal.write("at the gate")
+        threading.Event().wait()
+    return {{"seen": ["gate"]}}
+
+graph = chain(Tea, calls("one"), calls("two"), gate, calls("three"))
+"""
+
+
+def command(folder: Path, module: str, *args: str) -> list[str]:
+    where = ["--checkpointer", f"sqlite:{folder / 't.db'}", "--thread", "t", "--json"]
+    return [sys.executable, "-m", module, "run", f"{folder / 'g.py'}:graph", *where, *args]
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "CALLS": str(folder / "calls"), **more}
+
+
+def kill_at_the_gate(folder: Path, module: str) -> None:
+    """Run it until the graph says that it is at the gate, and kill it there."""
+    fifo = folder / "signal"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with subprocess.Popen(
+            command(folder, module, "--input", '{"cups": 1}'),
+            cwd=ROOT,
+            env=environment(folder, SIGNAL=str(fifo)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            try:
+                ready, _, _ = select.select([reader], [], [], LIMIT_S)
+            finally:
+                process.kill()
+        assert ready
+        assert process.returncode == -signal.SIGKILL
+    finally:
+        os.close(reader)
+
+
+def go_on(folder: Path, module: str) -> Any:
+    done = subprocess.run(
+        command(folder, module),
+        cwd=ROOT,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check_kill_and_resume(folder: Path, module: str) -> None:
+    """1. Two calls, then the gate, where the process is killed. 2. The third alone is made."""
+    (folder / "g.py").write_text(SOURCE)
+    kill_at_the_gate(folder, module)
+    assert (folder / "calls").read_text().split() == ["one", "two"]
+    value = go_on(folder, module)
+    assert (folder / "calls").read_text().split() == ["one", "two", "three"]
+    seen = ["one", "str", "two", "str", "gate", "three", "str"]
+    assert value["results"] == [{"cups": 1, "seen": seen}]
+    assert value["programs"][0]["calls"] == 1
+
+
+def test_no_call_is_lost_and_none_is_made_again(tmp_path: Path) -> None:
+    check_kill_and_resume(tmp_path, "tests.cli.echoing")
