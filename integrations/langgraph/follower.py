@@ -20,7 +20,15 @@ from langchain_core.tracers.context import register_configure_hook
 
 from agentrt import tracking
 from agentrt.graph import Frontier, NodeKind
-from agentrt.integrations.langgraph.frames import Frame, Guest, is_branch, is_node, namespace_of
+from agentrt.integrations.langgraph.frames import (
+    Frame,
+    Guest,
+    Question,
+    is_branch,
+    is_node,
+    namespace_of,
+    thread_of,
+)
 from agentrt.ledger import Ledger
 from agentrt.run import Run, RunState
 from agentrt.scope import Scope
@@ -90,6 +98,8 @@ class Follower(BaseCallbackHandler):
         with self._lock:
             frame = self._begin(run_id, name, metadata or {}, parent_run_id, tags or ())
             self._add(run_id, frame)
+            if frame.guest.asked and getattr(inputs, "resume", None) is not None:
+                self._answer(frame)
         if frame.inside:
             tracking.enter(frame.scope)
 
@@ -146,6 +156,7 @@ class Follower(BaseCallbackHandler):
         if around is None:
             return self._open(name or _UNNAMED, metadata)
         frame = Frame(around, self._guest_of(around.owner), namespace_of(metadata))
+        frame.thread = thread_of(metadata)
         frame.before = tracking.current_scope()
         with self.ledger_of(frame.guest.run).lock:
             if parent is not None and is_node(name, metadata, parent):
@@ -171,11 +182,11 @@ class Follower(BaseCallbackHandler):
         root.scope.path = name
 
     def _open(self, name: str, metadata: Mapping[str, Any]) -> Frame:
-        thread, hint = metadata.get("thread_id"), metadata.get("agentrt_size_hint")
+        hint = metadata.get("agentrt_size_hint")
         run = self.ledger.open(
             name,
             tenant=str(metadata.get("agentrt_tenant", "default")),
-            session=None if thread is None else str(thread),
+            session=thread_of(metadata),
             size_hint=hint if isinstance(hint, int | float) else None,
         )
         guest = self._guests[id(run)] = Guest(run)
@@ -221,7 +232,7 @@ class Follower(BaseCallbackHandler):
             frame.guest.frames.discard(run_id)
             with self.ledger_of(frame.guest.run).lock:
                 self._end(frame, error)
-            if not frame.guest.frames:
+            if not (frame.guest.frames or frame.guest.asked):
                 self._guests.pop(id(frame.guest.run), None)
             if frame.inside:
                 frame.scope.leave(frame.before)
@@ -247,10 +258,20 @@ class Follower(BaseCallbackHandler):
         """A question to a human; the innermost of the runs that it passes through asks it."""
         guest = frame.guest
         if key not in guest.asked and guest.run.ended_at is None:
-            guest.asked.add(key)
-            self.ledger_of(guest.run).begin_interrupt(
-                guest.run, frame.scope, NodeKind.HUMAN, question
-            )
+            books = self.ledger_of(guest.run)
+            node = books.begin_interrupt(guest.run, frame.scope, NodeKind.HUMAN, question)
+            guest.asked[key] = Question(node, frame.scope, frame.thread)
+
+    def _answer(self, frame: Frame) -> None:
+        """A program's own code answers a graph of its own: what comes now, comes after that."""
+        guest = frame.guest
+        books = self.ledger_of(guest.run)
+        with books.lock:
+            for key, question in list(guest.asked.items()):
+                if question.thread == frame.thread:
+                    del guest.asked[key]
+                    books.end_interrupt(guest.run, question.scope, question.node)
+                    frame.scope.join(question.scope)
 
     def _close(self, guest: Guest, error: BaseException | None) -> None:
         self._drop(guest)

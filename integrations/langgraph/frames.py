@@ -27,8 +27,17 @@ class Guest:
 
     run: Run
     frames: set[UUID] = field(default_factory=set)
-    asked: set[str] = field(default_factory=set)
+    asked: dict[str, Question] = field(default_factory=dict)
     loop: AbstractEventLoop | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question to a human: its node, where it was asked, and in which thread of LangGraph."""
+
+    node: Node
+    scope: Scope
+    thread: str | None
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +52,7 @@ class Frame:
     scope: Scope
     guest: Guest
     namespace: str = ""
+    thread: str | None = None
     before: Scope | None = None
     waits: Scope | None = None
     superstep: Superstep | None = None
@@ -125,6 +135,12 @@ def is_node(name: str | None, metadata: Mapping[str, Any], parent: Frame) -> boo
 def is_branch(tags: Sequence[str]) -> bool:
     """Whether a run is a branch of a `RunnableParallel`: side by side with its siblings."""
     return any(tag.startswith("map:key:") for tag in tags)
+
+
+def thread_of(metadata: Mapping[str, Any]) -> str | None:
+    """LangGraph's thread of a run, if it has one."""
+    thread = metadata.get("thread_id")
+    return None if thread is None else str(thread)
 
 
 def namespace_of(metadata: Mapping[str, Any]) -> str:

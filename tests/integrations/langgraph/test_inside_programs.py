@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import EngineDiedError
-from agentrt.graph import NodeState
+from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
-from agentrt.run import Run
+from agentrt.run import Run, RunState
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
 
@@ -113,3 +115,39 @@ async def test_cancelled_tools_of_own_programs_are_forgotten() -> None:
                 await run.wait()
             assert [node.state for node in run.dag.nodes()] == [NodeState.CANCELLED]
     assert follower.open_runs() - before < 150
+
+
+async def test_a_program_answers_its_own_graph() -> None:
+    """draft leads to the question; the node runs again after the answer, and then the rest."""
+    async with Runtime(ScriptedExecutor()) as runtime:
+        model = ChatAgentRT(runtime=runtime)
+
+        async def asks(state: MessagesState) -> dict[str, Any]:
+            await model.ainvoke([HumanMessage("draft")])
+            interrupt("Is it good?")
+            return {"messages": [await model.ainvoke([HumanMessage("final")])]}
+
+        builder = StateGraph(MessagesState)
+        builder.add_node("asks", asks)
+        builder.add_edge(START, "asks")
+        graph = builder.compile(checkpointer=InMemorySaver())
+
+        @program
+        async def outer(ctx: Context) -> None:
+            config: Any = {"configurable": {"thread_id": ctx.program_id}}
+            await graph.ainvoke({"messages": []}, config)
+            await graph.ainvoke(Command(resume="yes"), config)
+            await ctx.llm("end")
+
+        run = runtime.start(outer)
+        await run.wait()
+    assert run.state is RunState.DONE
+    run.dag.check_integrity()
+    found = [(node.kind, node.parents, node.state) for node in run.dag.nodes()]
+    assert found == [
+        (NodeKind.CALL, (), NodeState.DONE),
+        (NodeKind.HUMAN, (0,), NodeState.DONE),
+        (NodeKind.CALL, (1,), NodeState.DONE),
+        (NodeKind.CALL, (2,), NodeState.DONE),
+        (NodeKind.CALL, (3,), NodeState.DONE),
+    ]
