@@ -162,6 +162,7 @@ def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str
             "scheduler": options.scheduler.to_dict(),
         },
         "seed": job.seed,
+        "replicas": snapshot.get("replicas", []),
         "steps": snapshot.get("steps"),
         "requests": snapshot.get("requests"),
         "table": {"runtime": len(runtime.table), "engine": len(snapshot.get("programs", ()))},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrt.cli.engines import Fleet, fleet_options, make_executor, read_fleet
 from agentrt.cli.graphflags import check_no_graph_flags, graph_options, graph_terms
 from agentrt.cli.options import ARGUMENTS, RunCommand, RunOption, batch_option, model_option
 
@@ -117,6 +118,7 @@ it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
 @graph_options
 @model_option
 @batch_option
+@fleet_options
 @click.option(
     "--dag",
     type=click.Path(path_type=Path),
@@ -154,8 +156,9 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
 
     options_of_engine = _engine_options(options, engine_flags)
     given = _check_values(options)
+    fleet = read_fleet(options)
     plan = _plan(load_program(target), given, options)
-    return _run(_job(plan, options_of_engine, options), as_json=options["as_json"])
+    return _run(_job(plan, options_of_engine, options), fleet, as_json=options["as_json"])
 
 
 def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
@@ -201,6 +204,7 @@ def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> Any:
         scheduler=SchedulerConfig(**settings),
         flags=flags,
         verbose=options["verbose"],
+        replicas=options["replicas"],
     )
 
 
@@ -244,14 +248,13 @@ def _job(plan: Plan, engine: Any, options: dict[str, Any]) -> Job:
     )
 
 
-def _run(job: Job, *, as_json: bool) -> int:
-    """Run the job on a vLLM engine, and tell how it went. Returns the exit code."""
+def _run(job: Job, fleet: Fleet, *, as_json: bool) -> int:
+    """Run the job on embedded engines, and tell how it went. Returns the exit code."""
     from agentrt.cli.conclude import conclude
     from agentrt.cli.execute import execute
     from agentrt.cli.interrupts import Interrupts
     from agentrt.cli.quiet import EngineLog
     from agentrt.cli.screen import open_screen
-    from agentrt.executors.vllm.engine import VLLMEngine
 
     verbose = job.options.verbose
     with EngineLog(verbose=verbose) as log, open_screen(plain=verbose) as screen:
@@ -260,5 +263,6 @@ def _run(job: Job, *, as_json: bool) -> int:
             log.discard()
             screen.last_words(text)
 
-        outcome = Interrupts(last_words).run(execute(job, VLLMEngine(job.options), screen, log))
+        executor = make_executor(job.options, fleet, screen.progress)
+        outcome = Interrupts(last_words).run(execute(job, executor, screen, log))
         return conclude(job, outcome, screen.console, log, as_json=as_json)

@@ -41,7 +41,7 @@ class EngineOptions:
     """``model`` None is the embedded default. ``max_num_seqs`` is the batch's size (calls).
 
     ``flags`` are vLLM's own command-line flags, as `vllm serve` takes them; they win
-    over what the machine suggests.
+    over what the machine suggests. ``replicas`` engines share the machine's cores.
     """
 
     model: str | None = None
@@ -49,6 +49,7 @@ class EngineOptions:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     flags: Sequence[str] = ()
     verbose: bool = False
+    replicas: int = 1
 
 
 def prepare_environment(options: EngineOptions) -> None:
@@ -61,7 +62,7 @@ def prepare_environment(options: EngineOptions) -> None:
         # start-up time and one process less. GPUs are not affected.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # OpenMP threads that spin at barriers starve each other on a busy machine.
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)),
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // max(2, options.replicas))),
         "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }

@@ -147,3 +147,19 @@ def test_a_signal_stops_the_programs(
     out, err = capsys.readouterr()
     assert out == "tidied\n"
     assert err.splitlines()[-1].endswith("the programs and the engine were stopped")
+
+
+def test_replicas_share_the_work(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write("@program\nasync def ask(ctx, text): return str(await ctx.llm(text))\n")
+    options = ["--replicas", "2", "--router", "round-robin", "--json"]
+    assert invoke("run", path, "--input", "hi", "--n", "4", *options) == 0
+    value = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert value["results"] == ["hi"] * 4
+    replicas = value["engine"]["replicas"]
+    assert [(one["name"], one["state"]) for one in replicas] == [
+        ("replica-0", "ready"),
+        ("replica-1", "ready"),
+    ]
+    assert value["engine"]["steps"] == 14, "two echo engines, 7 each"
