@@ -109,7 +109,7 @@ def test_the_command_line_gets_as_far_as_the_engine(
     """Its options are known, its values fit, and its file holds a program that takes the input."""
     jobs = list[Job]()
 
-    def run(job: Job, **options: Any) -> int:
+    def run(job: Job, *rest: Any, **options: Any) -> int:
         jobs.append(job)
         return 0
 
