@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from types import CellType
+from types import CellType, CodeType, FrameType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -238,6 +239,10 @@ def _scope_of(group: asyncio.TaskGroup) -> Scope | None:
 
 
 _MACHINERY: set[str] = set()
+_AWAITING: set[str] = set()
+_THREADS: set[CodeType] = set()
+_CODES: set[CodeType] = set()  # those of `_MACHINERY` that were seen
+_ASYNCIO = frozenset({"asyncio.base_events", "asyncio.events", "asyncio.tasks"})
 
 
 def see_through(module: str) -> None:
@@ -249,9 +254,47 @@ def see_through(module: str) -> None:
     _MACHINERY.add(module)
 
 
-def _is_machinery(coro: Any) -> bool:
+def see_through_calls_of(module: str, *threads: Callable[..., Any]) -> None:
+    """Tasks that this module's code starts run in its own scope: it awaits each at once.
+
+    The async functions ``threads`` go on in a thread when nobody waits for them any more.
+    """
+    _AWAITING.add(module)
+    _THREADS.update(function.__code__ for function in threads)
+
+
+class _Part(asyncio.Task[T]):
+    """A task that is awaited at once: no more than a part of the code that started it."""
+
+    __slots__ = ("scope",)
+
+    scope: Scope
+
+
+def _is_machinery(code: CodeType | None, coro: Any) -> bool:
+    if code in _CODES:
+        return True
     frame = getattr(coro, "cr_frame", None)
-    return frame is not None and frame.f_globals.get("__name__") in _MACHINERY
+    if frame is None or frame.f_globals.get("__name__") not in _MACHINERY:
+        return False
+    _CODES.add(frame.f_code)
+    return True
+
+
+def _is_part() -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in _ASYNCIO:
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") in _AWAITING
+
+
+def _part(coro: Any, code: CodeType | None, scope: Scope, **kwargs: Any) -> asyncio.Task[Any]:
+    if code in _THREADS:
+        kwargs["context"].run(_SCOPE.set, scope.alias())
+        return asyncio.Task(coro, **kwargs)
+    part: _Part[Any] = _Part(coro, **kwargs)
+    part.scope = scope
+    return part
 
 
 class _Factory:
@@ -262,26 +305,25 @@ class _Factory:
         self.installs = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> Any:
-        scope = current_scope()
-        if scope is None or not self.installs or _is_machinery(coro):
-            make = self.previous or _plain_task
-            return make(loop, coro, **kwargs)
-        child = scope.fork()
+        scope, code = current_scope(), getattr(coro, "cr_code", None)
+        if scope is None or not self.installs or _is_machinery(code, coro):
+            if self.previous is None:
+                return asyncio.Task(coro, loop=loop, **kwargs)
+            return self.previous(loop, coro, **kwargs)
+        if self.previous is not None and self.previous is _EAGER:
+            kwargs.setdefault("eager_start", True)
         context = kwargs.pop("context", None)
         if context is None:
             context = contextvars.copy_context()
+        if _AWAITING and _is_part():
+            return _part(coro, code, scope, loop=loop, context=context, **kwargs)
+        child = scope.fork()
         context.run(_SCOPE.set, child)
-        if self.previous is not None and self.previous is _EAGER:
-            kwargs.setdefault("eager_start", True)
         return TrackedTask(coro, scope=child, loop=loop, context=context, **kwargs)
 
 
 _EAGER = getattr(asyncio, "eager_task_factory", None)
 _FACTORIES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Factory] = WeakKeyDictionary()
-
-
-def _plain_task(loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
-    return asyncio.Task(coro, loop=loop, **kwargs)
 
 
 def install(loop: asyncio.AbstractEventLoop) -> None:

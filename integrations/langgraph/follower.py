@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseRunManager
-from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
 from agentrt import tracking
@@ -26,10 +26,12 @@ from agentrt.run import Run, RunState
 from agentrt.scope import Scope
 
 _MACHINERY = (
+    "langchain_core.callbacks.manager",
     "langgraph.pregel._executor",
     "langgraph.pregel._retry",
     "langgraph.pregel._runner",
 )
+_RUNNABLES = "langgraph._internal._runnable"
 _UNNAMED = "program"
 _NAMELESS = "LangGraph"
 """What LangGraph calls a graph that was given no name."""
@@ -62,13 +64,8 @@ class Follower(BaseCallbackHandler):
 
         ``parent_run_id`` is the run that it is in, for a thread that does not know.
         """
-        here = tracking.current_scope()
         frame = self._frames.get(parent_run_id) if parent_run_id is not None else None
-        if frame is not None and (here is None or here.owner is not frame.scope.owner):
-            return frame.scope
-        if here is None or not isinstance(here.owner, Run) or here.owner.ended_at is not None:
-            return None
-        return here
+        return _around(tracking.current_scope(), frame)
 
     # -- chains, graphs, nodes ---------------------------------------------------------
 
@@ -139,13 +136,14 @@ class Follower(BaseCallbackHandler):
         tags: Sequence[str] = (),
     ) -> Frame:
         parent = self._frames.get(parent_id) if parent_id is not None else None
-        around = self.scope(parent_id)
+        here = tracking.current_scope()
+        around = _around(here, parent)
         if around is None:
             return self._open(name or _UNNAMED, metadata)
-        frame = Frame(around, self._guest_of(around.owner), namespace_of(metadata))
-        frame.before = tracking.current_scope()
-        if parent is not None and is_node(name, metadata, parent):
-            self._name_after(parent, str(name), metadata)
+        frame = Frame(around, self._guest_of(around.owner), namespace_of(metadata), here)
+        if parent is not None and is_node(name, frame.namespace, metadata, parent):
+            if not parent.inside:
+                self._name_after(parent, str(name), metadata)
             step = metadata["langgraph_step"]
             frame.enter(parent.supersteps(), step, frame.namespace, str(name))
         elif parent is not None and is_branch(tags):
@@ -157,14 +155,10 @@ class Follower(BaseCallbackHandler):
     def _name_after(self, root: Frame, name: str, metadata: Mapping[str, Any]) -> None:
         """An entrypoint's function names its program: LangGraph has no name for its graph."""
         run = root.guest.run
-        if (
-            root.inside
-            or run.type != _NAMELESS
-            or tuple(metadata.get("langgraph_triggers", ())) != ("__start__",)
-        ):
-            return
-        self.ledger.rename(run, name)
-        root.scope.path = name
+        triggers = metadata.get("langgraph_triggers", ())
+        if run.type == _NAMELESS and tuple(triggers) == ("__start__",):
+            self.ledger.rename(run, name)
+            root.scope.path = name
 
     def _open(self, name: str, metadata: Mapping[str, Any]) -> Frame:
         thread, hint = metadata.get("thread_id"), metadata.get("agentrt_size_hint")
@@ -182,8 +176,11 @@ class Follower(BaseCallbackHandler):
 
     def _guest_of(self, owner: object) -> Guest:
         assert isinstance(owner, Run)
-        # A program of agentrt's own has no root here: it is known while it has open frames.
-        return self._guests.setdefault(id(owner), Guest(owner))
+        guest = self._guests.get(id(owner))
+        if guest is None:
+            # A program of agentrt's own has no root here: it is known while it has open frames.
+            guest = self._guests[id(owner)] = Guest(owner)
+        return guest
 
     def _add(self, run_id: UUID, frame: Frame) -> None:
         self._frames[run_id] = frame
@@ -204,12 +201,12 @@ class Follower(BaseCallbackHandler):
     def _end(self, frame: Frame, error: BaseException | None) -> None:
         run = frame.guest.run
         frame.settle()
+        asks = () if error is None else _asks(error)
         if frame.tool is not None:
-            asks = _asks(error)
             self.ledger_of(run).end_interrupt(
                 run, frame.scope, frame.tool, asyncio.CancelledError() if asks else error
             )
-        for key, question in _asks(error):
+        for key, question in asks:
             self._ask(frame, key, question)
         if frame.superstep is not None:
             frame.superstep.leave(frame.task, frame.scope)
@@ -237,6 +234,15 @@ class Follower(BaseCallbackHandler):
         self.ledger.close(guest.run, *_ending(error))
 
 
+def _around(here: Scope | None, frame: Frame | None) -> Scope | None:
+    """Where code is that is ``here``, as far as it knows, and in the run of ``frame``."""
+    if frame is not None and (here is None or here.owner is not frame.scope.owner):
+        return frame.scope
+    if here is None or not isinstance(here.owner, Run) or here.owner.ended_at is not None:
+        return None
+    return here
+
+
 def _ending(error: BaseException | None) -> tuple[RunState, BaseException | None]:
     if error is None or _asks(error):
         return RunState.DONE, None
@@ -245,10 +251,8 @@ def _ending(error: BaseException | None) -> tuple[RunState, BaseException | None
     return RunState.CANCELLED, None
 
 
-def _asks(error: BaseException | None) -> list[tuple[str, str]]:
+def _asks(error: BaseException) -> Sequence[tuple[str, str]]:
     """The ids and texts of the questions that a `GraphInterrupt` carries."""
-    if error is None:
-        return []
     from langgraph.errors import GraphInterrupt
 
     if not isinstance(error, GraphInterrupt):
@@ -278,6 +282,7 @@ def follow() -> Follower:
             _PROCESS.append(Follower(Ledger()))
             for module in _MACHINERY:
                 tracking.see_through(module)
+            tracking.see_through_calls_of(_RUNNABLES, run_in_executor)
             # As the variable's default, so that bare threads have it too.
             variable: ContextVar[Follower | None] = ContextVar(
                 "agentrt_follower", default=_PROCESS[0]

@@ -111,20 +111,18 @@ class Superstep:
         self._ended.clear()
 
 
-def is_node(name: str | None, metadata: Mapping[str, Any], parent: Frame) -> bool:
+def is_node(name: str | None, namespace: str, metadata: Mapping[str, Any], parent: Frame) -> bool:
     """Whether a run is that of a graph's node, and not of something inside or around one."""
-    if name is None or metadata.get("langgraph_node") != name or "langgraph_step" not in metadata:
-        return False
-    if metadata.get("langgraph_checkpoint_ns", "") == parent.namespace:
+    if name is None or metadata.get("langgraph_node") != name or namespace == parent.namespace:
         return False
     path = metadata.get("langgraph_path") or ()
     # The path of a call of a @task ends so: it belongs to its caller, not to a superstep.
-    return not (path and path[-1] is True)
+    return "langgraph_step" in metadata and not (path and path[-1] is True)
 
 
 def is_branch(tags: Sequence[str]) -> bool:
     """Whether a run is a branch of a `RunnableParallel`: side by side with its siblings."""
-    return any(tag.startswith("map:key:") for tag in tags)
+    return bool(tags) and any(tag.startswith("map:key:") for tag in tags)
 
 
 def namespace_of(metadata: Mapping[str, Any]) -> str:
