@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolCall
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+)
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -76,7 +83,7 @@ def react_graph(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     async def agent(state: State) -> dict[str, Any]:
         chat, plan = state["messages"], state["plan"]
         turn = sum(isinstance(message, AIMessage) for message in chat)
-        reply = await model.ainvoke(chat, max_tokens=plan.turns[turn])
+        reply = await model.ainvoke(list(map(_as_text, chat)), max_tokens=plan.turns[turn])
         return {"messages": [_script(plan, turn)], "used": [_tokens(reply)]}
 
     graph = StateGraph(State)
@@ -93,6 +100,16 @@ def first_state(plan: Plan) -> dict[str, Any]:
     ask = f"Customer {plan.number} wants {len(plan.turns)} packs of {plan.item}. How much is it?"
     chat: Sequence[AnyMessage] = [SystemMessage(_SYSTEM), HumanMessage(ask)]
     return {"messages": chat, "plan": plan, "used": []}
+
+
+def _as_text(message: AnyMessage) -> AnyMessage:
+    """A message as a ReAct prompt has it: engines differ in how they tell of tool calls."""
+    if isinstance(message, AIMessage):
+        calls = [f"{call['name']}({call['args']})" for call in message.tool_calls]
+        return AIMessage("\n".join([message.text, *calls]))
+    if isinstance(message, ToolMessage):
+        return HumanMessage(f"Observation: {message.text}")
+    return message
 
 
 def _script(plan: Plan, turn: int) -> AIMessage:
