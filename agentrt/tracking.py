@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from types import CellType, CodeType, FrameType
+from types import CellType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from agentrt import foreign
 from agentrt.errors import InvariantError
 from agentrt.graph.dag import ExecutionDAG
 from agentrt.scope import Scope, family_of
@@ -79,6 +79,11 @@ def enter(scope: Scope | None) -> None:
     wrap. Where they can, `bind` and `enter_node` are better.
     """
     _SCOPE.set(scope)
+
+
+def is_alone_in(scope: Scope) -> bool:
+    """Whether the code that asks runs in the task that ``scope`` is of, and not beside others."""
+    return getattr(_running_task(), "scope", None) is scope
 
 
 def outside() -> AbstractContextManager[object]:
@@ -238,31 +243,6 @@ def _scope_of(group: asyncio.TaskGroup) -> Scope | None:
     return _BOUND.get(task) or getattr(task, "scope", None)
 
 
-_MACHINERY: set[str] = set()
-_AWAITING: set[str] = set()
-_THREADS: set[CodeType] = set()
-_CODES: set[CodeType] = set()  # those of `_MACHINERY` that were seen
-_ASYNCIO = frozenset({"asyncio.base_events", "asyncio.events", "asyncio.tasks"})
-
-
-def see_through(module: str) -> None:
-    """Tasks whose coroutine is of this module run in the scope of whoever starts them.
-
-    They are a foreign framework's machinery: it starts what the program asked for, and
-    nobody waits for the machinery itself.
-    """
-    _MACHINERY.add(module)
-
-
-def see_through_calls_of(module: str, *threads: Callable[..., Any]) -> None:
-    """Tasks that this module's code starts run in its own scope: it awaits each at once.
-
-    The async functions ``threads`` go on in a thread when nobody waits for them any more.
-    """
-    _AWAITING.add(module)
-    _THREADS.update(function.__code__ for function in threads)
-
-
 class _Part(asyncio.Task[T]):
     """A task that is awaited at once: no more than a part of the code that started it."""
 
@@ -271,25 +251,8 @@ class _Part(asyncio.Task[T]):
     scope: Scope
 
 
-def _is_machinery(code: CodeType | None, coro: Any) -> bool:
-    if code in _CODES:
-        return True
-    frame = getattr(coro, "cr_frame", None)
-    if frame is None or frame.f_globals.get("__name__") not in _MACHINERY:
-        return False
-    _CODES.add(frame.f_code)
-    return True
-
-
-def _is_part() -> bool:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__") in _ASYNCIO:
-        frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") in _AWAITING
-
-
-def _part(coro: Any, code: CodeType | None, scope: Scope, **kwargs: Any) -> asyncio.Task[Any]:
-    if code in _THREADS:
+def _part(coro: Any, scope: Scope, **kwargs: Any) -> asyncio.Task[Any]:
+    if foreign.is_thread(coro):
         kwargs["context"].run(_SCOPE.set, scope.alias())
         return asyncio.Task(coro, **kwargs)
     part: _Part[Any] = _Part(coro, **kwargs)
@@ -305,8 +268,8 @@ class _Factory:
         self.installs = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> Any:
-        scope, code = current_scope(), getattr(coro, "cr_code", None)
-        if scope is None or not self.installs or _is_machinery(code, coro):
+        scope = current_scope()
+        if scope is None or not self.installs or foreign.is_machinery(coro):
             if self.previous is None:
                 return asyncio.Task(coro, loop=loop, **kwargs)
             return self.previous(loop, coro, **kwargs)
@@ -315,8 +278,8 @@ class _Factory:
         context = kwargs.pop("context", None)
         if context is None:
             context = contextvars.copy_context()
-        if _AWAITING and _is_part():
-            return _part(coro, code, scope, loop=loop, context=context, **kwargs)
+        if foreign.awaits_at_once():
+            return _part(coro, scope, loop=loop, context=context, **kwargs)
         child = scope.fork()
         context.run(_SCOPE.set, child)
         return TrackedTask(coro, scope=child, loop=loop, context=context, **kwargs)

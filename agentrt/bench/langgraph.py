@@ -61,11 +61,14 @@ class Outcome:
 
 
 class LangGraphBench:
-    """Runs ``agents`` agents on every side, and keeps every outcome. The first is stock."""
+    """Runs ``agents`` agents of a mix on every side, and keeps all outcomes. The first is stock."""
 
-    def __init__(self, sides: Sequence[Side], agents: int, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, sides: Sequence[Side], agents: int, mix: str, tell: Callable[[str], None]
+    ) -> None:
         self._sides = sides
         self._agents = agents
+        self._mix = mix
         self._tell = tell
         self.outcomes: dict[str, list[Outcome]] = {side.name: [] for side in sides}
 
@@ -73,9 +76,9 @@ class LangGraphBench:
         """All sides, ``repeats`` times, in an order that changes with the repeat."""
         for side in self._sides:
             self._tell(f"warming up: {side.name}")
-            await self._once(side, draw_plans(2, seed))
+            await self._once(side, draw_plans(2, seed, self._mix))
         for repeat in range(repeats):
-            plans = draw_plans(self._agents, seed + repeat)
+            plans = draw_plans(self._agents, seed + repeat, self._mix)
             first = repeat % len(self._sides)
             for side in (*self._sides[first:], *self._sides[:first]):
                 self._tell(f"repeat {repeat + 1} of {repeats}: {self._agents} agents, {side.name}")

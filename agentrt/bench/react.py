@@ -57,20 +57,28 @@ class State(MessagesState):
     used: Annotated[list[tuple[int, int]], operator.add]
 
 
-def draw_plans(count: int, seed: int) -> list[Plan]:
-    """``count`` courses, most of them short and a few long, in turns and in tokens."""
+def draw_plans(count: int, seed: int, mix: str = "sized") -> list[Plan]:
+    """``count`` courses, most of them short and a few long, of the mix of that name."""
     rng = random.Random(seed)
-    return [
-        Plan(
-            number,
-            rng.choice(list(_ITEMS)),
-            tuple(
-                _heavy(rng, LEAST_TOKENS, MOST_TOKENS)
-                for _ in range(_heavy(rng, LEAST_TURNS, MOST_TURNS))
-            ),
-        )
-        for number in range(count)
-    ]
+    return [Plan(number, rng.choice(list(_ITEMS)), MIXES[mix](rng)) for number in range(count)]
+
+
+def _sized(rng: random.Random) -> tuple[int, ...]:
+    size = rng.paretovariate(TAIL)
+    turns = min(MOST_TURNS, int(LEAST_TURNS * size))
+    words = (LEAST_TOKENS * size * rng.uniform(0.7, 1.3) for _ in range(turns))
+    return tuple(min(MOST_TOKENS, max(LEAST_TOKENS, int(many))) for many in words)
+
+
+def _independent(rng: random.Random) -> tuple[int, ...]:
+    turns = _heavy(rng, LEAST_TURNS, MOST_TURNS)
+    return tuple(_heavy(rng, LEAST_TOKENS, MOST_TOKENS) for _ in range(turns))
+
+
+MIXES = {"sized": _sized, "independent": _independent}
+"""How turns and their tokens are drawn. ``sized``: each agent's task has a heavy-tailed size,
+and a larger one takes more turns and more words in each. ``independent``: the number of turns
+and each turn's tokens are heavy-tailed, and have nothing to do with each other."""
 
 
 def _heavy(rng: random.Random, least: int, most: int) -> int:

@@ -18,11 +18,12 @@ from langchain_core.callbacks import BaseCallbackHandler, BaseRunManager
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
-from agentrt import tracking
+from agentrt import foreign, tracking
 from agentrt.graph import Frontier, NodeKind
+from agentrt.integrations.langgraph.ends import asks, ending
 from agentrt.integrations.langgraph.frames import Frame, Guest, is_branch, is_node, namespace_of
 from agentrt.ledger import Ledger
-from agentrt.run import Run, RunState
+from agentrt.run import Run
 from agentrt.scope import Scope
 
 _MACHINERY = (
@@ -84,7 +85,7 @@ class Follower(BaseCallbackHandler):
         with self._lock:
             frame = self._begin(run_id, name, metadata or {}, parent_run_id, tags or ())
             self._add(run_id, frame)
-        if frame.inside:
+        if frame.apart:
             tracking.enter(frame.scope)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -112,7 +113,7 @@ class Follower(BaseCallbackHandler):
             self._add(run_id, frame)
             run = frame.guest.run
             frame.tool = self.ledger_of(run).begin_interrupt(run, frame.scope, NodeKind.TOOL, tool)
-        if frame.inside:
+        if frame.apart:
             tracking.enter(frame.scope)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -142,13 +143,13 @@ class Follower(BaseCallbackHandler):
             return self._open(name or _UNNAMED, metadata)
         frame = Frame(around, self._guest_of(around.owner), namespace_of(metadata), here)
         if parent is not None and is_node(name, frame.namespace, metadata, parent):
-            if not parent.inside:
+            if parent.root:
                 self._name_after(parent, str(name), metadata)
             step = metadata["langgraph_step"]
             frame.enter(parent.supersteps(), step, frame.namespace, str(name))
         elif parent is not None and is_branch(tags):
             frame.enter(parent.supersteps(), None, str(run_id), "")
-        else:
+        elif not tracking.is_alone_in(around):
             frame.fork(around)
         return frame
 
@@ -172,7 +173,8 @@ class Follower(BaseCallbackHandler):
         guest.loop = _running_loop()
         if guest.loop is not None:
             tracking.install(guest.loop)
-        return Frame(Scope(run, name, Frontier()), guest, namespace_of(metadata))
+        scope = Scope(run, name, Frontier())
+        return Frame(scope, guest, namespace_of(metadata), root=True)
 
     def _guest_of(self, owner: object) -> Guest:
         assert isinstance(owner, Run)
@@ -195,24 +197,24 @@ class Follower(BaseCallbackHandler):
             self._end(frame, error)
             if not frame.guest.frames:
                 self._guests.pop(id(frame.guest.run), None)
-            if frame.inside:
+            if frame.apart:
                 frame.scope.leave(frame.before)
 
     def _end(self, frame: Frame, error: BaseException | None) -> None:
         run = frame.guest.run
         frame.settle()
-        asks = () if error is None else _asks(error)
+        questions = () if error is None else asks(error)
         if frame.tool is not None:
             self.ledger_of(run).end_interrupt(
-                run, frame.scope, frame.tool, asyncio.CancelledError() if asks else error
+                run, frame.scope, frame.tool, asyncio.CancelledError() if questions else error
             )
-        for key, question in asks:
+        for key, question in questions:
             self._ask(frame, key, question)
         if frame.superstep is not None:
             frame.superstep.leave(frame.task, frame.scope)
         elif frame.waits is not None:
             frame.waits.join(frame.scope)
-        else:
+        elif frame.root:
             self._close(frame.guest, error)
 
     def _ask(self, frame: Frame, key: str, question: str) -> None:
@@ -231,7 +233,7 @@ class Follower(BaseCallbackHandler):
         guest.frames.clear()
         if guest.loop is not None:
             tracking.uninstall(guest.loop)
-        self.ledger.close(guest.run, *_ending(error))
+        self.ledger.close(guest.run, *ending(error))
 
 
 def _around(here: Scope | None, frame: Frame | None) -> Scope | None:
@@ -241,24 +243,6 @@ def _around(here: Scope | None, frame: Frame | None) -> Scope | None:
     if here is None or not isinstance(here.owner, Run) or here.owner.ended_at is not None:
         return None
     return here
-
-
-def _ending(error: BaseException | None) -> tuple[RunState, BaseException | None]:
-    if error is None or _asks(error):
-        return RunState.DONE, None
-    if isinstance(error, Exception):
-        return RunState.FAILED, error
-    return RunState.CANCELLED, None
-
-
-def _asks(error: BaseException) -> Sequence[tuple[str, str]]:
-    """The ids and texts of the questions that a `GraphInterrupt` carries."""
-    from langgraph.errors import GraphInterrupt
-
-    if not isinstance(error, GraphInterrupt):
-        return []
-    interrupts = error.args[0] if error.args else ()
-    return [(one.id, str(one.value)) for one in interrupts]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -281,8 +265,8 @@ def follow() -> Follower:
         if not _PROCESS:
             _PROCESS.append(Follower(Ledger()))
             for module in _MACHINERY:
-                tracking.see_through(module)
-            tracking.see_through_calls_of(_RUNNABLES, run_in_executor)
+                foreign.see_through(module)
+            foreign.see_through_calls_of(_RUNNABLES, run_in_executor)
             # As the variable's default, so that bare threads have it too.
             variable: ContextVar[Follower | None] = ContextVar(
                 "agentrt_follower", default=_PROCESS[0]

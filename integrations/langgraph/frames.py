@@ -35,8 +35,9 @@ class Guest:
 class Frame:
     """One open run: ``scope`` is where its code is, ``before`` where the code around it was.
 
-    At its end, ``waits`` (a scope, for a run inside another's code) or ``superstep`` (for a
-    node of a graph) gets what it saw end; a root has neither. ``namespace`` is LangGraph's
+    A run that is ``apart`` has a scope of its own. At its end, ``waits`` (a scope, for a run
+    inside another's code) or ``superstep`` (for a node of a graph) gets what it saw end.
+    Others are a ``root``, or a part of the code around them. ``namespace`` is LangGraph's
     checkpoint namespace, which for a node names its task.
     """
 
@@ -49,10 +50,11 @@ class Frame:
     task: str = ""
     tool: Node | None = None
     graph: Superstep | None = None
+    root: bool = False
 
     @property
-    def inside(self) -> bool:
-        """Whether this run is inside another; else it is a program's root."""
+    def apart(self) -> bool:
+        """Whether this run's scope is its own inside that of the code around it."""
         return self.waits is not None or self.superstep is not None
 
     def fork(self, around: Scope) -> None:

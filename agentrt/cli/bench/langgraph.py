@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 @click.command(cls=ManyCommand)
 @policy_option("atlas")
 @click.option("--agents", type=click.IntRange(min=1), default=16, show_default=True, metavar="N")
+@click.option(
+    "--mix",
+    type=click.Choice(["sized", "independent"]),
+    default="sized",
+    show_default=True,
+    help="Whether agents of many turns have long ones, too.",
+)
 @click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, metavar="N")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N")
 @click.option("--max-num-seqs", type=click.IntRange(min=1), default=4, show_default=True)
@@ -64,7 +71,7 @@ async def _measure(policies: Sequence[str], options: dict[str, Any]) -> LangGrap
         note("loading stock vLLM's server")
         await server.start(log.collect)
         sides = [_stock(server), *(_ours(runtime, engine, name) for name in policies)]
-        measured = LangGraphBench(sides, options["agents"], note)
+        measured = LangGraphBench(sides, options["agents"], options["mix"], note)
         await measured.run(options["repeat"], options["seed"])
     return measured
 
