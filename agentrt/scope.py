@@ -25,10 +25,11 @@ class Scope:
     they see end is seen by the task.
 
     A scope that is ``over`` sends whoever is still in it ``back``: its end was told by
-    somebody who could not change the context of the code.
+    somebody who could not change the context of the code. ``entered_in`` is the id of the
+    task that was put into it in its midst.
     """
 
-    __slots__ = ("back", "family", "frontier", "over", "owner", "path", "pending")
+    __slots__ = ("back", "entered_in", "family", "frontier", "over", "owner", "path", "pending")
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Scope:
         self.family = family_of(owner) if family is None else family
         self.over = False
         self.back: Scope | None = None
+        self.entered_in: int | None = None
 
     def fork(self) -> Scope:
         """The scope of a task that this one creates now."""

@@ -78,12 +78,17 @@ def enter(scope: Scope | None) -> None:
     For callbacks of a foreign framework, which run before and after code that they cannot
     wrap. Where they can, `bind` and `enter_node` are better.
     """
+    if scope is not None:
+        scope.entered_in = id(_running_task())
     _SCOPE.set(scope)
 
 
 def is_alone_in(scope: Scope) -> bool:
     """Whether the code that asks runs in the task that ``scope`` is of, and not beside others."""
-    return getattr(_running_task(), "scope", None) is scope
+    task = _running_task()
+    if task is None:
+        return False
+    return scope.entered_in == id(task) or getattr(task, "scope", None) is scope
 
 
 def outside() -> AbstractContextManager[object]:

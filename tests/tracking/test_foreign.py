@@ -129,7 +129,8 @@ async def test_machinery_runs_in_the_scope_of_who_starts_it(framework: Any) -> N
 
 
 async def test_who_is_alone_in_a_scope(framework: Any) -> None:
-    """A tracked task is, and so is a part; machinery may have others beside it."""
+    """A tracked task is, and so is a part. Machinery may have others beside it, but for the
+    scope that it was put into itself."""
     foreign.see_through_calls_of("toy_framework")
     p, seen = Program(), []
 
@@ -144,6 +145,14 @@ async def test_who_is_alone_in_a_scope(framework: Any) -> None:
         await framework.call(look())
         foreign.see_through("toy_framework")
         await asyncio.create_task(framework.machine(look()))
+        await asyncio.create_task(framework.machine(enter_and_look()))
+
+    async def enter_and_look() -> None:
+        scope = current_scope()
+        assert scope is not None
+        enter(scope.fork())
+        await look()
+        await asyncio.create_task(framework.machine(look()))
 
     await run(p, main())
-    assert seen == [True, True, True, False]
+    assert seen == [True, True, True, False, True, False]
