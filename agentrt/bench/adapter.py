@@ -23,7 +23,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 
 from agentrt.bench.table import Spread, markdown
-from agentrt.bench.unfollowed import unfollowed
+from agentrt.bench.unfollowed import idly_followed, unfollowed
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.runtime import Runtime
 from agentrt.testing.scripted import ScriptedExecutor
@@ -43,7 +43,7 @@ class State(TypedDict, total=False):
 class Case:
     """A graph to run with ``goal``; ``unit`` is what its cost is divided among.
 
-    ``base`` is LangGraph alone, ``ours`` the same with agentrt.
+    ``base`` is LangGraph alone, ``ours`` the same with agentrt, inside ``around``.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Case:
     goal: int
     base: Any
     ours: Any
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ async def _cases(steps: int, calls: int) -> AsyncIterator[list[Case]]:
         chat = ChatAgentRT(runtime=runtime)
         yield [
             Case(f"loop of one node x {steps}", "step", steps, loop, loop),
+            Case("the same, a handler that does nothing", "step", steps, loop, loop, idly_followed),
             Case(f"Send to {steps} nodes, and a join", "step", steps, fan, fan),
             Case(f"{calls} calls of a fake model", "call", calls, _calls(fake), _calls(fake)),
             Case(f"{calls} calls of ChatAgentRT", "call", calls, _calls(fake), _calls(chat)),
@@ -102,7 +104,7 @@ async def _cases(steps: int, calls: int) -> AsyncIterator[list[Case]]:
 async def _compare(case: Case, *, ours_first: bool) -> Sample:
     costs = {}
     for ours in (ours_first, not ours_first):
-        around = nullcontext() if ours else unfollowed()
+        around = case.around() if ours else unfollowed()
         costs[ours] = await _cost(case.ours if ours else case.base, case.goal, around)
     return Sample(case.unit, costs[False], costs[True])
 

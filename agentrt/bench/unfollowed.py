@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers import context
 
 from agentrt.integrations.langgraph import follow
+
+
+class Idle(BaseCallbackHandler):
+    """A handler that does nothing: what LangChain's own part costs of following."""
+
+    run_inline = True
+    ignore_llm = ignore_chat_model = ignore_retry = ignore_retriever = True
+    ignore_custom_event = True
+
+
+_NOTHING = Idle()
+_IDLE: ContextVar[Idle] = ContextVar("agentrt_idle", default=_NOTHING)
 
 
 @contextmanager
@@ -23,3 +37,11 @@ def unfollowed() -> Iterator[None]:
         yield
     finally:
         hooks[:] = before
+
+
+@contextmanager
+def idly_followed() -> Iterator[None]:
+    """Run the body with a handler in the follower's place that does nothing."""
+    with unfollowed():
+        context._configure_hooks.append((_IDLE, True, None, None))
+        yield

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agentrt.bench.adapter import fan_graph, loop_graph
-from agentrt.bench.unfollowed import unfollowed
+from agentrt.bench.unfollowed import idly_followed, unfollowed
 from agentrt.bench.watch import started_in
 from agentrt.cli.app import call
 from agentrt.integrations.langgraph import follow
@@ -19,7 +19,7 @@ def test_every_case_is_in_the_table_and_in_the_json(capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     *table, line = out.splitlines()
     cases = json.loads(line)
-    assert [case["per"] for case in cases] == ["step", "step", "call", "call"]
+    assert [case["per"] for case in cases] == ["step", "step", "step", "call", "call"]
     assert [row.split("|")[1].strip() for row in table[2:]] == [case["case"] for case in cases]
     for case in cases:
         assert case["cpu_ratio"] > 0
@@ -34,6 +34,8 @@ async def test_unfollowed_graphs_are_no_programs() -> None:
         with unfollowed():
             await loop_graph().ainvoke(given)
             await fan_graph().ainvoke(given)
+        with idly_followed():
+            await loop_graph().ainvoke(given)
         assert runs == []
         await loop_graph().ainvoke(given)
         await fan_graph().ainvoke(given)
