@@ -26,6 +26,9 @@ from agentrt.integrations.langgraph import follow
 from agentrt.run import Run
 
 STOCK = "stock"
+FCFS = "agentrt, fcfs"
+"""The side that schedules as stock does, and counts its steps."""
+_STEPS = ("mean_steps", "p95_steps")
 _RATIOS = ("mean_s", "p95_s", "programs_per_s", "tokens_per_s")
 
 
@@ -109,12 +112,14 @@ class LangGraphBench:
     def table(self) -> str:
         """A row per side. Medians (least-most) over the repeats; ratios are to stock in the same.
 
-        Below 1 is better for a latency, above 1 for a throughput.
+        Below 1 is better for a latency, above 1 for a throughput. Stock does not tell its
+        steps: their ratios are to `FCFS`, if that was measured.
         """
         head = (
             *("", "mean, s", "p95, s", "mean / stock", "p95 / stock"),
             *("programs/s / stock", "tokens/s / stock", "tokens/s"),
-            *("mean, steps", "p95, steps", "preemptions", "prompt tokens", "output tokens"),
+            *("mean, steps", "p95, steps", "mean, steps / fcfs", "p95, steps / fcfs"),
+            *("preemptions", "prompt tokens", "output tokens"),
         )
         return markdown(head, [self._row(side.name) for side in self._sides])
 
@@ -125,15 +130,20 @@ class LangGraphBench:
             Spread.of([o.mean_s for o in some]),
             Spread.of([o.p95_s for o in some]),
             *(self._ratio(name, measure) for measure in _RATIOS),
-            *(_whole(some, field) for field in ("tokens_per_s", "mean_steps", "p95_steps")),
+            *(_whole(some, field) for field in ("tokens_per_s", *_STEPS)),
+            *(self._ratio(name, measure, FCFS) or "" for measure in _STEPS),
             *(_whole(some, field) for field in ("preemptions", "prompt_tokens", "output_tokens")),
         )
 
-    def _ratio(self, name: str, measure: str) -> Spread:
-        pairs = zip(self.outcomes[name], self.outcomes[self._sides[0].name], strict=True)
-        return Spread.of(
-            [getattr(mine, measure) / getattr(stock, measure) for mine, stock in pairs]
-        )
+    def _ratio(self, name: str, measure: str, base: str = STOCK) -> Spread | None:
+        """A side's measure over that of ``base``, None where either was not measured."""
+        pairs = [
+            (getattr(mine, measure), getattr(other, measure))
+            for mine, other in zip(self.outcomes[name], self.outcomes.get(base, ()), strict=False)
+        ]
+        if not pairs or None in pairs[0]:
+            return None
+        return Spread.of([mine / other for mine, other in pairs])
 
     def medians(self) -> dict[str, dict[str, float]]:
         """The medians of the table, for a program to read."""
@@ -143,9 +153,15 @@ class LangGraphBench:
                 for field in Outcome.__slots__
                 if None not in (values := [getattr(o, field) for o in some])
             }
-            | {f"{measure}_to_stock": self._ratio(name, measure).median for measure in _RATIOS}
+            | self._median_ratios(name, _RATIOS, STOCK)
+            | self._median_ratios(name, _STEPS, FCFS)
             for name, some in self.outcomes.items()
         }
+
+    def _median_ratios(self, name: str, measures: Sequence[str], base: str) -> dict[str, float]:
+        ratios = {measure: self._ratio(name, measure, base) for measure in measures}
+        suffix = base.rpartition(" ")[2]
+        return {f"{m}_to_{suffix}": ratio.median for m, ratio in ratios.items() if ratio}
 
 
 def _watched(side: Side) -> AbstractContextManager[list[Run]]:

@@ -21,7 +21,7 @@ class Idle(BaseCallbackHandler):
 
 
 _NOTHING = Idle()
-_IDLE: ContextVar[Idle] = ContextVar("agentrt_idle", default=_NOTHING)
+_IDLE: ContextVar[BaseCallbackHandler | None] = ContextVar("agentrt_idle", default=_NOTHING)
 
 
 @contextmanager

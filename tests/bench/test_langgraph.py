@@ -10,7 +10,7 @@ import pytest
 
 from agentrt import Runtime
 from agentrt.bench.fixed import FixedLength
-from agentrt.bench.langgraph import LangGraphBench, Side
+from agentrt.bench.langgraph import FCFS, LangGraphBench, Side
 from agentrt.bench.react import (
     LEAST_TOKENS,
     LEAST_TURNS,
@@ -65,13 +65,19 @@ async def test_an_agent_takes_its_course_whatever_the_model_says() -> None:
     assert said[0].startswith(f"One pack of {plan.item} costs ")
 
 
-async def bench(stock: Runtime, ours: Runtime, told: list[str], agents: int = 4) -> LangGraphBench:
+async def bench(
+    stock: Runtime,
+    ours: Runtime,
+    told: list[str],
+    agents: int = 4,
+    names: tuple[str, str] = ("stock", "ours"),
+) -> LangGraphBench:
     async def ready() -> None:
         told.append("ready")
 
     sides = [
-        Side("stock", ChatAgentRT(runtime=stock), ready, followed=False),
-        Side("ours", ChatAgentRT(runtime=ours), ready),
+        Side(names[0], ChatAgentRT(runtime=stock), ready, followed=False),
+        Side(names[1], ChatAgentRT(runtime=ours), ready),
     ]
     measured = LangGraphBench(sides, agents, "sized", told.append)
     await measured.run(2, seed=3)
@@ -93,11 +99,22 @@ async def test_outcomes_of_both_sides() -> None:
     assert measured.outcomes["stock"][0].mean_steps is None
     head, _, stock, ours = measured.table().splitlines()
     assert stock.count("1.00 (1.00-1.00)") == 4
-    assert [line.count("|") for line in (head, stock, ours)] == [14] * 3
+    assert [line.count("|") for line in (head, stock, ours)] == [16] * 3
     medians = measured.medians()
     assert medians["stock"]["mean_s_to_stock"] == 1.0
     assert "mean_steps" not in medians["stock"]
+    assert "mean_steps_to_fcfs" not in medians["ours"]
     assert medians["ours"]["preemptions"] == 0
+
+
+async def test_steps_are_compared_with_those_of_fcfs() -> None:
+    async with Runtime(FixedLength(ScriptedExecutor())) as runtime:
+        measured = await bench(runtime, runtime, [], names=("stock", FCFS))
+    medians = measured.medians()
+    assert medians[FCFS]["mean_steps_to_fcfs"] == medians[FCFS]["p95_steps_to_fcfs"] == 1.0
+    stock, fcfs = measured.table().splitlines()[2:]
+    assert stock.count("1.00 (1.00-1.00)") == 4
+    assert "".join(fcfs.split("|")[11:13]).split() == ["1.00", "(1.00-1.00)"] * 2
 
 
 async def test_an_agent_alone_takes_a_step_a_token() -> None:
