@@ -25,30 +25,44 @@ class Scope:
     they see end is seen by the task.
 
     A scope that is ``over`` sends whoever is still in it ``back``: its end was told by
-    somebody who could not change the context of the code.
+    somebody who could not change the context of the code. ``entered_in`` is the id of the
+    task that was put into it in its midst.
     """
 
-    __slots__ = ("back", "family", "frontier", "over", "owner", "path", "pending")
+    __slots__ = ("back", "entered_in", "family", "frontier", "over", "owner", "path", "pending")
 
-    def __init__(self, owner: object, path: str = "", frontier: Frontier | None = None) -> None:
+    def __init__(
+        self,
+        owner: object,
+        path: str = "",
+        frontier: Frontier | None = None,
+        family: WeakSet[TrackedTask[Any]] | None = None,
+    ) -> None:
         self.owner = owner
         self.path = path
         self.frontier = Frontier() if frontier is None else frontier
         self.pending = Pending()
-        self.family = family_of(owner)
+        self.family = family_of(owner) if family is None else family
         self.over = False
         self.back: Scope | None = None
+        self.entered_in: int | None = None
 
     def fork(self) -> Scope:
         """The scope of a task that this one creates now."""
         self.settle()
-        return Scope(self.owner, self.path, self.frontier.fork())
+        return Scope(self.owner, self.path, self.frontier.fork(), self.family)
 
     def within(self, name: str) -> Scope:
         """The same scope inside the node function ``name``."""
-        inner = Scope(self.owner, f"{self.path}/{name}" if self.path else name, self.frontier)
-        inner.pending = self.pending
+        inner = self.alias()
+        inner.path = f"{self.path}/{name}" if self.path else name
         return inner
+
+    def alias(self) -> Scope:
+        """The same scope for code that may outlive it: it is never over."""
+        alias = Scope(self.owner, self.path, self.frontier, self.family)
+        alias.pending = self.pending
+        return alias
 
     def leave(self, back: Scope | None) -> None:
         """The code that ran here is over, and what comes next in its context is in ``back``."""

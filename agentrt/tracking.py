@@ -16,6 +16,7 @@ from types import CellType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from agentrt import foreign
 from agentrt.errors import InvariantError
 from agentrt.graph.dag import ExecutionDAG
 from agentrt.scope import Scope, family_of
@@ -77,7 +78,17 @@ def enter(scope: Scope | None) -> None:
     For callbacks of a foreign framework, which run before and after code that they cannot
     wrap. Where they can, `bind` and `enter_node` are better.
     """
+    if scope is not None:
+        scope.entered_in = id(_running_task())
     _SCOPE.set(scope)
+
+
+def is_alone_in(scope: Scope) -> bool:
+    """Whether the code that asks runs in the task that ``scope`` is of, and not beside others."""
+    task = _running_task()
+    if task is None:
+        return False
+    return scope.entered_in == id(task) or getattr(task, "scope", None) is scope
 
 
 def outside() -> AbstractContextManager[object]:
@@ -237,21 +248,21 @@ def _scope_of(group: asyncio.TaskGroup) -> Scope | None:
     return _BOUND.get(task) or getattr(task, "scope", None)
 
 
-_MACHINERY: set[str] = set()
+class _Part(asyncio.Task[T]):
+    """A task that is awaited at once: no more than a part of the code that started it."""
+
+    __slots__ = ("scope",)
+
+    scope: Scope
 
 
-def see_through(module: str) -> None:
-    """Tasks whose coroutine is of this module run in the scope of whoever starts them.
-
-    They are a foreign framework's machinery: it starts what the program asked for, and
-    nobody waits for the machinery itself.
-    """
-    _MACHINERY.add(module)
-
-
-def _is_machinery(coro: Any) -> bool:
-    frame = getattr(coro, "cr_frame", None)
-    return frame is not None and frame.f_globals.get("__name__") in _MACHINERY
+def _part(coro: Any, scope: Scope, **kwargs: Any) -> asyncio.Task[Any]:
+    if foreign.is_thread(coro):
+        kwargs["context"].run(_SCOPE.set, scope.alias())
+        return asyncio.Task(coro, **kwargs)
+    part: _Part[Any] = _Part(coro, **kwargs)
+    part.scope = scope
+    return part
 
 
 class _Factory:
@@ -263,25 +274,24 @@ class _Factory:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> Any:
         scope = current_scope()
-        if scope is None or not self.installs or _is_machinery(coro):
-            make = self.previous or _plain_task
-            return make(loop, coro, **kwargs)
-        child = scope.fork()
+        if scope is None or not self.installs or foreign.is_machinery(coro):
+            if self.previous is None:
+                return asyncio.Task(coro, loop=loop, **kwargs)
+            return self.previous(loop, coro, **kwargs)
+        if self.previous is not None and self.previous is _EAGER:
+            kwargs.setdefault("eager_start", True)
         context = kwargs.pop("context", None)
         if context is None:
             context = contextvars.copy_context()
+        if foreign.awaits_at_once():
+            return _part(coro, scope, loop=loop, context=context, **kwargs)
+        child = scope.fork()
         context.run(_SCOPE.set, child)
-        if self.previous is not None and self.previous is _EAGER:
-            kwargs.setdefault("eager_start", True)
         return TrackedTask(coro, scope=child, loop=loop, context=context, **kwargs)
 
 
 _EAGER = getattr(asyncio, "eager_task_factory", None)
 _FACTORIES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Factory] = WeakKeyDictionary()
-
-
-def _plain_task(loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
-    return asyncio.Task(coro, loop=loop, **kwargs)
 
 
 def install(loop: asyncio.AbstractEventLoop) -> None:

@@ -41,7 +41,7 @@ class Frontier:
     def __init__(self, ids: Iterable[int] = ()) -> None:
         # The sorted tuple is what emissions and forks share; the set exists only while
         # joins are being gathered. One of the two is always there.
-        self._view: tuple[int, ...] | None = tuple(sorted(set(ids)))
+        self._view: tuple[int, ...] | None = tuple(sorted(set(ids))) if ids else ()
         self._ids: set[int] | None = None
         self._base: tuple[int, ...] = ()
         # A token, not a reference: a chain of threads must not keep all its links alive.

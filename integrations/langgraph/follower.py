@@ -15,11 +15,12 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseRunManager
-from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
-from agentrt import tracking
+from agentrt import foreign, tracking
 from agentrt.graph import Frontier, NodeKind
+from agentrt.integrations.langgraph.ends import asks, ending
 from agentrt.integrations.langgraph.frames import (
     Frame,
     Guest,
@@ -30,14 +31,16 @@ from agentrt.integrations.langgraph.frames import (
     thread_of,
 )
 from agentrt.ledger import Ledger
-from agentrt.run import Run, RunState
+from agentrt.run import Run
 from agentrt.scope import Scope
 
 _MACHINERY = (
+    "langchain_core.callbacks.manager",
     "langgraph.pregel._executor",
     "langgraph.pregel._retry",
     "langgraph.pregel._runner",
 )
+_RUNNABLES = "langgraph._internal._runnable"
 _UNNAMED = "program"
 _SWEEP_AT = 64
 """With so many programs more than lived last time, those that have ended are looked for."""
@@ -73,13 +76,8 @@ class Follower(BaseCallbackHandler):
 
         ``parent_run_id`` is the run that it is in, for a thread that does not know.
         """
-        here = tracking.current_scope()
         frame = self._frames.get(parent_run_id) if parent_run_id is not None else None
-        if frame is not None and (here is None or here.owner is not frame.scope.owner):
-            return frame.scope
-        if here is None or not isinstance(here.owner, Run) or here.owner.ended_at is not None:
-            return None
-        return here
+        return _around(tracking.current_scope(), frame)
 
     # -- chains, graphs, nodes ---------------------------------------------------------
 
@@ -100,7 +98,7 @@ class Follower(BaseCallbackHandler):
             self._add(run_id, frame)
             if frame.guest.asked and getattr(inputs, "resume", None) is not None:
                 self._answer(frame)
-        if frame.inside:
+        if frame.apart:
             tracking.enter(frame.scope)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -128,7 +126,7 @@ class Follower(BaseCallbackHandler):
             self._add(run_id, frame)
             run = frame.guest.run
             frame.tool = self.ledger_of(run).begin_interrupt(run, frame.scope, NodeKind.TOOL, tool)
-        if frame.inside:
+        if frame.apart:
             tracking.enter(frame.scope)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -152,34 +150,31 @@ class Follower(BaseCallbackHandler):
         tags: Sequence[str] = (),
     ) -> Frame:
         parent = self._frames.get(parent_id) if parent_id is not None else None
-        around = self.scope(parent_id)
+        here = tracking.current_scope()
+        around = _around(here, parent)
         if around is None:
             return self._open(name or _UNNAMED, metadata)
-        frame = Frame(around, self._guest_of(around.owner), namespace_of(metadata))
+        frame = Frame(around, self._guest_of(around.owner), namespace_of(metadata), here)
         frame.thread = thread_of(metadata)
-        frame.before = tracking.current_scope()
         with self.ledger_of(frame.guest.run).lock:
-            if parent is not None and is_node(name, metadata, parent):
-                self._name_after(parent, str(name), metadata)
+            if parent is not None and is_node(name, frame.namespace, metadata, parent):
+                if parent.root:
+                    self._name_after(parent, str(name), metadata)
                 step = metadata["langgraph_step"]
                 frame.enter(parent.supersteps(), step, frame.namespace, str(name))
             elif parent is not None and is_branch(tags):
                 frame.enter(parent.supersteps(), None, str(run_id), "")
-            else:
+            elif not tracking.is_alone_in(around):
                 frame.fork(around)
         return frame
 
     def _name_after(self, root: Frame, name: str, metadata: Mapping[str, Any]) -> None:
         """An entrypoint's function names its program: LangGraph has no name for its graph."""
         run = root.guest.run
-        if (
-            root.inside
-            or run.type != _NAMELESS
-            or tuple(metadata.get("langgraph_triggers", ())) != ("__start__",)
-        ):
-            return
-        self.ledger.rename(run, name)
-        root.scope.path = name
+        triggers = metadata.get("langgraph_triggers", ())
+        if run.type == _NAMELESS and tuple(triggers) == ("__start__",):
+            self.ledger.rename(run, name)
+            root.scope.path = name
 
     def _open(self, name: str, metadata: Mapping[str, Any]) -> Frame:
         hint = metadata.get("agentrt_size_hint")
@@ -193,7 +188,8 @@ class Follower(BaseCallbackHandler):
         guest.loop = _running_loop()
         if guest.loop is not None:
             tracking.install(guest.loop)
-        return Frame(Scope(run, name, Frontier()), guest, namespace_of(metadata))
+        scope = Scope(run, name, Frontier())
+        return Frame(scope, guest, namespace_of(metadata), root=True)
 
     def _guest_of(self, owner: object) -> Guest:
         assert isinstance(owner, Run)
@@ -234,24 +230,24 @@ class Follower(BaseCallbackHandler):
                 self._end(frame, error)
             if not (frame.guest.frames or frame.guest.asked):
                 self._guests.pop(id(frame.guest.run), None)
-            if frame.inside:
+            if frame.apart:
                 frame.scope.leave(frame.before)
 
     def _end(self, frame: Frame, error: BaseException | None) -> None:
         run = frame.guest.run
         frame.settle()
+        questions = () if error is None else asks(error)
         if frame.tool is not None:
-            asks = _asks(error)
             self.ledger_of(run).end_interrupt(
-                run, frame.scope, frame.tool, asyncio.CancelledError() if asks else error
+                run, frame.scope, frame.tool, asyncio.CancelledError() if questions else error
             )
-        for key, question in _asks(error):
+        for key, question in questions:
             self._ask(frame, key, question)
         if frame.superstep is not None:
             frame.superstep.leave(frame.task, frame.scope)
         elif frame.waits is not None:
             frame.waits.join(frame.scope)
-        else:
+        elif frame.root:
             self._close(frame.guest, error)
 
     def _ask(self, frame: Frame, key: str, question: str) -> None:
@@ -271,33 +267,22 @@ class Follower(BaseCallbackHandler):
                 if question.thread == frame.thread:
                     del guest.asked[key]
                     books.end_interrupt(guest.run, question.scope, question.node)
-                    frame.scope.join(question.scope)
+                    frame.scope.frontier.include((question.node.id,))
 
     def _close(self, guest: Guest, error: BaseException | None) -> None:
         self._drop(guest)
         if guest.loop is not None:
             tracking.uninstall(guest.loop)
-        self.ledger.close(guest.run, *_ending(error))
+        self.ledger.close(guest.run, *ending(error))
 
 
-def _ending(error: BaseException | None) -> tuple[RunState, BaseException | None]:
-    if error is None or _asks(error):
-        return RunState.DONE, None
-    if isinstance(error, Exception):
-        return RunState.FAILED, error
-    return RunState.CANCELLED, None
-
-
-def _asks(error: BaseException | None) -> list[tuple[str, str]]:
-    """The ids and texts of the questions that a `GraphInterrupt` carries."""
-    if error is None:
-        return []
-    from langgraph.errors import GraphInterrupt
-
-    if not isinstance(error, GraphInterrupt):
-        return []
-    interrupts = error.args[0] if error.args else ()
-    return [(one.id, str(one.value)) for one in interrupts]
+def _around(here: Scope | None, frame: Frame | None) -> Scope | None:
+    """Where code is that is ``here``, as far as it knows, and in the run of ``frame``."""
+    if frame is not None and (here is None or here.owner is not frame.scope.owner):
+        return frame.scope
+    if here is None or not isinstance(here.owner, Run) or here.owner.ended_at is not None:
+        return None
+    return here
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -320,7 +305,8 @@ def follow() -> Follower:
         if not _PROCESS:
             _PROCESS.append(Follower(Ledger()))
             for module in _MACHINERY:
-                tracking.see_through(module)
+                foreign.see_through(module)
+            foreign.see_through_calls_of(_RUNNABLES, run_in_executor)
             # As the variable's default, so that bare threads have it too.
             variable: ContextVar[Follower | None] = ContextVar(
                 "agentrt_follower", default=_PROCESS[0]

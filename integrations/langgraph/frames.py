@@ -44,25 +44,27 @@ class Question:
 class Frame:
     """One open run: ``scope`` is where its code is, ``before`` where the code around it was.
 
-    At its end, ``waits`` (a scope, for a run inside another's code) or ``superstep`` (for a
-    node of a graph) gets what it saw end; a root has neither. ``namespace`` is LangGraph's
+    A run that is ``apart`` has a scope of its own. At its end, ``waits`` (a scope, for a run
+    inside another's code) or ``superstep`` (for a node of a graph) gets what it saw end.
+    Others are a ``root``, or a part of the code around them. ``namespace`` is LangGraph's
     checkpoint namespace, which for a node names its task.
     """
 
     scope: Scope
     guest: Guest
     namespace: str = ""
-    thread: str | None = None
     before: Scope | None = None
+    thread: str | None = None
     waits: Scope | None = None
     superstep: Superstep | None = None
     task: str = ""
     tool: Node | None = None
     graph: Superstep | None = None
+    root: bool = False
 
     @property
-    def inside(self) -> bool:
-        """Whether this run is inside another; else it is a program's root."""
+    def apart(self) -> bool:
+        """Whether this run's scope is its own inside that of the code around it."""
         return self.waits is not None or self.superstep is not None
 
     def fork(self, around: Scope) -> None:
@@ -121,20 +123,18 @@ class Superstep:
         self._ended.clear()
 
 
-def is_node(name: str | None, metadata: Mapping[str, Any], parent: Frame) -> bool:
+def is_node(name: str | None, namespace: str, metadata: Mapping[str, Any], parent: Frame) -> bool:
     """Whether a run is that of a graph's node, and not of something inside or around one."""
-    if name is None or metadata.get("langgraph_node") != name or "langgraph_step" not in metadata:
-        return False
-    if metadata.get("langgraph_checkpoint_ns", "") == parent.namespace:
+    if name is None or metadata.get("langgraph_node") != name or namespace == parent.namespace:
         return False
     path = metadata.get("langgraph_path") or ()
     # The path of a call of a @task ends so: it belongs to its caller, not to a superstep.
-    return not (path and path[-1] is True)
+    return "langgraph_step" in metadata and not (path and path[-1] is True)
 
 
 def is_branch(tags: Sequence[str]) -> bool:
     """Whether a run is a branch of a `RunnableParallel`: side by side with its siblings."""
-    return any(tag.startswith("map:key:") for tag in tags)
+    return bool(tags) and any(tag.startswith("map:key:") for tag in tags)
 
 
 def thread_of(metadata: Mapping[str, Any]) -> str | None:

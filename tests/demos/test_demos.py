@@ -6,6 +6,7 @@ import ast
 import json
 from collections.abc import Callable
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from shop import Shop
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "demos").glob("*.py"))
 PROGRAM_FILES = [file for file in FILES if "@program" in file.read_text(encoding="utf-8")]
+GRAPH_FILES = [file for file in FILES if "StateGraph(" in file.read_text(encoding="utf-8")]
 
 
 async def finish(
@@ -66,9 +68,17 @@ def test_demo_file_has_one_program_and_says_its_command(file: Path) -> None:
     assert f"\n    agentrt run demos/{file.name} " in f"\n{doc}"
 
 
+@pytest.mark.usefixtures("clean_imports")
+@pytest.mark.parametrize("file", GRAPH_FILES, ids=lambda file: file.stem)
+def test_graph_file_has_a_graph_of_its_name_and_says_its_command(file: Path) -> None:
+    module = import_module(file.stem)
+    assert module.graph.name == file.stem
+    assert f"\n    python demos/{file.name}\n" in f"{module.__doc__}"
+
+
 def test_a_file_without_a_program_is_part_of_a_demo() -> None:
     sources = [file.read_text(encoding="utf-8") for file in FILES]
-    for part in (file.stem for file in FILES if file not in PROGRAM_FILES):
+    for part in (file.stem for file in FILES if file not in PROGRAM_FILES + GRAPH_FILES):
         assert any(f"from {part} import" in source for source in sources), part
 
 
