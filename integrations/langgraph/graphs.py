@@ -18,7 +18,7 @@ from langgraph.pregel import Pregel
 from agentrt import tracking
 from agentrt.errors import ProgramLoadError
 from agentrt.graph import NodeKind
-from agentrt.integrations.langgraph.follower import follow
+from agentrt.integrations.langgraph.process import follow
 from agentrt.program import Context, Program
 from agentrt.run import Run
 

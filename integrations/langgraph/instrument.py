@@ -21,7 +21,7 @@ from typing import Any
 
 from agentrt.executors.headers import identity_headers
 from agentrt.graph import Node
-from agentrt.integrations.langgraph.follower import follow, place_of_call
+from agentrt.integrations.langgraph.process import follow, place_of_call
 from agentrt.ledger import Ledger
 from agentrt.request import CallReport
 from agentrt.run import Run
