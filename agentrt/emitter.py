@@ -30,8 +30,8 @@ class Services:
     executor: Executor
     ask_human: AskHuman
     seed: int
-    foreign: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
-    """Tasks in the middle of a call, of programs whose code somebody else runs."""
+    foreign: dict[asyncio.Task[Any], str] = dataclasses.field(default_factory=dict)
+    """Tasks in the middle of a call of foreign code, with the ids of its programs."""
 
 
 async def _outside(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
@@ -95,11 +95,11 @@ class RunEmitter:
         """Let a runtime that closes find the task, since no run of its own has it."""
         task = asyncio.current_task()
         assert task is not None
-        self._with.foreign.add(task)
+        self._with.foreign[task] = self._run.id
         try:
             yield
         finally:
-            self._with.foreign.discard(task)
+            self._with.foreign.pop(task, None)
 
     async def _make(
         self, spec: CallSpec, scope: Scope, after: Iterable[Reply], *, stream: bool
@@ -117,8 +117,11 @@ class RunEmitter:
                     yield _with_node(chunk, run.id, node)
         except (asyncio.CancelledError, GeneratorExit):
             if not over:
-                report = await executor.aborted(call.call_id)
-                ledger.end_call(run, scope, node, report, cancelled=True)
+                report = CallReport()
+                try:  # a second cancellation must not leave the call open
+                    report = await executor.aborted(call.call_id)
+                finally:
+                    ledger.end_call(run, scope, node, report, cancelled=True)
             raise
         except Exception as error:
             if not over:

@@ -26,11 +26,13 @@ class Ledger:
     """Runs by id, and the process ``table`` over the live ones. ``clock`` gives seconds.
 
     ``lock`` is held for each entry; whoever changes a scope of a program that is kept here, by
-    a fork or a join, holds it too.
+    a fork or a join, holds it too. ``mark`` stands between a program's type and its number:
+    the programs of two ledgers may meet in one engine.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:
         self.clock = clock
+        self._mark = mark
         self.table = ProcessTable()
         self.runs: dict[str, Run] = {}
         self._opened = 0
@@ -61,7 +63,7 @@ class Ledger:
         """A program of this type began."""
         with self.lock:
             self._opened += 1
-            run_id, now = f"{type}-{self._opened}", self.clock()
+            run_id, now = f"{type}{self._mark}{self._opened}", self.clock()
             row = self.table.start_program(run_id, type, now, tenant=tenant, session=session)
             row.size_hint = size_hint
             dag = ExecutionDAG(run_id, type)

@@ -39,10 +39,13 @@ class Emitter(Protocol):
 class Program:
     """An agent program: an async function of a `Context` and an input.
 
-    ``name`` is the program's type. Calling a `Program` calls the function itself.
+    ``name`` is the program's type. A program ``owns_tasks`` that its code starts: they are
+    cancelled at its end. Calling a `Program` calls the function itself.
     """
 
-    def __init__(self, function: ProgramFunction, name: str | None = None) -> None:
+    def __init__(
+        self, function: ProgramFunction, name: str | None = None, *, owns_tasks: bool = True
+    ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(f"program {_name_of(function)} must be an 'async def' function")
         parameters = list(inspect.signature(function).parameters.values())
@@ -52,6 +55,7 @@ class Program:
                 f"async def {_name_of(function)}(ctx, input)"
             )
         self.function = function
+        self.owns_tasks = owns_tasks
         self.name = name or _name_of(function)
         self.takes_input = len(parameters) > 1
         self.needs_input = self.takes_input and parameters[1].default is parameters[1].empty

@@ -168,12 +168,26 @@ class Runtime:
             state = RunState.CANCELLED
         except Exception as raised:
             state, error = RunState.FAILED, raised
-        # Nothing of a program outlives it: no task, no call, no row.
-        await tracking.cancel_tasks(run)
+        # Nothing of a program outlives it: no task, no call, no row. A foreign framework's
+        # tasks end by themselves, or serve others too; its threads' calls are still its own.
+        if program.owns_tasks:
+            await tracking.cancel_tasks(run)
+        await self._cancel_foreign(run.id)
         self.ledger.close(run, state, error)
         await self._forget(run.id)
 
+    async def _cancel_foreign(self, program_id: str) -> None:
+        """Abort the calls that threads and other loops still make for the program."""
+        me = asyncio.current_task()
+        foreign = self._services.foreign.items()
+        calling = [task for task, owner in foreign if owner == program_id and task is not me]
+        for task in calling:
+            task.cancel()
+        if calling:
+            await asyncio.wait(calling)
+
     async def _forget(self, program_id: str) -> None:
+        await self._cancel_foreign(program_id)
         with contextlib.suppress(AgentrtError):
             await self.executor.end_program(program_id)
 

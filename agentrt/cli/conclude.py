@@ -15,7 +15,7 @@ from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, program_fault, summar
 from agentrt.cli.human import UnansweredError
 from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.quiet import EngineLog
-from agentrt.cli.report import Outcome, failed, plain, print_report, to_json
+from agentrt.cli.report import Outcome, failed, plain, print_report, tidy, to_json
 from agentrt.errors import ConfigError, EngineDiedError, NotServedError, ProgramError
 from agentrt.graph import write
 from agentrt.run import Run, RunState
@@ -74,7 +74,7 @@ def _as_text(result: Any) -> str:
         text = getattr(result["messages"][-1], "text", "")
         if isinstance(text, str) and text:
             return str(text)
-    return json.dumps(result, default=plain, ensure_ascii=False)
+    return json.dumps(tidy(result), default=plain, ensure_ascii=False)
 
 
 def _fault(run: Run, job: Job, log: EngineLog) -> str:

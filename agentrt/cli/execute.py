@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ _MODELS_FAULT = (
 """What an engine raises when its model or options are at fault; else it is the machine."""
 
 
+_THREADS = 32
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What `agentrt run` was asked for. ``timeout`` is seconds for each program."""
@@ -60,6 +64,7 @@ async def execute(job: Job, executor: Executor, screen: Screen, log: EngineLog) 
     async with screen.showing(), job.plan.opened(human) as starts:
         if not starts:
             return Outcome([], {}, policy, job.plan.questions)
+        _make_room(len(starts))
         with watching(runtime, screen) as watch:
             await _start_engine(runtime, screen, log)
             try:
@@ -70,6 +75,14 @@ async def execute(job: Job, executor: Executor, screen: Screen, log: EngineLog) 
                 await runtime.close()
         engine = _engine(job, runtime, snapshot)
         return Outcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
+
+
+def _make_room(programs: int) -> None:
+    """Let the synchronous code of all programs run at once: the engine, and not a pool of a few
+    threads, is to say whose call waits.
+    """
+    pool = ThreadPoolExecutor(max(_THREADS, 4 * programs), thread_name_prefix="program")
+    asyncio.get_running_loop().set_default_executor(pool)
 
 
 async def _play(job: Job, runtime: Runtime, starts: Sequence[Start], watch: Watch) -> None:

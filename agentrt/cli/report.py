@@ -66,13 +66,25 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         for run, report in zip(outcome.runs, outcome.reports(), strict=True)
     ]
     return {
-        "results": [run.result for run in outcome.runs],
+        "results": [tidy(run.result) for run in outcome.runs],
         "programs": programs,
         "interrupts": [dataclasses.asdict(question) for question in outcome.questions],
         "outside_calls": outcome.outside_calls,
         "engine": dict(outcome.engine),
         "policy": outcome.policy,
     }
+
+
+def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """A result with text for keys, and without what contains itself: a user's may be anything."""
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if id(value) in around:
+        return "…"
+    inner = (*around, id(value))
+    if isinstance(value, Mapping):
+        return {str(key): tidy(item, inner) for key, item in value.items()}
+    return [tidy(item, inner) for item in value]
 
 
 def plain(value: Any) -> Any:

@@ -228,7 +228,7 @@ class ReplicaSet:
             await replica.renew()
             try:
                 await replica.start(lambda message: None, time.monotonic)
-            except (AgentrtError, OSError) as error:
+            except Exception as error:  # whatever it is, the replica must not be forgotten
                 next_rest = replica.died(error, time.monotonic(), self._backoff)
                 if next_rest is None:
                     self._notice(f"{replica.name} does not start and is left out: {error}")
@@ -254,7 +254,7 @@ class ReplicaSet:
                 if alive is not None and not alive():
                     raise EngineDiedError(f"{replica.name} is not alive any more")
                 await engine.snapshot()
-        except AgentrtError as error:
+        except Exception as error:
             self._lost(replica, engine, error)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -28,7 +27,7 @@ from agentrt.executors.vllm.options import (
     prepare_environment,
     refusal,
 )
-from agentrt.executors.vllm.processes import interrupts_blocked
+from agentrt.executors.vllm.processes import apart, interrupts_blocked
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.scheduler.config import SchedulerConfig
 
@@ -58,12 +57,12 @@ class VLLMEngine:
     async def start(self, progress: Progress) -> None:
         prepare_environment(self.options)
         progress("importing vLLM")
-        await asyncio.to_thread(_import_vllm)
+        await apart(_import_vllm)
         if self.options.model is None:
-            self.model = await asyncio.to_thread(default_model, progress)
+            self.model = await apart(default_model, progress)
         check_model(self.model)
         progress(f"loading {_short(self.model)}")
-        llm = await asyncio.to_thread(self._load)
+        llm = await apart(self._load)
         self._llm = llm
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
         _start_reader(llm)
@@ -260,7 +259,7 @@ async def _shut_down(llm: AsyncLLM) -> None:
 
     # Before its core: the reader would report the core's end as a failure.
     stop_reader(llm)
-    await asyncio.to_thread(llm.shutdown, _SHUTDOWN_S)
+    await apart(llm.shutdown, _SHUTDOWN_S)
     close_context(llm)
 
 

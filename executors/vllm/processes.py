@@ -5,6 +5,7 @@ Only our own descendants are ever signalled. Linux: they are read from ``/proc``
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import multiprocessing.connection
@@ -12,12 +13,28 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _PROC = Path("/proc")
 # Python's own tracker of shared memory ends by itself, after everyone who uses it.
 _TRACKER = b"multiprocessing.resource_tracker"
+
+
+async def apart(work: Callable[..., T], *args: Any) -> T:
+    """Run ``work`` in a thread of its own.
+
+    Not in the event loop's pool: threads of programs that wait for an engine may fill that,
+    and the engine would then wait for them.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="agentrt-engine")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
+    finally:
+        pool.shutdown(wait=False)  # whoever is cancelled does not wait for the thread
 
 
 @contextlib.contextmanager

@@ -9,8 +9,12 @@ from agentrt.run import RunState
 
 def ending(error: BaseException | None) -> tuple[RunState, BaseException | None]:
     """How a program ended whose root run ended with ``error``, and whether that is a fault."""
+    from langgraph.errors import GraphDrained
+
     if error is None or asks(error):
         return RunState.DONE, None
+    if isinstance(error, GraphDrained):  # it was told to stop, and did
+        return RunState.CANCELLED, None
     if isinstance(error, Exception):
         return RunState.FAILED, error
     return RunState.CANCELLED, None

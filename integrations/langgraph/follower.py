@@ -112,7 +112,7 @@ class Follower(BaseCallbackHandler):
     ) -> None:
         tool = name or (serialized or {}).get("name") or "tool"
         with self._lock:
-            frame = self._begin(run_id, tool, {}, parent_run_id)
+            frame = self._begin(run_id, tool, metadata or {}, parent_run_id)
             self._add(run_id, frame)
             run = frame.guest.run
             frame.tool = self.ledger_of(run).begin_interrupt(run, frame.scope, NodeKind.TOOL, tool)

@@ -118,7 +118,8 @@ def graph_program(
             return None
         return None if graph.checkpointer and await _paused(graph, config) else result
 
-    return Program(run, name)
+    # LangGraph ends its own tasks; what else a node starts may serve other programs, too.
+    return Program(run, name, owns_tasks=False)
 
 
 async def _paused(graph: Graph, config: RunnableConfig) -> bool:

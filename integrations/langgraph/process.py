@@ -9,9 +9,11 @@ from langchain_core.callbacks import BaseRunManager
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
-from agentrt import foreign
+from agentrt import foreign, tracking
+from agentrt.errors import EngineDiedError
 from agentrt.integrations.langgraph.follower import Follower
 from agentrt.ledger import Ledger
+from agentrt.run import Run, RunState
 from agentrt.scope import Scope
 
 _MACHINERY = (
@@ -32,7 +34,7 @@ def follow() -> Follower:
     """
     with _STARTING:
         if not _PROCESS:
-            _PROCESS.append(Follower(Ledger()))
+            _PROCESS.append(Follower(Ledger(mark="~")))
             for module in _MACHINERY:
                 foreign.see_through(module)
             foreign.see_through_calls_of(_RUNNABLES, run_in_executor)
@@ -48,7 +50,11 @@ def place_of_call(run_manager: BaseRunManager | None) -> Scope | None:
     """Where in its program the code is that calls a chat model, or None outside any.
 
     ``run_manager`` is the model's, where LangChain gives it one; on some paths it does not.
+    Raises `EngineDiedError` in a program that was cancelled: a thread of it may go on.
     """
+    here = tracking.current_scope()
+    if here is not None and isinstance(here.owner, Run) and here.owner.state is RunState.CANCELLED:
+        raise EngineDiedError(f"program {here.owner.id} was cancelled, and calls no more")
     if run_manager is not None:
         return follow().scope(run_manager.parent_run_id)
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +50,7 @@ async def standing_of(graph: Graph, thread: str) -> Standing:
             f"the graph's checkpointer, {type(graph.checkpointer).__name__}, has no async methods; "
             "compile it with one that has, or give --checkpointer sqlite:FILE"
         ) from error
-    except sqlite3.Error as error:
+    except Exception as error:  # a database, a network, or bytes that are no checkpoint
         raise ConfigError(
             f"the checkpoints of thread {thread!r} cannot be read: {error}"
         ) from error

@@ -113,7 +113,7 @@ async def test_identity_travels_in_headers(url: str, runs: list[Run]) -> None:
     [run] = runs
     seen = dict(Handler.seen)
     plan, end = seen["plan"], seen["end"]
-    assert plan["x-agentrt-program"].startswith("gr%C3%B6%C3%9Fer-")
+    assert plan["x-agentrt-program"].startswith("gr%C3%B6%C3%9Fer~")
     assert plan["x-agentrt-type"] == "gr%C3%B6%C3%9Fer"
     assert (plan["x-agentrt-tenant"], plan["x-agentrt-session"]) == ("ann", "t 1")
     assert (plan["x-agentrt-node"], plan["x-agentrt-parents"]) == ("plan", "")
