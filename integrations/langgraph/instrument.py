@@ -6,7 +6,8 @@
 
 From then on each request to a chat endpoint that a LangGraph node makes, with `ChatOpenAI` or
 any client on httpx or httpx2, names its program, its node and its parents
-(`agentrt.executors.headers`). The DAGs are in ``follow().ledger`` here, too.
+(`agentrt.executors.headers`). The programs are in ``follow().ledger`` here, too, while they run;
+``follow().ledger.listen`` tells of their ends.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agentrt.cli.elastic import fit_name
 from agentrt.cli.execute import root_cause
-from agentrt.cli.report import Outcome, percentile, plain, print_report, share_bar, to_json
+from agentrt.cli.report import Outcome, percentile, plain, print_report, share_bar, tidy, to_json
 from agentrt.cli.shares import Shares, split_wall
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState
 from agentrt.request import CallReport
@@ -194,3 +194,10 @@ def test_the_first_error_in_a_log_is_the_cause() -> None:
     assert root_cause(LOG.splitlines()) == "ValueError: the cache is too small"
     assert root_cause(LOG.splitlines()[4:]) == "RuntimeError: something else"
     assert root_cause(["all is well"]) is None
+
+
+def test_a_result_may_have_any_keys_and_contain_itself() -> None:
+    odd: dict[object, object] = {(1, 2): "pair", "list": [{3: 4}]}
+    odd["self"] = odd
+    assert tidy(odd) == {"(1, 2)": "pair", "list": [{"3": 4}], "self": "…"}
+    json.dumps(tidy(odd))
