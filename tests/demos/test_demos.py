@@ -73,7 +73,7 @@ def test_demo_file_has_one_program_and_says_its_command(file: Path) -> None:
 def test_graph_file_has_a_graph_of_its_name_and_says_its_command(file: Path) -> None:
     module = import_module(file.stem)
     assert module.graph.name == file.stem
-    assert f"\n    python demos/{file.name}\n" in f"{module.__doc__}"
+    assert f"\n    agentrt run demos/{file.name} --input " in f"{module.__doc__}"
 
 
 def test_a_file_without_a_program_is_part_of_a_demo() -> None:
