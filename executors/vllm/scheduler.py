@@ -25,10 +25,12 @@ from agentrt.executors.vllm.memory import Memory
 from agentrt.executors.vllm.processes import die_with_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.recording import Recorder
+from agentrt.executors.vllm.retention import Retainer
 from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.queues import LevelQueues
+from agentrt.scheduler.retention import Context
 from agentrt.scheduler.table import ProcessTable
 from agentrt.scheduler.victims import Room
 
@@ -45,6 +47,8 @@ class _Account:
 
     identity: Identity
     arrived_step: int
+    context: Context | None = None
+    returned_tokens: int = 0
     cached_tokens: int | None = None
     computed_at_stop: int = 0
     recomputed_tokens: int = 0
@@ -52,6 +56,8 @@ class _Account:
 
 class ProgramScheduler(_compat.AsyncScheduler):
     """Program-aware scheduling inside vLLM's engine core."""
+
+    waiting: _compat.RequestQueue
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -68,12 +74,15 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
         self._stock_waiting = self.waiting
+        self.retainer = Retainer(self, SchedulerConfig())
         self.use(SchedulerConfig.from_dict(settings))
 
     def use(self, config: SchedulerConfig) -> None:
         """Start over with other settings, unless they are refused. No call may be unfinished."""
         queues = LevelQueues(config, slots=self.max_num_running_reqs)
         self.memory = Memory(queues.policy, config.history)
+        self.retainer.close()
+        self.retainer = Retainer(self, config)
         self.config, self.queues = config, queues
         self._levelled = self.queues.policy.levelled
         self._unsorted = False
@@ -91,6 +100,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> _compat.SchedulerOutput:
         now = self.clock()
+        self.retainer.at(now)
         if self._levelled:
             self.queues.release(_settled)
             self.queues.promote(now)
@@ -116,7 +126,9 @@ class ProgramScheduler(_compat.AsyncScheduler):
         call = self.queues.calls.get(request.request_id)
         if call is not None:
             self.queues.stop(call, self.clock())
-            self._accounts[request.request_id].computed_at_stop = request.num_computed_tokens
+            account = self._accounts[request.request_id]
+            account.computed_at_stop = request.num_computed_tokens
+            self.retainer.blocks_freed(request, account.context)
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
     def _connector_finished(self, request: _compat.Request) -> tuple[bool, dict[str, Any] | None]:
@@ -125,6 +137,12 @@ class ProgramScheduler(_compat.AsyncScheduler):
         if report is not None:
             params = {**(params or {}), SETTINGS: asdict(report)}
         return delay, params
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        done = super().reset_prefix_cache(*args, **kwargs)
+        if done:
+            self.retainer.cache_emptied()
+        return bool(done)
 
     # -- the step ----------------------------------------------------------------------
 
@@ -200,6 +218,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
             for row in self.table.stale(now, self.config.stale_after_s):
                 self.table.end_program(row.program_id)
                 self.queues.program_lost(row)
+                self.retainer.program_ended(row, now)
 
     # -- accounts ----------------------------------------------------------------------
 
@@ -220,7 +239,11 @@ class ProgramScheduler(_compat.AsyncScheduler):
         row.size_hint = identity.size_hint if row.size_hint is None else row.size_hint
         self.table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
         self.table.call_arrived(row, request.request_id, now)
-        self._accounts[request.request_id] = _Account(identity, self.steps)
+        account = _Account(identity, self.steps)
+        if not identity.lone:
+            account.context = self.retainer.call_arrived(row, now)
+            account.returned_tokens = self.retainer.known_tokens(row, request)
+        self._accounts[request.request_id] = account
         self.queues.add(
             request.request_id,
             row,
@@ -242,6 +265,8 @@ class ProgramScheduler(_compat.AsyncScheduler):
         report = self._report(call, account)
         self.table.call_ended(call.program, request.request_id, now, call.path_s, report)
         self.queues.call_ended(call, now)
+        row = None if account.identity.lone else call.program
+        self.retainer.call_ended(row, request, account.context, now)
         if account.identity.lone:
             self.end_program(call.program.program_id, now)
         elif call.program.program_id not in self.table:
@@ -257,6 +282,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         """A program ended; False where it was not known."""
         row = self.table.end_program(program_id)
         if row is not None:
+            self.retainer.program_ended(row, now)
             self.queues.program_ended(row, now)
             self.memory.learned()
         return row is not None
@@ -280,6 +306,8 @@ class ProgramScheduler(_compat.AsyncScheduler):
             output_tokens=len(request.output_token_ids),
             cached_tokens=account.cached_tokens or 0,
             recomputed_tokens=account.recomputed_tokens,
+            returned_tokens=account.returned_tokens,
+            lost_tokens=max(0, account.returned_tokens - (account.cached_tokens or 0)),
             level=call.level,
         )
 
