@@ -15,12 +15,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
-from agentrt.executors.vllm.identity import Identity, identify
+from agentrt.executors.vllm.identity import identify
 from agentrt.executors.vllm.memory import Memory
 from agentrt.executors.vllm.processes import die_with_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
@@ -30,7 +31,6 @@ from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.retention import Context
 from agentrt.scheduler.table import ProcessTable
 from agentrt.scheduler.victims import Room
 
@@ -39,19 +39,6 @@ _STALE_CHECK_STEPS = 256
 _KEPT_REPORTS = 1024
 
 _compat.install_control()
-
-
-@dataclass(slots=True, eq=False)
-class _Account:
-    """What the engine core notes of one request, beside its place in the queues."""
-
-    identity: Identity
-    arrived_step: int
-    context: Context | None = None
-    returned_tokens: int = 0
-    cached_tokens: int | None = None
-    computed_at_stop: int = 0
-    recomputed_tokens: int = 0
 
 
 class ProgramScheduler(_compat.AsyncScheduler):
@@ -69,7 +56,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.table = ProcessTable()
         self.steps = 0
         self.recorder: Recorder | None = None
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
         self.aborted: OrderedDict[str, CallReport] = OrderedDict()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
@@ -195,13 +182,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
             return
         self.queues.start(call, now)
         self._unsorted = True
-        account = self._accounts[request_id]
-        # vLLM has counted this step's tokens as computed by now; the rest was cached.
-        cached = call.item.num_computed_tokens - scheduled
-        if account.cached_tokens is None:
-            account.cached_tokens = min(cached, call.item.num_prompt_tokens)
-        else:
-            account.recomputed_tokens += max(0, account.computed_at_stop - cached)
+        self._accounts[request_id].began(call, scheduled)
 
     def _charge_step(self, output: _compat.SchedulerOutput, dispatched: float) -> None:
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
@@ -239,7 +220,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         row.size_hint = identity.size_hint if row.size_hint is None else row.size_hint
         self.table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
         self.table.call_arrived(row, request.request_id, now)
-        account = _Account(identity, self.steps)
+        account = Account(identity, self.steps)
         if not identity.lone:
             account.context = self.retainer.call_arrived(row, now)
             account.returned_tokens = self.retainer.known_tokens(row, request)
@@ -262,7 +243,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         now = self.clock()
         self.queues.remove(call, now)
         account = self._accounts.pop(request.request_id)
-        report = self._report(call, account)
+        report = account.report(call, self.steps)
         self.table.call_ended(call.program, request.request_id, now, call.path_s, report)
         self.queues.call_ended(call, now)
         row = None if account.identity.lone else call.program
@@ -290,26 +271,6 @@ class ProgramScheduler(_compat.AsyncScheduler):
     def shutdown(self) -> None:
         self.memory.save()
         super().shutdown()
-
-    def _report(self, call: QueuedCall, account: _Account) -> CallReport:
-        request = call.item
-        return CallReport(
-            service_s=call.served_s,
-            waiting_s=call.waited_s,
-            preemptions=call.preemptions,
-            demotions=call.demotions,
-            promotions=call.promotions,
-            steps=call.steps,
-            arrived_step=account.arrived_step,
-            finished_step=self.steps,
-            prompt_tokens=request.num_prompt_tokens,
-            output_tokens=len(request.output_token_ids),
-            cached_tokens=account.cached_tokens or 0,
-            recomputed_tokens=account.recomputed_tokens,
-            returned_tokens=account.returned_tokens,
-            lost_tokens=max(0, account.returned_tokens - (account.cached_tokens or 0)),
-            level=call.level,
-        )
 
     def _keep(self, call_id: str, report: CallReport) -> None:
         # An aborted request has no last output to carry its report: it waits here.
