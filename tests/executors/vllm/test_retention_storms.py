@@ -62,7 +62,7 @@ def blow(engine: HeadlessEngine, seed: int, acts: int = _ACTS) -> None:
     scheduler = engine.scheduler
     assert isinstance(scheduler, ProgramScheduler)
     pool = scheduler.kv_cache_manager.block_pool
-    storm = Storm(engine, seed, BLOCK_SIZE * (len(pool.blocks) - 1), alone=False)
+    storm = Storm(engine, seed, min(159, BLOCK_SIZE * (len(pool.blocks) - 1)), alone=False)
     for _ in range(acts):
         storm.act()
     check(engine)
