@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from agentrt.cli.bench_retention import retention
 from agentrt.cli.simulate.options import ManyCommand, many
 
 _SOME = ("fcfs", "atlas", "adaptive")
@@ -17,6 +18,9 @@ _SOME = ("fcfs", "atlas", "adaptive")
 @click.group()
 def bench() -> None:
     """Measure policies, and what scheduling costs. Tables go to stdout, as Markdown."""
+
+
+bench.add_command(retention)
 
 
 @bench.command()

@@ -107,6 +107,16 @@ Exit codes: 0 every program gave its result; 1 a program or the engine failed;
     group="Scheduling",
     help="Keep what --policy adaptive learns in this file, over runs.",
 )
+@click.option(
+    "--retention",
+    type=click.Choice(["lru", "ttl", "cost"]),
+    default="lru",
+    metavar="NAME",
+    cls=RunOption,
+    group="Scheduling",
+    help="Whose cached context goes first when memory is short: lru is vLLM's own order, ttl and "
+    "cost keep that of programs in a tool call.  [default: lru]",
+)
 @model_option
 @batch_option
 @click.option(
@@ -158,7 +168,7 @@ def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> Any:
     from agentrt.scheduler.policies import policy_class
 
     policy_class(options["policy"])
-    settings: dict[str, Any] = {"policy": options["policy"]}
+    settings: dict[str, Any] = {"policy": options["policy"], "retention": options["retention"]}
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
     if options["beta"] is not None:

@@ -48,7 +48,8 @@ class SchedulerConfig:
 
     ``retention`` decides whose cached blocks go first when memory is short: ``lru`` is
     vLLM's own order, ``ttl`` protects a program's for ``retention_ttl`` seconds after its
-    last call, ``cost`` keeps those longest whose loss is expected to cost the most.
+    last call, ``cost`` keeps those longest whose loss is expected to cost the most; under
+    it a call that would evict others waits for up to ``retention_patience`` seconds.
 
     ``stale_after_s``: a program that is not heard of for so long (seconds) is dropped
     from the engine's table.
@@ -67,6 +68,7 @@ class SchedulerConfig:
     history: str | None = None
     retention: str = "lru"
     retention_ttl: float = 30.0
+    retention_patience: float = 60.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "quanta", tuple(float(q) for q in self.quanta))
@@ -88,8 +90,9 @@ class SchedulerConfig:
             raise ConfigError(
                 f"unknown retention {self.retention!r}; known: {', '.join(RETENTIONS)}"
             )
-        if not self.retention_ttl > 0:
-            raise ConfigError(f"retention_ttl must be positive, got {self.retention_ttl}")
+        for name in ("retention_ttl", "retention_patience"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive seconds, got {getattr(self, name)}")
         if not self.stale_after_s > 0:
             raise ConfigError(f"stale_after_s must be positive, got {self.stale_after_s}")
 

@@ -222,6 +222,22 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
     return whole - shared
 
 
+def new_blocks(scheduler: Scheduler, request: Request, room: int) -> tuple[int, int]:
+    """Blocks that a waiting request would fill anew, and those that it would find filled.
+
+    Nothing is looked up where all would fit into ``room`` blocks.
+    """
+    manager = scheduler.kv_cache_manager
+    managers = manager.coordinator.single_type_managers
+    whole = sum(-(-(request.num_tokens + 1) // one.block_size) for one in managers)
+    if whole <= room or not manager.prefix_cache_lookup_enabled(request):
+        return whole, 0
+    most = request.num_tokens - 1
+    groups = manager.coordinator.find_longest_cache_hit(request.block_hashes, most)[0]
+    found = sum(len(group) for group in groups)
+    return whole - found, found
+
+
 def may_preempt(scheduler: Scheduler, request: Request) -> bool:
     """Whether preempting this running request frees its blocks at once."""
     ask: Callable[[Request], bool] | None = getattr(scheduler, "_request_blocks_can_be_freed", None)
@@ -265,6 +281,7 @@ __all__ = [
     "hash_block_size",
     "install_control",
     "may_preempt",
+    "new_blocks",
     "not_replayable",
     "sampled_tokens",
     "start_reader",

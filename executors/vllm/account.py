@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentrt.executors.vllm.identity import Identity
@@ -21,6 +22,8 @@ class Account:
     cached_tokens: int | None = None
     computed_at_stop: int = 0
     recomputed_tokens: int = 0
+    held_since: float | None = None
+    """Since when the call has waited for memory that others are expected back for."""
 
     def began(self, call: QueuedCall, scheduled: int) -> None:
         """The request was admitted, with ``scheduled`` tokens in its first step."""
@@ -30,6 +33,13 @@ class Account:
             self.cached_tokens = min(cached, call.item.num_prompt_tokens)
         else:
             self.recomputed_tokens += max(0, self.computed_at_stop - cached)
+
+    def holds(self, dear: Callable[[], bool], now: float, patience_s: float) -> bool:
+        """Whether the request waits on while its memory is ``dear``, at most for so long."""
+        since = now if self.held_since is None else self.held_since
+        held = now - since <= patience_s and dear()
+        self.held_since = since if held or now - since > patience_s else None
+        return held
 
     def report(self, call: QueuedCall, step: int) -> CallReport:
         """The account of a call that ended in the engine's ``step``."""

@@ -95,6 +95,16 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
             self.release(context)
         self._owner = [None] * len(self._owner)
 
+    @property
+    def unprotected(self) -> int:
+        """Free blocks that are on no shelf."""
+        return int(self.num_free_blocks - self._shelved)
+
+    def worth_waiting_for(self) -> bool:
+        """Whether even the context that is worth the least is expected back soon."""
+        least = self.ranking.first(self.now)
+        return least is not None and self.retention.expects(least, self.now)
+
     # -- vLLM's own operations ---------------------------------------------------------
 
     def popleft(self) -> KVCacheBlock:
@@ -106,7 +116,7 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
         assert self.num_free_blocks >= n
         if self.retention.expires:
             self._release_expired()
-        plain = min(n, self.num_free_blocks - self._shelved)
+        plain = min(n, self.unprotected)
         taken: list[KVCacheBlock] = super().popleft_n(plain)
         while len(taken) < n:
             taken += self._give_way(n - len(taken))

@@ -27,6 +27,7 @@ class Retainer:
 
     def __init__(self, scheduler: _compat.AsyncScheduler, config: SchedulerConfig) -> None:
         self._scheduler = scheduler
+        self.now = 0.0
         self._returns = Returns()
         self.queue: ShelvedFreeQueue | None = None
         policy = make_retention(config)
@@ -48,6 +49,7 @@ class Retainer:
 
     def at(self, now: float) -> None:
         """It is ``now`` (seconds, the scheduler's clock)."""
+        self.now = now
         if self.queue is not None:
             self.queue.now = now
 
@@ -105,6 +107,20 @@ class Retainer:
         size = _compat.hash_block_size(self._scheduler)
         computed = min(request.num_computed_tokens // size, len(request.block_hashes))
         self._returns.note(key_of(row), request.block_hashes, computed)
+
+    def too_dear(self, request: _compat.Request) -> bool:
+        """Whether a waiting call should rather wait on than evict others.
+
+        One that finds at least half of its prompt never should: what it adds is little, and
+        its own context is at stake.
+        """
+        if self.queue is None:
+            return False
+        room = self.queue.unprotected
+        needed, found = _compat.new_blocks(self._scheduler, request, room)
+        if needed <= room or found >= needed:
+            return False
+        return self.queue.worth_waiting_for()
 
     # -- programs ----------------------------------------------------------------------
 

@@ -9,13 +9,11 @@ With policy ``fcfs`` vLLM's own queue stays and only the account is kept.
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from agentrt.executors.vllm import _compat
@@ -23,7 +21,7 @@ from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.identity import identify
 from agentrt.executors.vllm.memory import Memory
-from agentrt.executors.vllm.processes import die_with_parent
+from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.recording import Recorder
 from agentrt.executors.vllm.retention import Retainer
@@ -50,7 +48,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         super().__init__(*args, **kwargs)
         settings = dict((self.vllm_config.additional_config or {}).get(SETTINGS, {}))
         if settings.pop("embedded", False):
-            _leave_interrupts_to_parent()
+            leave_interrupts_to_parent()
             die_with_parent()
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
@@ -71,10 +69,10 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.retainer.close()
         self.retainer = Retainer(self, config)
         self.config, self.queues = config, queues
-        self._levelled = self.queues.policy.levelled
+        self._levelled = queues.policy.levelled or self.retainer.queue is not None
         self._unsorted = False
         if self._levelled:
-            self.waiting = LevelRequestQueue(self.queues)
+            self.waiting = LevelRequestQueue(queues, self._too_dear)
         else:
             self.waiting = self._stock_waiting
 
@@ -88,8 +86,9 @@ class ProgramScheduler(_compat.AsyncScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> _compat.SchedulerOutput:
         now = self.clock()
         self.retainer.at(now)
-        if self._levelled:
+        if isinstance(self.waiting, LevelRequestQueue):
             self.queues.release(_settled)
+            self.waiting.begin_step()
             self.queues.promote(now)
             self._make_room(now)
         output = super().schedule(*args, **kwargs)
@@ -139,8 +138,9 @@ class ProgramScheduler(_compat.AsyncScheduler):
         if self._unsorted:
             self.running.sort(key=lambda request: calls[request.request_id].key)
             self._unsorted = False
-        head = self.queues.head()
-        if head is None or not self.running:
+        # Asked for its truth, the queue sets aside whom nobody should give way to.
+        head = self.queues.head() if self.running and self.waiting else None
+        if head is None:
             return
         # The one comparison that nearly every step comes down to.
         if head.level >= calls[self.running[-1].request_id].level:
@@ -170,6 +170,14 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self._preempt_request(request, now)
         queue.holding = False
         self.prev_step_scheduled_req_ids.discard(request.request_id)
+
+    def _too_dear(self, call: QueuedCall) -> bool:
+        """Whether a waiting call should not begin, since that would cost others too much."""
+        if not self.running:  # nothing would end: it would wait for ever
+            return False
+        account, patience = self._accounts[call.call_id], self.config.retention_patience
+        dear = partial(self.retainer.too_dear, call.item)
+        return account.holds(dear, self.retainer.now, patience)
 
     def _spared(self, call: QueuedCall) -> bool:
         request = call.item
@@ -290,10 +298,3 @@ class ProgramScheduler(_compat.AsyncScheduler):
 def _settled(call: QueuedCall) -> bool:
     """Whether no output of a preempted call is in flight any more."""
     return bool(call.item.num_in_flight_tokens == 0)
-
-
-def _leave_interrupts_to_parent() -> None:
-    """Ctrl-C reaches the whole process group; only the parent may decide what stops."""
-    in_child = multiprocessing.parent_process() is not None
-    if in_child and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)

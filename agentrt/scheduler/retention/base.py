@@ -32,6 +32,10 @@ class Retention(ABC):
         """Whether the context is no longer protected, and as good as any other block."""
         return False
 
+    def expects(self, context: Context, now: float) -> bool:
+        """Whether a new call should rather wait than take this context's blocks."""
+        return False
+
     def gap_ended(self, context: Context, seconds: float, *, returned: bool) -> None:
         """What the context waited for is over, or its program is: ``seconds`` after it began."""
         return

@@ -176,4 +176,4 @@ class Storm:
 
     def _control(self, op: str, argument: Any) -> None:
         if not self.alone:  # vLLM's own scheduler has no such door
-            self.engine.scheduler.control(op, argument)  # type: ignore[attr-defined]
+            self.engine.scheduler.control(op, argument)

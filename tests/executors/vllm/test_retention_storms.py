@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -44,17 +45,25 @@ def engine(retention: str, policy: str, in_flight: int, blocks: int) -> Headless
 
 
 def check(engine: HeadlessEngine) -> None:
-    """All blocks are accounted for, once."""
+    """All blocks are accounted for, once, and what is known of programs is true."""
     scheduler = engine.scheduler
     assert isinstance(scheduler, ProgramScheduler)
     queue = scheduler.retainer.queue
     assert queue is not None
     queue.check_integrity()
     scheduler.table.check_integrity()
-    pool = scheduler.kv_cache_manager.block_pool
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
     used = sum(block.ref_cnt > 0 and not block.is_null for block in pool.blocks)
     assert used + pool.get_num_free_blocks() == len(pool.blocks) - 1
     assert len(pool.free_block_queue.get_all_free_blocks()) == pool.get_num_free_blocks()
+    for request in scheduler.running:
+        (blocks,) = manager.get_block_ids(request.request_id)
+        assert len(blocks) * BLOCK_SIZE >= request.num_computed_tokens
+    calls = Counter(account.context for account in scheduler._accounts.values())
+    for context in queue.ranking.in_order(engine.now):
+        assert all(program in scheduler.table for program in context.programs)
+        assert context.calls == calls[context]
 
 
 def blow(engine: HeadlessEngine, seed: int, acts: int = _ACTS) -> None:
@@ -65,7 +74,7 @@ def blow(engine: HeadlessEngine, seed: int, acts: int = _ACTS) -> None:
     storm = Storm(engine, seed, min(159, BLOCK_SIZE * (len(pool.blocks) - 1)), alone=False)
     for _ in range(acts):
         storm.act()
-    check(engine)
+        check(engine)
     storm.settle()
     check(engine)
     assert pool.get_num_free_blocks() == len(pool.blocks) - 1
