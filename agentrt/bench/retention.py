@@ -65,10 +65,17 @@ Run = Callable[[Sequence[ProgramShape], int, str], Result]
 """Runs programs over so many blocks under a retention."""
 
 
-def agents(count: int, rate: float, seed: int) -> list[ProgramShape]:
-    """ReAct agents of the BFCL workload's sizes, with named tools, ``rate`` a second."""
+def agents(
+    count: int, calls: int, rate: float, seed: int, gap_scale: float = 1.0
+) -> list[ProgramShape]:
+    """ReAct agents of the BFCL workload's sizes, with named tools, ``rate`` a second.
+
+    Each is cut after so many calls. Tools take ``gap_scale`` times their time.
+    """
     rng = Random(f"tools/{seed}")
-    return poisson([_with_tools(p, rng) for p in generate("react", count, seed)], rate, seed)
+    shapes = generate("react", count, seed)
+    programs = [_with_tools(program, rng, gap_scale) for program in shapes]
+    return poisson(_cut(programs, calls), rate, seed)
 
 
 def recorded(
@@ -76,8 +83,7 @@ def recorded(
 ) -> list[ProgramShape]:
     """``count`` programs of a trace, drawn without return, each cut after so many calls."""
     drawn = Random(f"drawn/{seed}").sample(list(programs), count)
-    cut = [replace(p, calls=p.calls[:calls], hint_tokens=None) for p in drawn]
-    return poisson(cut, rate, seed)
+    return poisson(_cut(drawn, calls), rate, seed)
 
 
 def virtual(options: VirtualOptions, step_time: StepTimeModel, policy: str) -> Run:
@@ -167,12 +173,16 @@ def _to_baseline(
     )
 
 
-def _with_tools(program: ProgramShape, rng: Random) -> ProgramShape:
+def _cut(programs: Sequence[ProgramShape], calls: int) -> list[ProgramShape]:
+    return [replace(one, calls=one.calls[:calls], hint_tokens=None) for one in programs]
+
+
+def _with_tools(program: ProgramShape, rng: Random, scale: float) -> ProgramShape:
     """The program with a tool, and its time, before each call that has a parent."""
     calls = []
     for call in program.calls:
         name = rng.choices(list(TOOLS), [tool.weight for tool in TOOLS.values()])[0]
         tool = TOOLS[name]
-        gap_s = tool.median_s * rng.lognormvariate(0.0, tool.spread)
+        gap_s = scale * tool.median_s * rng.lognormvariate(0.0, tool.spread)
         calls.append(replace(call, gap_s=gap_s, tool=name) if call.after else call)
     return replace(program, calls=tuple(calls))

@@ -21,7 +21,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--trace", type=_FILE, metavar="FILE", help="Recorded programs, not made-up agents.")
 @click.option("--context-scale", type=float, default=1.0, show_default=True, metavar="X")
 @click.option("--gap-scale", type=float, default=1.0, show_default=True, metavar="X")
-@click.option("--calls", type=click.IntRange(min=1), default=40, show_default=True, metavar="N")
+@click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
 @click.option("--programs", type=click.IntRange(min=1), default=32, show_default=True, metavar="N")
 @click.option("--rate", type=float, default=0.3, show_default=True, help="Programs a second.")
 @click.option(
@@ -65,15 +65,16 @@ def _traces(options: dict[str, Any]) -> list[list[ProgramShape]]:
     from agentrt.bench.retention import agents, recorded
     from agentrt.workloads.traces import read_programs
 
-    count, rate, seed = options["programs"], options["rate"], options["seed"]
+    count, calls, rate = options["programs"], options["calls"], options["rate"]
+    seed = options["seed"]
     seeds = range(seed, seed + options["repeat"])
     if options["trace"] is None:
-        return [agents(count, rate, one) for one in seeds]
+        return [agents(count, calls, rate, one, options["gap_scale"]) for one in seeds]
     scale = options["context_scale"]
     trace = read_programs(
         options["trace"], context_scale=scale, output_scale=scale, gap_scale=options["gap_scale"]
     )
-    return [recorded(trace.programs, count, options["calls"], rate, one) for one in seeds]
+    return [recorded(trace.programs, count, calls, rate, one) for one in seeds]
 
 
 def _virtual(
