@@ -18,6 +18,9 @@ from agentrt.scheduler.retention import Context, ContextBook, Ranking, make_rete
 from agentrt.scheduler.retention.book import key_of
 from agentrt.scheduler.table import ProgramRow
 
+_HEADROOM = 0.1
+"""Share of the cache that new calls leave to what the programs that are there will add."""
+
 
 class Retainer:
     """The contexts of one engine's programs, and the queue that protects their blocks.
@@ -116,7 +119,7 @@ class Retainer:
         """
         if self.queue is None:
             return False
-        room = self.queue.unprotected
+        room = self.queue.unprotected - int(_HEADROOM * _compat.all_blocks(self._scheduler))
         needed, found = _compat.new_blocks(self._scheduler, request, room)
         if needed <= room or found >= needed:
             return False
