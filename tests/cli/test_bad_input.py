@@ -121,6 +121,7 @@ def test_target(
         (["--quanta", "1,-2"], ["--quanta '1,-2'", "positive seconds"]),
         (["--quanta", "nan"], ["--quanta 'nan'", "positive seconds"]),
         (["--beta", "0"], ["beta", "positive", "inf"]),
+        (["--retention", "mru"], ["--retention", "'lru', 'ttl', 'cost'"]),
         (["--beta", "nan"], ["beta", "positive", "inf"]),
         (["--history", "new.json"], ["--history is for --policy adaptive", "atlas learns nothing"]),
         (["--policy", "plas", "--history", "new.json"], ["plas learns nothing"]),

@@ -1,6 +1,7 @@
 """Retention can neither deadlock nor leak: random programs over a tiny cache.
 
-`AGENTRT_STORMS` sets how many schedules are tried; CI's is the bar of ten thousand.
+`AGENTRT_STORMS=10000 pytest tests/executors/vllm/test_retention_storms.py` tries ten
+thousand schedules, in some minutes; without it one thousand are tried.
 """
 
 from __future__ import annotations
