@@ -101,7 +101,9 @@ class CallReport:
     scheduler's queue (before the first step and after each preemption). ``steps`` are
     the engine steps that the call ran in; ``arrived_step`` and ``finished_step`` count
     the engine's steps from its start. ``recomputed_tokens`` were computed again after
-    a preemption; ``cached_tokens`` of the prompt were found in the prefix cache.
+    a preemption; ``cached_tokens`` of the prompt were found in the prefix cache. Its
+    program's earlier calls had computed the first ``returned_tokens`` of the prompt, of
+    which ``lost_tokens`` were not in the cache any more, and were computed again.
     """
 
     service_s: float = 0.0
@@ -116,6 +118,8 @@ class CallReport:
     output_tokens: int = 0
     cached_tokens: int = 0
     recomputed_tokens: int = 0
+    returned_tokens: int = 0
+    lost_tokens: int = 0
     level: int = 0
 
 

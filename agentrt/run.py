@@ -49,6 +49,8 @@ class RunReport:
     prompt_tokens: int
     cached_tokens: int
     recomputed_tokens: int
+    returned_tokens: int
+    lost_tokens: int
     preemptions: int
     first_step: int
     last_step: int
@@ -118,6 +120,8 @@ class Run:
             prompt_tokens=row.prompt_tokens,
             cached_tokens=row.cached_tokens,
             recomputed_tokens=row.recomputed_tokens,
+            returned_tokens=row.returned_tokens,
+            lost_tokens=row.lost_tokens,
             preemptions=row.preemptions,
             first_step=self.first_step or 0,
             last_step=self.last_step,

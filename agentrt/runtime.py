@@ -11,19 +11,22 @@ import contextlib
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from agentrt import tracking
 from agentrt.emitter import AskHuman, RunEmitter, Services
 from agentrt.errors import AgentrtError, UsageError
 from agentrt.events import Event, ProgramEnded
 from agentrt.executors.base import Executor, Progress
+from agentrt.executors.boundary import Boundary, HearsBoundaries, boundary_of
 from agentrt.graph import Frontier
 from agentrt.ledger import Ledger, Listener
 from agentrt.program import Context, Program
 from agentrt.run import Run, RunState
 from agentrt.scheduler.table import ProcessTable
 from agentrt.scope import Scope
+
+T = TypeVar("T")
 
 
 async def no_human(program_id: str, question: str) -> str:
@@ -91,6 +94,8 @@ class Runtime:
         self._loop = asyncio.get_running_loop()
         tracking.install(self._loop)
         self._open = True
+        if isinstance(self.executor, HearsBoundaries):
+            self._hear(self.ledger)
         try:
             await self.executor.start(progress)
         except BaseException:
@@ -136,6 +141,9 @@ class Runtime:
     def _welcome(self, guest: Run) -> None:
         books = guest.ledger or self.ledger
         self._guests.add(guest.id)
+        self._hear(books)
+
+    def _hear(self, books: Ledger) -> None:
         if books not in self._heard:
             self._heard.append(books)
             books.listen(self._saw)
@@ -192,12 +200,24 @@ class Runtime:
             await self.executor.end_program(program_id)
 
     def _saw(self, event: Event) -> None:
-        """Any thread: if a guest ended, the engine has to know."""
-        if not isinstance(event, ProgramEnded) or event.program_id not in self._guests:
-            return
-        self._guests.discard(event.program_id)
+        """Any thread: the engine has to know of a guest's end, and may want to of tools."""
+        if isinstance(event, ProgramEnded):
+            if event.program_id in self._guests:
+                self._guests.discard(event.program_id)
+                self._on_loop(self._start_to_forget, event.program_id)
+        elif isinstance(self.executor, HearsBoundaries):
+            note = boundary_of(event)
+            if note is not None:
+                self._on_loop(self._pass_on, note)
+
+    def _on_loop(self, do: Callable[[T], None], what: T) -> None:
         if self._loop is not None and self._open:
-            self._loop.call_soon_threadsafe(self._start_to_forget, event.program_id)
+            with tracking.outside():
+                self._loop.call_soon_threadsafe(do, what)
+
+    def _pass_on(self, note: Boundary) -> None:
+        if self._open and isinstance(self.executor, HearsBoundaries):
+            self.executor.boundary(note)
 
     def _start_to_forget(self, program_id: str) -> None:
         if self._open:

@@ -168,6 +168,7 @@ def _summary_table(reports: Sequence[RunReport], policy: str) -> Table:
         "cached tokens": "cached_tokens",
         "tokens out": "output_tokens",
         "recomputed tokens": "recomputed_tokens",
+        "tokens lost in gaps": "lost_tokens",
         "preemptions": "preemptions",
     }
     for label, name in rows.items():

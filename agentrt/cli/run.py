@@ -115,6 +115,16 @@ it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
     group="Scheduling",
     help="Keep what --policy adaptive learns in this file, over runs.",
 )
+@click.option(
+    "--retention",
+    type=click.Choice(["lru", "ttl", "cost"]),
+    default="lru",
+    metavar="NAME",
+    cls=RunOption,
+    group="Scheduling",
+    help="Whose cached context goes first when memory is short: lru is vLLM's own order, ttl and "
+    "cost keep that of programs in a tool call.  [default: lru]",
+)
 @graph_options
 @model_option
 @batch_option
@@ -186,7 +196,7 @@ def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> Any:
     from agentrt.scheduler.policies import policy_class
 
     policy_class(options["policy"])
-    settings: dict[str, Any] = {"policy": options["policy"]}
+    settings: dict[str, Any] = {"policy": options["policy"], "retention": options["retention"]}
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
     if options["beta"] is not None:

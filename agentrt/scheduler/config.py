@@ -13,6 +13,9 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 
+RETENTIONS = ("lru", "ttl", "cost")
+"""What decides whose cached blocks go first: `agentrt.scheduler.retention`."""
+
 
 def _default_quanta() -> tuple[float, ...]:
     return (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -44,6 +47,11 @@ class SchedulerConfig:
 
     ``history`` is a file that keeps what `adaptive` learned over restarts.
 
+    ``retention`` decides whose cached blocks go first when memory is short: ``lru`` is
+    vLLM's own order, ``ttl`` protects a program's for ``retention_ttl`` seconds after its
+    last call, ``cost`` keeps those longest whose loss is expected to cost the most; under
+    it a call that would evict others waits for up to ``retention_patience`` seconds.
+
     ``stale_after_s``: a program that is not heard of for so long (seconds) is dropped
     from the engine's table.
     """
@@ -59,6 +67,9 @@ class SchedulerConfig:
     max_preemptions_per_step: int = 2
     stale_after_s: float = 3600.0
     history: str | None = None
+    retention: str = "lru"
+    retention_ttl: float = 30.0
+    retention_patience: float = 60.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "quanta", tuple(float(q) for q in self.quanta))
@@ -76,6 +87,13 @@ class SchedulerConfig:
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.retention not in RETENTIONS:
+            raise ConfigError(
+                f"unknown retention {self.retention!r}; known: {', '.join(RETENTIONS)}"
+            )
+        for name in ("retention_ttl", "retention_patience"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive seconds, got {getattr(self, name)}")
         if not self.stale_after_s > 0:
             raise ConfigError(f"stale_after_s must be positive, got {self.stale_after_s}")
 

@@ -58,6 +58,8 @@ class ProgramRow:
     output_tokens: int = 0
     cached_tokens: int = 0
     recomputed_tokens: int = 0
+    returned_tokens: int = 0
+    lost_tokens: int = 0
     preemptions: int = 0
 
     @property
@@ -143,6 +145,8 @@ class ProcessTable:
         row.output_tokens += report.output_tokens
         row.cached_tokens += report.cached_tokens
         row.recomputed_tokens += report.recomputed_tokens
+        row.returned_tokens += report.returned_tokens
+        row.lost_tokens += report.lost_tokens
         row.preemptions += report.preemptions
         row.last_completion = now
         self._touch(row)

@@ -183,6 +183,7 @@ class _Driver:
         )
         self._table.call_arrived(row, call_id, now)
         self._live[call_id] = live, index
+        self._tell(live, index, ("returned", "answered"))
         self._engine.add(call, live.prompts[index])
 
     def _ended(self, call_id: str, report: CallReport) -> bool:
@@ -192,6 +193,7 @@ class _Driver:
         live.reports[index] = report
         self._table.call_ended(live.row, call_id, now, live.path_s[index], report)
         for child in live.children(index):
+            self._tell(live, child, ("tool", "human"))
             self._expect(now + live.program.calls[child].gap_s, live, child)
         if len(live.reports) < len(live.program.calls):
             return False
@@ -200,6 +202,12 @@ class _Driver:
         self._outcomes.append(self._outcome(live))
         self._welcome(self._arrivals.after_end(live.program.program_id, now))
         return True
+
+    def _tell(self, live: _Live, index: int, what: tuple[str, str]) -> None:
+        """The tool or the human before a call begins, or is done: the engine is told."""
+        call = live.program.calls[index]
+        if call.after and call.gap_s > 0:
+            self._engine.boundary(live.row.program_id, what[call.human], call.tool or "tool")
 
     def _outcome(self, live: _Live) -> Outcome:
         program, row = live.program, live.row

@@ -17,7 +17,8 @@ class CallShape:
 
     It arrives once all calls ``after`` (indices of earlier calls) are done and the
     tools between them and it have taken ``gap_s`` seconds; without parents, ``gap_s``
-    after the program. ``human`` says that the gap is a human's.
+    after the program. ``human`` says that the gap is a human's; else ``tool`` names what
+    took the time, if it is known.
 
     ``prompt_tokens`` is the whole prompt. It begins with the prompt and the output of
     the earlier call that it ``extends``, or else with the program's shared
@@ -31,6 +32,7 @@ class CallShape:
     node: str = "call"
     extends: int | None = None
     human: bool = False
+    tool: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 What is used and is not public API: `AsyncScheduler` (the documented seam
 ``scheduler_cls``, whose interface vLLM does not promise), its queues, `_preempt_request`,
-`_connector_finished`, the KV-cache manager's block pool, and the lookup of utility
-methods on `EngineCore`. Read against vLLM 0.32.0.
+`_connector_finished`, the KV-cache manager's block pool and its queue of free blocks, and
+the lookup of utility methods on `EngineCore`. Read against vLLM 0.32.0.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import vllm
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -169,6 +170,38 @@ def free_blocks(scheduler: Scheduler) -> int:
     return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
 
+def free_queue(scheduler: Scheduler) -> FreeKVCacheBlockQueue:
+    """The queue that free blocks are handed out from."""
+    return scheduler.kv_cache_manager.block_pool.free_block_queue
+
+
+def all_blocks(scheduler: Scheduler) -> int:
+    """KV-cache blocks that there are, used and free."""
+    return len(scheduler.kv_cache_manager.block_pool.blocks)
+
+
+def hash_block_size(scheduler: Scheduler) -> int:
+    """Tokens that one of a request's block hashes stands for."""
+    return int(scheduler.kv_cache_manager.block_pool.hash_block_size)
+
+
+def caches_prefixes(scheduler: Scheduler) -> bool:
+    """Whether blocks keep their content for later calls, once they are free."""
+    return bool(scheduler.kv_cache_manager.block_pool.enable_caching)
+
+
+def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
+    """A request's blocks that later calls can find, of vLLM's first pool."""
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    return [
+        block
+        for group in manager.get_blocks(request.request_id).blocks
+        for block in group
+        if block.block_hash is not None and block.pool is pool
+    ]
+
+
 def blocks_held(scheduler: Scheduler, request: Request) -> int:
     """KV-cache blocks that preempting this request would free."""
     groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
@@ -187,6 +220,22 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
     cached = scheduler.kv_cache_manager.get_computed_blocks(request)[0].blocks
     shared = sum(1 for group in cached for block in group if block.ref_cnt > 0)
     return whole - shared
+
+
+def new_blocks(scheduler: Scheduler, request: Request, room: int) -> tuple[int, int]:
+    """Blocks that a waiting request would fill anew, and those that it would find filled.
+
+    Nothing is looked up where all would fit into ``room`` blocks.
+    """
+    manager = scheduler.kv_cache_manager
+    managers = manager.coordinator.single_type_managers
+    whole = sum(-(-(request.num_tokens + 1) // one.block_size) for one in managers)
+    if whole <= room or not manager.prefix_cache_lookup_enabled(request):
+        return whole, 0
+    most = request.num_tokens - 1
+    groups = manager.coordinator.find_longest_cache_hit(request.block_hashes, most)[0]
+    found = sum(len(group) for group in groups)
+    return whole - found, found
 
 
 def may_preempt(scheduler: Scheduler, request: Request) -> bool:
@@ -210,21 +259,29 @@ def extra_args(request: Request) -> dict[str, Any]:
 __all__ = [
     "UTILITY",
     "AsyncScheduler",
+    "FreeKVCacheBlockQueue",
+    "KVCacheBlock",
     "Request",
     "RequestQueue",
     "SchedulerOutput",
     "admitted",
+    "all_blocks",
     "blocks_held",
     "blocks_needed",
+    "cached_blocks",
+    "caches_prefixes",
     "close_context",
     "computed_before",
     "describe_request",
     "dimensions",
     "extra_args",
     "free_blocks",
+    "free_queue",
     "free_slots",
+    "hash_block_size",
     "install_control",
     "may_preempt",
+    "new_blocks",
     "not_replayable",
     "sampled_tokens",
     "start_reader",

@@ -33,6 +33,11 @@ def _end(scheduler: ProgramScheduler, program_id: Any) -> bool:
     return scheduler.end_program(str(program_id), scheduler.clock())
 
 
+def _boundary(scheduler: ProgramScheduler, notes: Any) -> None:
+    """Programs went to tools or humans, or came back: see `Retainer.boundary`."""
+    scheduler.retainer.boundary(notes, scheduler.clock())
+
+
 def _aborted(scheduler: ProgramScheduler, call_id: Any) -> dict[str, Any] | None:
     """The report of an aborted call, once; else None."""
     report = scheduler.aborted.pop(str(call_id), None)
@@ -87,6 +92,7 @@ def _describe(scheduler: ProgramScheduler, call: QueuedCall) -> dict[str, Any]:
 
 _OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
     "end": _end,
+    "boundary": _boundary,
     "aborted": _aborted,
     "configure": _configure,
     "history": _history,

@@ -17,9 +17,11 @@ from agentrt.errors import (
     ModelLoadError,
 )
 from agentrt.executors.base import Chunk, Progress
+from agentrt.executors.boundary import Boundary
 from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.identity import NESTED, attach
+from agentrt.executors.vllm.mail import Mail
 from agentrt.executors.vllm.options import (
     EngineOptions,
     check_model,
@@ -51,6 +53,8 @@ class VLLMEngine:
         self.max_num_seqs = options.max_num_seqs
         self._llm: AsyncLLM | None = None
         self._tokenizer: Any = None
+        self._retention = options.scheduler.retention
+        self._mail = Mail(lambda notes: self._control("boundary", notes))
 
     # -- life --------------------------------------------------------------------------
 
@@ -96,6 +100,7 @@ class VLLMEngine:
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
+        await self._mail.close()
         if llm is not None:
             await _shut_down(llm)
 
@@ -194,6 +199,10 @@ class VLLMEngine:
     async def end_program(self, program_id: str) -> None:
         await self._control("end", program_id)
 
+    def boundary(self, note: Boundary) -> None:
+        if self._retention != "lru":
+            self._mail.post(note)
+
     async def snapshot(self) -> Mapping[str, Any]:
         values = await self._control("snapshot")
         return values if isinstance(values, dict) else {}
@@ -206,6 +215,7 @@ class VLLMEngine:
             )
         except Exception as error:
             raise ConfigError(f"the engine refuses these settings: {error}") from error
+        self._retention = config.retention
 
     async def record(self, path: Path | None) -> None:
         """Record the scheduler's events and decisions into a file, or with None stop.

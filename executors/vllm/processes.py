@@ -124,3 +124,10 @@ def _is_tracker(pid: int) -> bool:
         return _TRACKER in (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return False
+
+
+def leave_interrupts_to_parent() -> None:
+    """Ctrl-C reaches the whole process group; only the parent may decide what stops."""
+    in_child = multiprocessing.parent_process() is not None
+    if in_child and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

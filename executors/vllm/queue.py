@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from agentrt.executors.vllm._compat import Request, RequestQueue
+from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.queues import LevelQueues
+
+_HELD_A_STEP = 16
+"""Calls that are held back for memory in one step, before the rest have to wait as well."""
 
 
 class LevelRequestQueue(RequestQueue):
@@ -13,12 +17,19 @@ class LevelRequestQueue(RequestQueue):
 
     vLLM asks two different things of a queue: its truth, "is there something to peek
     at", and its length, which decides whether the engine goes idle. They differ while
-    a victim is held back: preempted in this very step, it must not run in it.
+    a victim is held back: preempted in this very step, it must not run in it. So is, for
+    a step, a call that would be ``too_dear`` for the memory that it takes.
     """
 
-    def __init__(self, queues: LevelQueues) -> None:
+    def __init__(self, queues: LevelQueues, too_dear: Callable[[QueuedCall], bool]) -> None:
         self._queues = queues
+        self._too_dear = too_dear
+        self._held = 0
         self.holding = False
+
+    def begin_step(self) -> None:
+        """Look anew at the calls that were held back for memory."""
+        self._held = 0
 
     def add_request(self, request: Request) -> None:
         self._queues.put(self._queues.calls[request.request_id])
@@ -53,7 +64,12 @@ class LevelRequestQueue(RequestQueue):
                 self._queues.discard(call)
 
     def __bool__(self) -> bool:
-        return self._queues.head() is not None
+        while (call := self._queues.head()) is not None and self._too_dear(call):
+            if self._held == _HELD_A_STEP:
+                return False
+            self._held += 1
+            self._queues.put(self._queues.take(), hold=True)
+        return call is not None
 
     def __len__(self) -> int:
         return len(self._queues)

@@ -21,7 +21,7 @@ from agentrt.scheduler.table import ProcessTable
 if TYPE_CHECKING:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
 
-_NOTED_OPS = ("end", "configure")
+_NOTED_OPS = ("end", "boundary", "configure")
 
 
 class Recorder:

@@ -9,22 +9,22 @@ With policy ``fcfs`` vLLM's own queue stays and only the account is kept.
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
-from agentrt.executors.vllm.identity import Identity, identify
+from agentrt.executors.vllm.identity import identify
 from agentrt.executors.vllm.memory import Memory
-from agentrt.executors.vllm.processes import die_with_parent
+from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.recording import Recorder
+from agentrt.executors.vllm.retention import Retainer
 from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
@@ -39,46 +39,40 @@ _KEPT_REPORTS = 1024
 _compat.install_control()
 
 
-@dataclass(slots=True, eq=False)
-class _Account:
-    """What the engine core notes of one request, beside its place in the queues."""
-
-    identity: Identity
-    arrived_step: int
-    cached_tokens: int | None = None
-    computed_at_stop: int = 0
-    recomputed_tokens: int = 0
-
-
 class ProgramScheduler(_compat.AsyncScheduler):
     """Program-aware scheduling inside vLLM's engine core."""
+
+    waiting: _compat.RequestQueue
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = dict((self.vllm_config.additional_config or {}).get(SETTINGS, {}))
         if settings.pop("embedded", False):
-            _leave_interrupts_to_parent()
+            leave_interrupts_to_parent()
             die_with_parent()
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = 0
         self.recorder: Recorder | None = None
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
         self.aborted: OrderedDict[str, CallReport] = OrderedDict()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
         self._stock_waiting = self.waiting
+        self.retainer = Retainer(self, SchedulerConfig())
         self.use(SchedulerConfig.from_dict(settings))
 
     def use(self, config: SchedulerConfig) -> None:
         """Start over with other settings, unless they are refused. No call may be unfinished."""
         queues = LevelQueues(config, slots=self.max_num_running_reqs)
         self.memory = Memory(queues.policy, config.history)
+        self.retainer.close()
+        self.retainer = Retainer(self, config)
         self.config, self.queues = config, queues
-        self._levelled = self.queues.policy.levelled
+        self._levelled = queues.policy.levelled or self.retainer.queue is not None
         self._unsorted = False
         if self._levelled:
-            self.waiting = LevelRequestQueue(self.queues)
+            self.waiting = LevelRequestQueue(queues, self._too_dear)
         else:
             self.waiting = self._stock_waiting
 
@@ -91,8 +85,10 @@ class ProgramScheduler(_compat.AsyncScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> _compat.SchedulerOutput:
         now = self.clock()
-        if self._levelled:
+        self.retainer.at(now)
+        if isinstance(self.waiting, LevelRequestQueue):
             self.queues.release(_settled)
+            self.waiting.begin_step()
             self.queues.promote(now)
             self._make_room(now)
         output = super().schedule(*args, **kwargs)
@@ -116,7 +112,9 @@ class ProgramScheduler(_compat.AsyncScheduler):
         call = self.queues.calls.get(request.request_id)
         if call is not None:
             self.queues.stop(call, self.clock())
-            self._accounts[request.request_id].computed_at_stop = request.num_computed_tokens
+            account = self._accounts[request.request_id]
+            account.computed_at_stop = request.num_computed_tokens
+            self.retainer.blocks_freed(request, account.context)
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
     def _connector_finished(self, request: _compat.Request) -> tuple[bool, dict[str, Any] | None]:
@@ -126,6 +124,12 @@ class ProgramScheduler(_compat.AsyncScheduler):
             params = {**(params or {}), SETTINGS: asdict(report)}
         return delay, params
 
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        done = super().reset_prefix_cache(*args, **kwargs)
+        if done:
+            self.retainer.cache_emptied()
+        return bool(done)
+
     # -- the step ----------------------------------------------------------------------
 
     def _make_room(self, now: float) -> None:
@@ -134,8 +138,9 @@ class ProgramScheduler(_compat.AsyncScheduler):
         if self._unsorted:
             self.running.sort(key=lambda request: calls[request.request_id].key)
             self._unsorted = False
-        head = self.queues.head()
-        if head is None or not self.running:
+        # Asked for its truth, the queue sets aside whom nobody should give way to.
+        head = self.queues.head() if self.running and self.waiting else None
+        if head is None:
             return
         # The one comparison that nearly every step comes down to.
         if head.level >= calls[self.running[-1].request_id].level:
@@ -166,6 +171,14 @@ class ProgramScheduler(_compat.AsyncScheduler):
         queue.holding = False
         self.prev_step_scheduled_req_ids.discard(request.request_id)
 
+    def _too_dear(self, call: QueuedCall) -> bool:
+        """Whether a waiting call should not begin, since that would cost others too much."""
+        if not self.running:  # nothing would end: it would wait for ever
+            return False
+        account, patience = self._accounts[call.call_id], self.config.retention_patience
+        dear = partial(self.retainer.too_dear, call.item)
+        return account.holds(dear, self.retainer.now, patience)
+
     def _spared(self, call: QueuedCall) -> bool:
         request = call.item
         left = _compat.tokens_left(request)
@@ -177,13 +190,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
             return
         self.queues.start(call, now)
         self._unsorted = True
-        account = self._accounts[request_id]
-        # vLLM has counted this step's tokens as computed by now; the rest was cached.
-        cached = call.item.num_computed_tokens - scheduled
-        if account.cached_tokens is None:
-            account.cached_tokens = min(cached, call.item.num_prompt_tokens)
-        else:
-            account.recomputed_tokens += max(0, account.computed_at_stop - cached)
+        self._accounts[request_id].began(call, scheduled)
 
     def _charge_step(self, output: _compat.SchedulerOutput, dispatched: float) -> None:
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
@@ -200,6 +207,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
             for row in self.table.stale(now, self.config.stale_after_s):
                 self.table.end_program(row.program_id)
                 self.queues.program_lost(row)
+                self.retainer.program_ended(row, now)
 
     # -- accounts ----------------------------------------------------------------------
 
@@ -220,7 +228,11 @@ class ProgramScheduler(_compat.AsyncScheduler):
         row.size_hint = identity.size_hint if row.size_hint is None else row.size_hint
         self.table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
         self.table.call_arrived(row, request.request_id, now)
-        self._accounts[request.request_id] = _Account(identity, self.steps)
+        account = Account(identity, self.steps)
+        if not identity.lone:
+            account.context = self.retainer.call_arrived(row, now)
+            account.returned_tokens = self.retainer.known_tokens(row, request)
+        self._accounts[request.request_id] = account
         self.queues.add(
             request.request_id,
             row,
@@ -239,9 +251,11 @@ class ProgramScheduler(_compat.AsyncScheduler):
         now = self.clock()
         self.queues.remove(call, now)
         account = self._accounts.pop(request.request_id)
-        report = self._report(call, account)
+        report = account.report(call, self.steps)
         self.table.call_ended(call.program, request.request_id, now, call.path_s, report)
         self.queues.call_ended(call, now)
+        row = None if account.identity.lone else call.program
+        self.retainer.call_ended(row, request, account.context, now)
         if account.identity.lone:
             self.end_program(call.program.program_id, now)
         elif call.program.program_id not in self.table:
@@ -257,6 +271,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         """A program ended; False where it was not known."""
         row = self.table.end_program(program_id)
         if row is not None:
+            self.retainer.program_ended(row, now)
             self.queues.program_ended(row, now)
             self.memory.learned()
         return row is not None
@@ -264,24 +279,6 @@ class ProgramScheduler(_compat.AsyncScheduler):
     def shutdown(self) -> None:
         self.memory.save()
         super().shutdown()
-
-    def _report(self, call: QueuedCall, account: _Account) -> CallReport:
-        request = call.item
-        return CallReport(
-            service_s=call.served_s,
-            waiting_s=call.waited_s,
-            preemptions=call.preemptions,
-            demotions=call.demotions,
-            promotions=call.promotions,
-            steps=call.steps,
-            arrived_step=account.arrived_step,
-            finished_step=self.steps,
-            prompt_tokens=request.num_prompt_tokens,
-            output_tokens=len(request.output_token_ids),
-            cached_tokens=account.cached_tokens or 0,
-            recomputed_tokens=account.recomputed_tokens,
-            level=call.level,
-        )
 
     def _keep(self, call_id: str, report: CallReport) -> None:
         # An aborted request has no last output to carry its report: it waits here.
@@ -301,10 +298,3 @@ class ProgramScheduler(_compat.AsyncScheduler):
 def _settled(call: QueuedCall) -> bool:
     """Whether no output of a preempted call is in flight any more."""
     return bool(call.item.num_in_flight_tokens == 0)
-
-
-def _leave_interrupts_to_parent() -> None:
-    """Ctrl-C reaches the whole process group; only the parent may decide what stops."""
-    in_child = multiprocessing.parent_process() is not None
-    if in_child and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -54,7 +54,8 @@ class VirtualCounts:
     """What an engine did: steps, preemptions, and tokens of its finished calls.
 
     ``hit_tokens`` of the ``prompt_tokens`` were found in the prefix cache;
-    ``recomputed_tokens`` were computed again after a preemption.
+    ``recomputed_tokens`` were computed again after a preemption, ``lost_tokens`` of
+    ``returned_tokens`` when a program came back (`CallReport`).
     """
 
     steps: int = 0
@@ -62,6 +63,8 @@ class VirtualCounts:
     prompt_tokens: int = 0
     hit_tokens: int = 0
     recomputed_tokens: int = 0
+    returned_tokens: int = 0
+    lost_tokens: int = 0
     output_tokens: int = 0
 
     def add(self, report: CallReport) -> None:
@@ -70,6 +73,8 @@ class VirtualCounts:
         self.prompt_tokens += report.prompt_tokens
         self.hit_tokens += report.cached_tokens
         self.recomputed_tokens += report.recomputed_tokens
+        self.returned_tokens += report.returned_tokens
+        self.lost_tokens += report.lost_tokens
         self.output_tokens += report.output_tokens
 
 
@@ -131,6 +136,10 @@ class VirtualEngine:
         for report in reports.values():
             self.counts.add(report)
         return reports
+
+    def boundary(self, program_id: str, what: str, name: str) -> None:
+        """A program began to wait for a tool or a human, or was answered: see `Retainer`."""
+        self.scheduler.control("boundary", [(program_id, what, name)])
 
     def end_program(self, program_id: str) -> None:
         """A program ended: the engine forgets it."""

@@ -121,6 +121,7 @@ def test_target(
         (["--quanta", "1,-2"], ["--quanta '1,-2'", "positive seconds"]),
         (["--quanta", "nan"], ["--quanta 'nan'", "positive seconds"]),
         (["--beta", "0"], ["beta", "positive", "inf"]),
+        (["--retention", "mru"], ["--retention", "'lru', 'ttl', 'cost'"]),
         (["--beta", "nan"], ["beta", "positive", "inf"]),
         (["--replicas", "0"], ["'--replicas'", "x>=1"]),
         (["--router", "agentix"], ["--router chooses among replicas", "give --replicas N"]),

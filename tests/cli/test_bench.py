@@ -66,6 +66,8 @@ def test_simulator(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulator", "--workload", "tea"], ["'tea'", "chat"]),
         (["simulator", "--load", "much"], ["load 'much'", "0.9"]),
         (["simulator", "--live", "0"], ["'--live'", "x>=1"]),
+        (["retention", "--retentions", "mru"], ["unknown retention 'mru'", "lru, ttl, cost"]),
+        (["retention", "--blocks", "x"], ["--blocks 'x'", "positive numbers"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from agentrt.cli.bench.barrier import barrier
 from agentrt.cli.bench.engine import burst, scheduler
 from agentrt.cli.bench.langgraph import langgraph
 from agentrt.cli.bench.pure import decisions, simulator
+from agentrt.cli.bench.retention import retention
 
 
 @click.group()
@@ -19,5 +20,14 @@ def bench() -> None:
     """Measure policies, and what scheduling costs. Tables go to stdout, as Markdown."""
 
 
-for _command in (adapter, barrier, burst, decisions, langgraph, scheduler, simulator):
+for _command in (
+    adapter,
+    barrier,
+    burst,
+    decisions,
+    langgraph,
+    retention,
+    scheduler,
+    simulator,
+):
     bench.add_command(_command)

@@ -1,0 +1,152 @@
+"""``agentrt bench retention``: what keeping programs' contexts saves when memory is short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from agentrt.bench.retention import Results
+    from agentrt.workloads.shape import ProgramShape
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--real", is_flag=True, help="On a real engine, not in virtual time.")
+@click.option("--trace", type=_FILE, metavar="FILE", help="Recorded programs, not made-up agents.")
+@click.option("--context-scale", type=float, default=1.0, show_default=True, metavar="X")
+@click.option("--gap-scale", type=float, default=1.0, show_default=True, metavar="X")
+@click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
+@click.option("--programs", type=click.IntRange(min=1), default=32, show_default=True, metavar="N")
+@click.option("--rate", type=float, default=0.3, show_default=True, help="Programs a second.")
+@click.option(
+    "--blocks",
+    default="500,800,4000",
+    show_default=True,
+    metavar="N,N,…",
+    help="Sizes of the KV cache, in blocks of --block-size tokens.",
+)
+@click.option("--block-size", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--max-num-seqs", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("--retentions", default="lru,ttl,cost", show_default=True, metavar="NAME,NAME,…")
+@click.option("--policy", default="fcfs", show_default=True, metavar="NAME")
+@click.option("--step-time", type=_FILE, metavar="FILE", help="What agentrt calibrate wrote.")
+@click.option("--model", metavar="MODEL", help="With --real: a folder or a Hugging Face name.")
+@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, metavar="N")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Print the medians as one JSON line.")
+def retention(**options: Any) -> None:
+    """Agents with tools over a small KV cache: tokens lost in tool calls, and latencies.
+
+    In virtual time by default: vLLM's real scheduler and KV-cache manager, no model. Every
+    retention runs the same programs; ratios are to lru, which is stock vLLM's order.
+    """
+    from agentrt.bench.retention import BASELINE, ratios, table
+    from agentrt.cli.bench.values import numbers
+    from agentrt.scheduler.config import SchedulerConfig
+
+    names = list(dict.fromkeys([BASELINE, *options["retentions"].split(",")]))
+    for name in names:
+        SchedulerConfig(retention=name)
+    blocks = numbers(options["blocks"], "--blocks")
+    measured = (_real if options["real"] else _virtual)(_traces(options), blocks, names, options)
+    click.echo(table(measured))
+    if options["as_json"]:
+        click.echo(json.dumps(ratios(measured)))
+
+
+def _traces(options: dict[str, Any]) -> list[list[ProgramShape]]:
+    """The programs of each repeat."""
+    from agentrt.bench.retention import agents, recorded
+    from agentrt.workloads.traces import read_programs
+
+    count, calls, rate = options["programs"], options["calls"], options["rate"]
+    seed = options["seed"]
+    seeds = range(seed, seed + options["repeat"])
+    if options["trace"] is None:
+        return [agents(count, calls, rate, one, options["gap_scale"]) for one in seeds]
+    scale = options["context_scale"]
+    trace = read_programs(
+        options["trace"], context_scale=scale, output_scale=scale, gap_scale=options["gap_scale"]
+    )
+    return [recorded(trace.programs, count, calls, rate, one) for one in seeds]
+
+
+def _virtual(
+    traces: Sequence[list[ProgramShape]],
+    blocks: Sequence[int],
+    names: Sequence[str],
+    options: dict[str, Any],
+) -> Results:
+    import os
+
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from agentrt.bench.retention import SMALL_CPU, measure, virtual
+    from agentrt.executors.vllm.step_time import StepTimeModel
+    from agentrt.executors.vllm.virtual import VirtualOptions
+
+    file = options["step_time"]
+    size = options["block_size"]
+    engine = VirtualOptions(
+        max_num_seqs=options["max_num_seqs"],
+        kv_blocks=min(blocks),
+        block_size=size,
+        max_num_batched_tokens=512,
+        max_model_len=min(8192, (min(blocks) - 1) * size),
+    )
+    step_time = SMALL_CPU if file is None else StepTimeModel.load(file)
+    run = virtual(engine, step_time, options["policy"])
+    return measure(run, traces, blocks, names, _note)
+
+
+def _real(
+    traces: Sequence[list[ProgramShape]],
+    blocks: Sequence[int],
+    names: Sequence[str],
+    options: dict[str, Any],
+) -> Results:
+    """An engine for each size of the cache, under which all retentions alternate."""
+    import asyncio
+
+    results: Results = {}
+    for size in blocks:
+        results |= asyncio.run(_on_engine(traces, size, names, options))
+    return results
+
+
+async def _on_engine(
+    traces: Sequence[list[ProgramShape]],
+    blocks: int,
+    names: Sequence[str],
+    options: dict[str, Any],
+) -> Results:
+    from agentrt.bench.retention_real import RealRun
+    from agentrt.executors.vllm.engine import VLLMEngine
+    from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.scheduler.config import SchedulerConfig
+
+    config = SchedulerConfig(policy=options["policy"])
+    memory = ("--num-gpu-blocks-override", str(blocks))
+    sizes = (*memory, "--block-size", str(options["block_size"]))
+    engine = VLLMEngine(EngineOptions(options["model"], options["max_num_seqs"], config, sizes))
+    results: Results = {}
+    await engine.start(_note)
+    try:
+        run = RealRun(engine, config)
+        for repeat, programs in enumerate(traces):
+            at = repeat % len(names)
+            for name in [*names[at:], *names[:at]]:
+                _note(f"{blocks} blocks, repeat {repeat + 1} of {len(traces)}: {name}")
+                results.setdefault((blocks, name), []).append(await run(programs, name))
+    finally:
+        await engine.close()
+    return results
+
+
+def _note(message: str) -> None:
+    click.echo(message, err=True)

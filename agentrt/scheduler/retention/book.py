@@ -1,0 +1,179 @@
+"""The contexts of one engine, and what happens to them: calls, tools, humans, ends.
+
+Pure and synchronous. Events may be missing or late, since a bare client of the engine
+sends none and messages travel beside the calls: a call's arrival counts as a return.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from agentrt.scheduler.retention.base import Rank, Retention
+from agentrt.scheduler.retention.context import (
+    BETWEEN,
+    HUMAN,
+    RETURNED,
+    SESSION,
+    Context,
+    Key,
+)
+from agentrt.scheduler.table import ProgramRow
+
+_SESSIONS = 4096
+"""Idle sessions whose contexts are told apart; the longest idle are given up."""
+
+
+class ContextBook:
+    """Contexts by program and session. Each event returns the context that it changed."""
+
+    def __init__(self, retention: Retention) -> None:
+        self._retention = retention
+        self._contexts: dict[Key, Context] = {}
+        self._of: dict[str, Context] = {}
+        self._idle: OrderedDict[Key, None] = OrderedDict()
+        self._live: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def rank(self, context: Context, now: float) -> Rank:
+        """The policy's rank of a context."""
+        return self._retention.rank(context, now, self._live[context.type])
+
+    def get(self, program_id: str) -> Context | None:
+        """The context of a program that has called and has not ended."""
+        return self._of.get(program_id)
+
+    def shared(self, type: str) -> Context:
+        """The context of what several programs use, the first of them of this type."""
+        key = ("shared", type)
+        if key not in self._contexts:
+            self._contexts[key] = Context(key, type, shared=True)
+        return self._contexts[key]
+
+    # -- calls -------------------------------------------------------------------------
+
+    def call_arrived(self, row: ProgramRow, now: float) -> Context:
+        """A call of the program came to the engine."""
+        context = self._open(row)
+        if not context.tools:
+            self._close_gap(context, now, returned=True)
+        context.calls += 1
+        return context
+
+    def call_ended(self, context: Context, now: float) -> None:
+        """A call of the context's left the engine."""
+        context.calls -= 1
+        if context.calls or context.tools or context.humans:
+            return
+        self._open_gap(context, BETWEEN if context.programs else SESSION, now)
+
+    # -- tools and humans --------------------------------------------------------------
+
+    def tool_started(self, program_id: str, tool: str, now: float) -> Context | None:
+        """The program called a tool."""
+        context = self._of.get(program_id)
+        if context is not None:
+            context.tools += 1
+            self._open_gap(context, tool, now)
+        return context
+
+    def tool_ended(self, program_id: str, now: float) -> Context | None:
+        """A tool of the program returned; None where it was not known to run."""
+        context = self._of.get(program_id)
+        if context is None or not context.tools:
+            return None
+        context.tools -= 1
+        if not context.tools:
+            self._back(context, now)
+        return context
+
+    def human_asked(self, program_id: str, now: float) -> Context | None:
+        """The program asked a human."""
+        context = self._of.get(program_id)
+        if context is not None:
+            context.humans += 1
+            self._open_gap(context, HUMAN, now)
+        return context
+
+    def human_answered(self, program_id: str, now: float) -> Context | None:
+        """The human answered; None where no question was known."""
+        context = self._of.get(program_id)
+        if context is None or not context.humans:
+            return None
+        context.humans -= 1
+        if not (context.tools or context.humans):
+            self._back(context, now)
+        return context
+
+    # -- ends --------------------------------------------------------------------------
+
+    def program_ended(self, program_id: str, now: float) -> list[Context]:
+        """The program ended, or is lost. The contexts that changed, often by their release."""
+        context = self._of.pop(program_id, None)
+        if context is None:
+            return []
+        context.programs.discard(program_id)
+        if context.programs:
+            return [context]
+        context.tools = context.humans = 0
+        self._live[context.type] -= 1
+        if context.gap not in (None, RETURNED):
+            self._close_gap(context, now, returned=False)
+        if not context.session:
+            self._contexts.pop(context.key, None)
+            return [context]
+        if not context.calls:
+            self._open_gap(context, SESSION, now)
+        return [context, *self._note_idle(context, now)]
+
+    def _note_idle(self, context: Context, now: float) -> list[Context]:
+        self._idle[context.key] = None
+        self._idle.move_to_end(context.key)
+        if len(self._idle) <= _SESSIONS:
+            return []
+        key, _ = self._idle.popitem(last=False)
+        lost = self._contexts.pop(key)
+        self._close_gap(lost, now, returned=False)
+        lost.dropped = True
+        return [lost]
+
+    # -- both --------------------------------------------------------------------------
+
+    def _open(self, row: ProgramRow) -> Context:
+        """The context of a program, which is live from now on."""
+        context = self._of.get(row.program_id)
+        if context is not None:
+            return context
+        key = key_of(row)
+        context = self._contexts.get(key)
+        if context is None:
+            session = row.session is not None
+            context = Context(key, row.type, row.tenant, session=session)
+            self._contexts[key] = context
+        self._idle.pop(key, None)
+        if not context.programs:
+            self._live[context.type] += 1
+        context.programs.add(row.program_id)
+        self._of[row.program_id] = context
+        return context
+
+    def _back(self, context: Context, now: float) -> None:
+        self._close_gap(context, now, returned=True)
+        if not context.calls:
+            self._open_gap(context, RETURNED, now)
+
+    def _open_gap(self, context: Context, gap: str, now: float) -> None:
+        context.gap, context.since = gap, now
+
+    def _close_gap(self, context: Context, now: float, *, returned: bool) -> None:
+        if context.gap is not None:
+            self._retention.gap_ended(context, now - context.since, returned=returned)
+            context.gap, context.since = None, now
+
+
+def key_of(row: ProgramRow) -> Key:
+    """What a program's context is filed under: its session, so that a resume finds it."""
+    if row.session is not None:
+        return ("session", row.tenant, row.session)
+    return ("program", row.program_id)

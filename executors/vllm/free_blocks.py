@@ -1,0 +1,236 @@
+"""vLLM's queue of free blocks, with shelves: blocks that are free, but go last.
+
+vLLM hands out free blocks from the head of one list, whoever they belong to. Here a free
+block that a program may come back for lies on its context's shelf instead, a list of
+its own. Every block still counts as free, and is handed out when no other is left, in
+the order of the ranking: capacity never shrinks, so nothing can wait for a shelf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from agentrt.errors import InvariantError
+from agentrt.executors.vllm._compat import FreeKVCacheBlockQueue, KVCacheBlock
+from agentrt.scheduler.retention import Context, Ranking, Retention
+
+
+class ShelvedFreeQueue(FreeKVCacheBlockQueue):
+    """Takes the place of vLLM's queue by becoming its class: see `adopt`, and `leave`.
+
+    The list that vLLM made is the plain one; a shelf is another queue of vLLM's class.
+    """
+
+    ranking: Ranking
+    retention: Retention
+    now: float
+    gave_way: int
+    """Blocks that were taken from shelves, since nothing else was free."""
+    _shelved: int
+    _owner: list[Context | None]
+    _on: list[Context | None]
+    _used: list[float]
+    _shelves: dict[Context, FreeKVCacheBlockQueue]
+
+    @classmethod
+    def adopt(
+        cls, queue: FreeKVCacheBlockQueue, blocks: int, ranking: Ranking, retention: Retention
+    ) -> ShelvedFreeQueue:
+        """Make ``queue``, of an engine with so many ``blocks``, one with shelves."""
+        # The block pool and others hold the object: it stays, and changes its class.
+        queue.__class__ = cls
+        assert isinstance(queue, cls)
+        queue.ranking, queue.retention, queue.now = ranking, retention, 0.0
+        queue.gave_way = queue._shelved = 0
+        queue._owner, queue._on = [None] * blocks, [None] * blocks
+        queue._used, queue._shelves = [0.0] * blocks, {}
+        return queue
+
+    def leave(self) -> None:
+        """Be vLLM's queue again, with all free blocks in its list."""
+        self.release_all()
+        # Deleting the state as well would leave nothing to look at when something is wrong.
+        self.__class__ = FreeKVCacheBlockQueue
+
+    # -- whose blocks ------------------------------------------------------------------
+
+    def mark(
+        self,
+        blocks: Sequence[KVCacheBlock],
+        context: Context | None,
+        shared: Callable[[], Context],
+    ) -> None:
+        """``context`` used these cached blocks; what another used before, ``shared()`` holds."""
+        for block in blocks:
+            owner = self._owner[block.block_id]
+            if owner is None:
+                self._owner[block.block_id] = context
+            elif owner is not context and not owner.shared:
+                self._owner[block.block_id] = shared()
+            self._used[block.block_id] = self.now
+
+    def changed(self, context: Context) -> None:
+        """Something happened to a context: it stands elsewhere, or its blocks are released."""
+        if context.released:
+            self.release(context)
+        elif context in self._shelves:
+            self.ranking.put(context, self.now)
+
+    def release(self, context: Context) -> None:
+        """Protect a context's free blocks no longer; they are the next after the unused."""
+        shelf = self._shelves.pop(context, None)
+        if shelf is None:
+            return
+        self.ranking.discard(context)
+        blocks = shelf.get_all_free_blocks()
+        for block in blocks:
+            self._on[block.block_id] = None
+        self._shelved -= len(blocks)
+        self.num_free_blocks -= len(blocks)
+        super().append_n(blocks)
+
+    def release_all(self) -> None:
+        """Protect nothing any more, and forget who used what: the cache was emptied."""
+        for context in list(self._shelves):
+            self.release(context)
+        self._owner = [None] * len(self._owner)
+
+    @property
+    def unprotected(self) -> int:
+        """Free blocks that are on no shelf."""
+        return int(self.num_free_blocks - self._shelved)
+
+    def worth_waiting_for(self) -> bool:
+        """Whether even the context that is worth the least is expected back soon."""
+        least = self.ranking.first(self.now)
+        return least is not None and self.retention.expects(least, self.now)
+
+    # -- vLLM's own operations ---------------------------------------------------------
+
+    def popleft(self) -> KVCacheBlock:
+        if not self.num_free_blocks:
+            raise ValueError("No free blocks available")
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        assert self.num_free_blocks >= n
+        if self.retention.expires:
+            self._release_expired()
+        plain = min(n, self.unprotected)
+        taken: list[KVCacheBlock] = super().popleft_n(plain)
+        while len(taken) < n:
+            taken += self._give_way(n - len(taken))
+        for block in taken:
+            self._owner[block.block_id] = None
+        return taken
+
+    def remove(self, block: KVCacheBlock) -> None:
+        context = self._on[block.block_id]
+        if context is None:
+            super().remove(block)
+            return
+        self._on[block.block_id] = None
+        self._shelves[context].remove(block)
+        self._took(context, 1)
+
+    def append(self, block: KVCacheBlock) -> None:
+        self.append_n([block])
+
+    def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        plain = []
+        for block in blocks:
+            owner = self._owner[block.block_id]
+            if owner is None or owner.released:
+                plain.append(block)
+            else:
+                self._shelve(block, owner)
+        super().append_n(plain)
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        blocks: list[KVCacheBlock] = super().get_all_free_blocks()
+        for context in self.ranking.in_order(self.now):
+            blocks += self._shelves[context].get_all_free_blocks()
+        return blocks
+
+    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
+        """In the order of eviction, over all lists; costs O(n), unlike vLLM's own."""
+        blocks = iter(self.get_all_free_blocks())
+        if cursor is not None:
+            for block in blocks:
+                if block is cursor:
+                    break
+        yield from blocks
+
+    # -- shelves -----------------------------------------------------------------------
+
+    def _shelve(self, block: KVCacheBlock, context: Context) -> None:
+        shelf = self._shelves.get(context)
+        if shelf is None:
+            shelf = self._shelves[context] = FreeKVCacheBlockQueue([])
+        shelf.append(block)
+        self._on[block.block_id] = context
+        self._shelved += 1
+        self.num_free_blocks += 1
+        if shelf.num_free_blocks == 1:
+            self._age(context, shelf)
+            self.ranking.put(context, self.now)
+
+    def _give_way(self, n: int) -> list[KVCacheBlock]:
+        """Up to ``n`` blocks of the context that is worth the least."""
+        context = self.ranking.first(self.now)
+        if context is None:
+            raise InvariantError(f"{self._shelved} blocks are on shelves that nobody ranks")
+        shelf = self._shelves[context]
+        blocks: list[KVCacheBlock] = shelf.popleft_n(min(n, shelf.num_free_blocks))
+        for block in blocks:
+            self._on[block.block_id] = None
+        self.gave_way += len(blocks)
+        self._took(context, len(blocks))
+        return blocks
+
+    def _took(self, context: Context, blocks: int) -> None:
+        self._shelved -= blocks
+        self.num_free_blocks -= blocks
+        shelf = self._shelves[context]
+        if shelf.num_free_blocks:
+            self._age(context, shelf)
+        else:
+            del self._shelves[context]
+            self.ranking.discard(context)
+
+    def _age(self, context: Context, shelf: FreeKVCacheBlockQueue) -> None:
+        """A shared context is as old as its block that was used the longest ago."""
+        if context.shared:
+            context.since = self._used[shelf.fake_free_list_head.next_free_block.block_id]
+
+    def _release_expired(self) -> None:
+        while (context := self.ranking.first(self.now)) is not None:
+            if not self.retention.expired(context, self.now):
+                return
+            self.release(context)
+
+    # -- for tests ---------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` on a state that must not be."""
+        plain = super().get_all_free_blocks()
+        shelved = [
+            (block, context)
+            for context, shelf in self._shelves.items()
+            for block in shelf.get_all_free_blocks()
+        ]
+        ids = [block.block_id for block in plain] + [block.block_id for block, _ in shelved]
+        if len(ids) != len(set(ids)):
+            raise InvariantError("a free block is in two lists")
+        if len(ids) != self.num_free_blocks or len(shelved) != self._shelved:
+            raise InvariantError(f"{len(ids)} blocks are free, {self.num_free_blocks} counted")
+        if any(self._on[block.block_id] is not context for block, context in shelved):
+            raise InvariantError("a block is not on the shelf that is noted")
+        if any(self._on[block.block_id] is not None for block in plain):
+            raise InvariantError("a plain free block is noted to be on a shelf")
+        if any(context.released for context in self._shelves):
+            raise InvariantError("the blocks of an ended program are protected")
+        if set(self._shelves) != set(self.ranking.in_order(self.now)):
+            raise InvariantError("the ranking and the shelves differ")
+        if any(block.ref_cnt for block in plain) or any(block.ref_cnt for block, _ in shelved):
+            raise InvariantError("a block in use is free")

@@ -1,0 +1,166 @@
+"""Keeps programs' prefixes in the cache while they are away, and counts what was lost.
+
+The `Retainer` stands between the scheduler's events and the free blocks. With retention
+``lru`` it only counts: nothing of vLLM's is replaced. It asks no clock; the scheduler
+gives the time with each event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm.free_blocks import ShelvedFreeQueue
+from agentrt.executors.vllm.returns import Returns
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.retention import Context, ContextBook, Ranking, make_retention
+from agentrt.scheduler.retention.book import key_of
+from agentrt.scheduler.table import ProgramRow
+
+_HEADROOM = 0.1
+"""Share of the cache that new calls leave to what the programs that are there will add."""
+
+
+class Retainer:
+    """The contexts of one engine's programs, and the queue that protects their blocks.
+
+    ``queue`` is None with retention ``lru``, and where prefixes are not cached at all.
+    """
+
+    def __init__(self, scheduler: _compat.AsyncScheduler, config: SchedulerConfig) -> None:
+        self._scheduler = scheduler
+        self.now = 0.0
+        self._returns = Returns()
+        self.queue: ShelvedFreeQueue | None = None
+        policy = make_retention(config)
+        if policy is None or not _compat.caches_prefixes(scheduler):
+            return
+        self.book = ContextBook(policy)
+        self.queue = ShelvedFreeQueue.adopt(
+            _compat.free_queue(scheduler),
+            _compat.all_blocks(scheduler),
+            Ranking(self.book.rank),
+            policy,
+        )
+
+    def close(self) -> None:
+        """Give vLLM its queue back."""
+        if self.queue is not None:
+            self.queue.leave()
+            self.queue = None
+
+    def at(self, now: float) -> None:
+        """It is ``now`` (seconds, the scheduler's clock)."""
+        self.now = now
+        if self.queue is not None:
+            self.queue.now = now
+
+    # -- calls -------------------------------------------------------------------------
+
+    def call_arrived(self, row: ProgramRow, now: float) -> Context | None:
+        """A program's call came; its context, to be given back when the call has ended."""
+        if self.queue is None:
+            return None
+        self.at(now)
+        context = self.book.call_arrived(row, now)
+        self.queue.changed(context)
+        return context
+
+    def known_tokens(self, row: ProgramRow, request: _compat.Request) -> int:
+        """Leading tokens of a call's prompt that its program's calls had computed before.
+
+        Of a prompt that is known in whole the last token is computed again in any case.
+        """
+        size = _compat.hash_block_size(self._scheduler)
+        most = (request.num_prompt_tokens - 1) // size
+        return min(self._returns.known(key_of(row), request.block_hashes), most) * size
+
+    def blocks_freed(self, request: _compat.Request, context: Context | None) -> None:
+        """A request's blocks are about to be freed, as it ends or is preempted.
+
+        One without a program protects nothing; what it shares with one is shared.
+        """
+        if self.queue is None:
+            return
+        type = "" if context is None else context.type
+        if context is not None:
+            context.tokens = max(context.tokens, request.num_computed_tokens)
+        blocks = _compat.cached_blocks(self._scheduler, request)
+        self.queue.mark(blocks, context, lambda: self.book.shared(type))
+
+    def call_ended(
+        self,
+        row: ProgramRow | None,
+        request: _compat.Request,
+        context: Context | None,
+        now: float,
+    ) -> None:
+        """A call ended, of a program unless ``row`` is None; its blocks are freed next."""
+        if row is not None:
+            self._note(row, request)
+        self.at(now)
+        self.blocks_freed(request, context)
+        if context is not None and self.queue is not None:
+            self.book.call_ended(context, now)
+            self.queue.changed(context)
+
+    def _note(self, row: ProgramRow, request: _compat.Request) -> None:
+        """Remember what a call had computed, for its program's next."""
+        size = _compat.hash_block_size(self._scheduler)
+        computed = min(request.num_computed_tokens // size, len(request.block_hashes))
+        self._returns.note(key_of(row), request.block_hashes, computed)
+
+    def too_dear(self, request: _compat.Request) -> bool:
+        """Whether a waiting call should rather wait on than evict others.
+
+        One that finds at least half of its prompt never should: what it adds is little, and
+        its own context is at stake.
+        """
+        if self.queue is None:
+            return False
+        room = self.queue.unprotected - int(_HEADROOM * _compat.all_blocks(self._scheduler))
+        needed, found = _compat.new_blocks(self._scheduler, request, room)
+        if needed <= room or found >= needed:
+            return False
+        return self.queue.worth_waiting_for()
+
+    # -- programs ----------------------------------------------------------------------
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        """A program ended, was cancelled, or was not heard of any more."""
+        if row.session is None:
+            self._returns.forget(key_of(row))
+        if self.queue is None:
+            return
+        self.at(now)
+        for context in self.book.program_ended(row.program_id, now):
+            self.queue.changed(context)
+
+    def boundary(self, notes: Sequence[Sequence[Any]], now: float) -> None:
+        """Tools and humans that programs began to wait for, or were answered by.
+
+        A note is (program id, what, name): what is ``tool``, ``returned``, ``human`` or
+        ``answered``.
+        """
+        if self.queue is None:
+            return
+        self.at(now)
+        book = self.book
+        for program_id, what, name in notes:
+            if what == "tool":
+                context = book.tool_started(program_id, name, now)
+            elif what == "returned":
+                context = book.tool_ended(program_id, now)
+            elif what == "human":
+                context = book.human_asked(program_id, now)
+            else:
+                context = book.human_answered(program_id, now)
+            if context is not None:
+                self.queue.changed(context)
+
+    def cache_emptied(self) -> None:
+        """The prefix cache was reset: there is nothing to protect, and nothing was lost."""
+        self._returns.clear()
+        if self.queue is not None:
+            self.queue.release_all()

@@ -1,0 +1,119 @@
+"""The retention benchmark: what runs and what is counted, never how fast it was."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+
+from agentrt.bench.retention import (
+    SMALL_CPU,
+    TOOLS,
+    Result,
+    agents,
+    measure,
+    ratios,
+    recorded,
+    table,
+    virtual,
+)
+from agentrt.bench.retention_real import RealRun
+from agentrt.errors import ConfigError
+from agentrt.executors.base import Chunk
+from agentrt.executors.boundary import Boundary
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.virtual import VirtualOptions
+from agentrt.request import Call, CallReport, Reply
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.workloads.shape import CallShape, ProgramShape
+
+
+def test_agents_are_the_same_for_a_seed_with_tools_between_their_calls() -> None:
+    programs = agents(6, 4, 1.0, 3, gap_scale=0.5)
+    assert programs == agents(6, 4, 1.0, 3, gap_scale=0.5)
+    assert all(len(program.calls) <= 4 for program in programs)
+    assert {call.tool for program in programs for call in program.calls[1:]} <= set(TOOLS)
+    whole = agents(6, 4, 1.0, 3)
+    assert whole[0].calls[1].gap_s == pytest.approx(2 * programs[0].calls[1].gap_s)
+
+
+def test_recorded_programs_are_drawn_once_each_and_cut() -> None:
+    chain = (CallShape(1, 9), CallShape(1, 20, after=(0,), extends=0))
+    trace = [ProgramShape(f"p{n}", "t", chain) for n in range(9)]
+    drawn = recorded(trace, 5, 1, 1.0, 0)
+    assert len({program.program_id for program in drawn}) == 5
+    assert all(len(program.calls) == 1 for program in drawn)
+
+
+def test_retentions_alternate_over_the_same_programs() -> None:
+    ran: list[tuple[int, str]] = []
+
+    def run(programs: Any, blocks: int, retention: str) -> Result:
+        ran.append((blocks, retention))
+        return Result(100, 50 if retention == "lru" else 10, 2.0, 4.0)
+
+    traces = [agents(2, 2, 1.0, seed) for seed in range(2)]
+    results = measure(run, traces, [64], ["lru", "cost"], lambda message: None)
+    assert ran == [(64, "lru"), (64, "cost"), (64, "cost"), (64, "lru")]
+    assert "| 64     | cost      | 10.0%            | 0.20 (0.20-0.20)" in table(results)
+    assert [(row["retention"], row["lost"]) for row in ratios(results)] == [
+        ("lru", 1.0),
+        ("cost", 0.2),
+    ]
+
+
+def test_without_loss_there_is_no_ratio() -> None:
+    results = {(64, "lru"): [Result(100, 0, 2.0, 4.0)]}
+    assert ratios(results)[0]["lost"] is None
+    assert "| -  " in table(results)
+
+
+@pytest.mark.engine
+def test_in_virtual_time_more_is_kept_than_by_vllm() -> None:
+    options = VirtualOptions(8, 200, 16, 512, 2000)
+    run = virtual(options, SMALL_CPU, "fcfs")
+    programs = agents(16, 6, 2.0, 1, gap_scale=0.3)
+    stock, ours = (run(programs, 160, name) for name in ("lru", "cost"))
+    assert stock.returned_tokens == ours.returned_tokens
+    assert 0 < ours.lost_tokens < stock.lost_tokens
+
+
+class Engine:
+    """Answers with as many tokens as were asked for, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.prompts: list[int] = []
+
+    async def configure(self, config: SchedulerConfig) -> None:
+        self.told.append(config.retention)
+
+    async def forget_prefixes(self) -> None:
+        self.told.append("forget")
+
+    async def end_program(self, program_id: str) -> None:
+        self.told.append("end")
+
+    def boundary(self, note: Boundary) -> None:
+        self.told.append(note.what)
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        ids = call.spec.prompt_token_ids or ()
+        self.prompts.append(len(ids))
+        report = CallReport(returned_tokens=8, lost_tokens=2)
+        out = tuple(range(call.spec.max_tokens))
+        yield Chunk("", Reply("", token_ids=out, report=report))
+
+
+async def test_a_real_run_grows_prompts_and_tells_of_tools() -> None:
+    engine = Engine()
+    chain = (CallShape(3, 10), CallShape(3, 20, after=(0,), extends=0, gap_s=0.001, tool="t"))
+    run = RealRun(cast(VLLMEngine, engine), SchedulerConfig(policy="fcfs"))
+    result = await run([ProgramShape("p", "t", chain, system_tokens=4)], "cost")
+    assert engine.told == ["cost", "forget", "tool", "returned", "end"]
+    assert engine.prompts == [10, 20]
+    assert (result.returned_tokens, result.lost_tokens) == (16, 4)
+    fan = (*chain, CallShape(1, 9, after=(0,)))
+    with pytest.raises(ConfigError, match="chains only"):
+        await run([ProgramShape("p", "t", fan)], "cost")

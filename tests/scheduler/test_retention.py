@@ -1,0 +1,216 @@
+"""Retention policies by values alone: whose context goes first, and what is learned of gaps."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.retention import (
+    Context,
+    ContextBook,
+    Phase,
+    Ranking,
+    Retention,
+    make_retention,
+)
+from agentrt.scheduler.retention.cost import Cost
+from agentrt.scheduler.retention.gaps import PRIOR_CHANCE, PRIOR_S, Gaps
+from agentrt.scheduler.table import ProgramRow
+
+
+def policy(name: str = "cost", **settings: float) -> Retention:
+    made = make_retention(SchedulerConfig(retention=name, **settings))  # type: ignore[arg-type]
+    assert made is not None
+    return made
+
+
+def row(name: str, type: str = "agent", session: str | None = None) -> ProgramRow:
+    return ProgramRow(name, type, session=session)
+
+
+def called(book: ContextBook, name: str, now: float, **more: str) -> Context:
+    """A program whose one call has ended."""
+    context = book.call_arrived(row(name, **more), now)
+    book.call_ended(context, now)
+    return context
+
+
+def order(book: ContextBook, contexts: list[Context], now: float) -> list[str]:
+    ranking = Ranking(book.rank)
+    for context in contexts:
+        ranking.put(context, now)
+    names = []
+    while (first := ranking.first(now)) is not None:
+        names.append(first.key[-1])
+        ranking.discard(first)
+    return names
+
+
+def test_lru_replaces_nothing_and_other_names_are_refused() -> None:
+    assert make_retention(SchedulerConfig()) is None
+    with pytest.raises(ConfigError, match=r"retention 'mru'; known: lru, ttl, cost"):
+        SchedulerConfig(retention="mru")
+    with pytest.raises(ConfigError, match="retention_ttl must be positive seconds"):
+        SchedulerConfig(retention_ttl=0)
+
+
+def test_who_waits_for_a_human_goes_before_who_waits_for_a_tool() -> None:
+    book = ContextBook(policy())
+    contexts = [called(book, name, 0.0) for name in ("tool", "human", "between")]
+    book.tool_started("tool", "build", 0.0)
+    book.human_asked("human", 0.0)
+    assert contexts[1].phase is Phase.IDLE
+    assert order(book, contexts, 1.0)[0] == "human"
+
+
+def test_slow_tools_are_learned_and_their_programs_go_first() -> None:
+    retention = policy()
+    book = ContextBook(retention)
+    for n in range(8):
+        name = f"past-{n}"
+        called(book, name, 0.0)
+        for tool, seconds in (("build", 100.0), ("grep", 0.5)):
+            book.tool_started(name, tool, 0.0)
+            book.tool_ended(name, seconds)
+        book.program_ended(name, 100.0)
+    contexts = [called(book, name, 200.0) for name in ("slow", "fast")]
+    book.tool_started("slow", "build", 200.0)
+    book.tool_started("fast", "grep", 200.0)
+    assert order(book, contexts, 200.1) == ["slow", "fast"]
+    assert retention.expects(contexts[1], 200.1)
+    # The fast tool is long overdue: now the slow one is the likelier to come back.
+    assert order(book, contexts, 290.0) == ["fast", "slow"]
+
+
+def test_a_tool_that_returned_protects_its_program_before_its_call_comes() -> None:
+    book = ContextBook(policy())
+    contexts = [called(book, name, 0.0) for name in ("a", "b")]
+    for name in ("a", "b"):
+        book.tool_started(name, "build", 0.0)
+    book.tool_ended("a", 5.0)
+    assert order(book, contexts, 5.0) == ["b", "a"]
+    book.call_arrived(row("b"), 5.1)
+    assert order(book, contexts, 6.0) == ["a", "b"]
+
+
+def test_types_that_never_return_are_not_waited_for() -> None:
+    retention = policy()
+    book = ContextBook(retention)
+    for n in range(20):
+        called(book, f"once-{n}", 0.0, type="once")
+        book.program_ended(f"once-{n}", 5.0)
+        called(book, f"agent-{n}", 0.0)
+        book.call_arrived(row(f"agent-{n}"), 5.0)
+    contexts = [called(book, "x", 10.0, type="once"), called(book, "y", 10.0)]
+    assert order(book, contexts, 10.5) == ["x", "y"]
+    assert not retention.expects(contexts[0], 10.5)
+    assert retention.expects(contexts[1], 10.5)
+
+
+def test_an_end_releases_and_a_session_goes_on() -> None:
+    book = ContextBook(policy())
+    alone, first = called(book, "alone", 0.0), called(book, "turn-1", 0.0, session="chat")
+    assert book.program_ended("alone", 1.0) == [alone]
+    assert alone.released
+    assert book.program_ended("turn-1", 1.0) == [first]
+    assert first.phase is Phase.IDLE
+    assert not first.released
+    assert book.call_arrived(row("turn-2", session="chat"), 60.0) is first
+    assert book.program_ended("nobody", 1.0) == []
+
+
+def test_a_call_that_outlives_its_program_releases_with_its_end() -> None:
+    book = ContextBook(policy())
+    context = book.call_arrived(row("p"), 0.0)
+    book.program_ended("p", 1.0)
+    assert not context.released
+    book.call_ended(context, 2.0)
+    assert context.released
+
+
+def test_messages_that_are_late_lost_or_double_do_no_harm() -> None:
+    book = ContextBook(policy())
+    assert book.tool_started("nobody", "grep", 0.0) is None
+    context = called(book, "p", 0.0)
+    assert book.tool_ended("p", 1.0) is None
+    assert book.human_answered("p", 1.0) is None
+    book.tool_started("p", "grep", 1.0)
+    book.call_arrived(row("p"), 2.0)  # it came before the news of the tool's return
+    assert book.tool_ended("p", 2.1) is context
+    assert context.gap is None
+    assert context.phase is Phase.CALLING
+
+
+def test_ttl_expires_what_was_not_heard_of() -> None:
+    retention = policy("ttl", retention_ttl=30.0)
+    book = ContextBook(retention)
+    context = called(book, "p", 0.0)
+    assert not retention.expired(context, 30.0)
+    assert retention.expired(context, 30.1)
+    book.tool_started("p", "grep", 20.0)
+    assert not retention.expired(context, 30.1)
+    book.call_arrived(row("p"), 40.0)
+    assert not retention.expired(context, 1e6)
+
+
+def test_a_shared_prefix_stays_while_it_is_used() -> None:
+    book = ContextBook(policy())
+    contexts = [called(book, f"p{n}", 0.0) for n in range(4)]
+    shared = book.shared("agent")
+    shared.since = 0.0
+    assert order(book, [shared, *contexts], 5.0)[-1] == "agent"
+    for n in range(4):
+        book.program_ended(f"p{n}", 5.0)
+    late = called(book, "late", 1000.0, type="other")
+    assert order(book, [shared, late], 1001.0) == ["agent", "late"]
+
+
+def test_gaps_shrink_to_a_prior_and_are_bounded() -> None:
+    gaps = Gaps()
+    unknown = gaps.expect("t", "x", "grep", 0.0)
+    assert (unknown.chance, unknown.seconds) == (PRIOR_CHANCE, PRIOR_S)
+    assert gaps.expect("t", "x", "grep", 50.0).seconds == 50.0
+    for _ in range(2000):
+        gaps.learn("t", "x", "grep", 2.0, returned=True)
+    known = gaps.expect("t", "x", "grep", 0.0)
+    assert known.seconds == pytest.approx(2.0, rel=0.2)
+    assert known.chance > 0.98
+    assert gaps.expect("other", "x", "grep", 0.0) == unknown
+    for n in range(5000):
+        gaps.learn("t", f"type {n}", "grep", 1.0, returned=False)
+    assert len(gaps) <= 1024
+
+
+def test_the_ranking_is_a_sort_under_random_changes() -> None:
+    rng = random.Random(1)
+    values: dict[Context, float] = {}
+    ranking = Ranking(lambda context, now: (values[context],))
+    contexts = [Context((str(n),), "t") for n in range(12)]
+    for step in range(3000):
+        context = rng.choice(contexts)
+        values[context] = rng.random()
+        if rng.random() < 0.7 or context in ranking:
+            ranking.put(context, step)
+        if rng.random() < 0.2:
+            ranking.discard(context)
+        # Values may change behind its back, too: it looks again with every new moment.
+        for other in values:
+            values[other] += rng.uniform(-0.01, 0.01)
+        first = ranking.first(float(step))
+        here = [c for c in contexts if c in ranking]
+        assert (first is None) == (not here)
+        assert not here or first is min(here, key=lambda c: values[c])
+
+
+def test_idle_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrt.scheduler.retention.book._SESSIONS", 3)
+    book = ContextBook(Cost(SchedulerConfig()))
+    contexts = []
+    for n in range(5):
+        contexts.append(called(book, f"p{n}", float(n), session=f"s{n}"))
+        book.program_ended(f"p{n}", float(n))
+    assert [context.released for context in contexts] == [True, True, False, False, False]
+    assert len(book) == 3
