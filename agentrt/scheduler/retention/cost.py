@@ -2,8 +2,9 @@
 
 That is the chance of its return, times the seconds of prefill that a block of it takes,
 over the seconds until it returns; chance and time are learned online per program type and
-tool. Those that wait for a human go before all others. While even the least of them is expected back within
-``retention_patience`` seconds, and something runs, a new call waits for other memory.
+tool. Those that wait for a human go before all others. While even the least of them is
+expected back within ``retention_patience`` seconds, and something runs, a new call waits for
+other memory.
 """
 
 from __future__ import annotations
