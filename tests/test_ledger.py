@@ -135,6 +135,8 @@ async def test_a_closed_runtime_hears_no_more() -> None:
     async with Runtime(executor) as runtime:
         run = ledger.open("guest")
         runtime.emitter(run)
+        assert len(ledger._listeners) == 1
+    assert ledger._listeners == []
     ledger.close(run, RunState.DONE)
     assert executor.ended == []
 

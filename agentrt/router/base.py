@@ -38,7 +38,7 @@ class Router(ABC):
     def program_ended(self, program_id: str) -> None:  # noqa: B027  # most remember nothing
         """The program makes no more calls."""
 
-    def replica_lost(self, name: str) -> None:  # noqa: B027
+    def replica_lost(self, name: str) -> None:  # noqa: B027  # most remember nothing
         """The replica's memory is gone, and nobody's home is there any more."""
 
 

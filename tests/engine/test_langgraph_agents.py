@@ -46,5 +46,6 @@ async def test_the_engine_forgets_them(runtime: Runtime) -> None:
     agent = AGENTS["map_reduce"](ChatAgentRT(runtime=runtime, max_tokens=48))
     with watched():
         await agent.graph.ainvoke(agent.input)
-    while (await runtime.executor.snapshot())["programs"]:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while (await runtime.executor.snapshot())["programs"]:
+            await asyncio.sleep(0)

@@ -83,13 +83,15 @@ async def test_calls_of_a_killed_engine_run_again_with_the_same_texts(
     served = [(await r.executor.snapshot())["steps"] for r in replicas.replicas]
     assert min(served) > 0
     telling = asyncio.create_task(tell(runtime))
-    while not await busy(replicas):
-        assert not telling.done()
+    async with asyncio.timeout(120):
+        while not await busy(replicas):
+            assert not telling.done()
     os.kill(descendants()[0], signal.SIGKILL)
     assert await telling == expected
     assert sorted(replica.deaths for replica in replicas.replicas) == [0, 1]
-    while not all(map(ready, replicas.replicas)):
-        await asyncio.sleep(0.1)  # a start takes many seconds
+    async with asyncio.timeout(300):
+        while not all(map(ready, replicas.replicas)):
+            await asyncio.sleep(0.1)  # a start takes many seconds
     assert await tell(runtime) == expected
     snapshot = await replicas.snapshot()
     assert (snapshot["running"], snapshot["waiting"], snapshot["programs"]) == ([], [], [])

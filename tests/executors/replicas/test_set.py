@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
 from agentrt.errors import EngineDiedError, EngineStartError
 from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
+from agentrt.executors.replicas import Backoff, Replica, ReplicaSet, ReplicaState
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router import make_router
 from agentrt.testing.scripted import ScriptedExecutor
@@ -67,21 +68,21 @@ class Cast:
         return mortal
 
 
-Open = Callable[..., "asyncio.Future[ReplicaSet]"]
+Open = Callable[..., Awaitable[ReplicaSet]]
 
 
 @pytest.fixture
-async def opened() -> AsyncIterator[Callable[..., AsyncIterator[ReplicaSet]]]:
+async def opened() -> AsyncIterator[Open]:
     sets: list[ReplicaSet] = []
 
-    async def make(cast: Cast, router: str = "least-used", **options: object) -> ReplicaSet:
-        settings = {"backoff": AT_ONCE, **options}
-        one = ReplicaSet(cast, len(cast.parts), make_router(router), **settings)  # type: ignore[arg-type]
+    async def make(cast: Cast, router: str = "least-used", **options: Any) -> ReplicaSet:
+        settings: dict[str, Any] = {"backoff": AT_ONCE, **options}
+        one = ReplicaSet(cast, len(cast.parts), make_router(router), **settings)
         await one.start(lambda message: None)
         sets.append(one)
         return one
 
-    yield make  # type: ignore[misc]
+    yield make
     for one in sets:
         await one.close()
         assert not one._tasks
@@ -89,6 +90,12 @@ async def opened() -> AsyncIterator[Callable[..., AsyncIterator[ReplicaSet]]]:
 
 def call_of(number: int = 0, program: str = "p") -> Call:
     return Call(f"{program}/{number}", program, "t", CallSpec(prompt="hello", max_tokens=64))
+
+
+async def becomes(replica: Replica, state: ReplicaState) -> None:
+    async with asyncio.timeout(30):
+        while replica.state is not state:
+            await asyncio.sleep(0)
 
 
 async def text_of(replicas: ReplicaSet, call: Call, *, stream: bool = True) -> list[str]:
@@ -120,8 +127,7 @@ async def test_a_call_whose_engine_dies_goes_on_elsewhere(
         assert first.deaths == 0
         return
     assert first.deaths == 1
-    while first.state is not ReplicaState.READY:
-        await asyncio.sleep(0)
+    await becomes(first, ReplicaState.READY)
     assert notices == ["replica-0 died and starts again: killed", "replica-0 is back"]
     assert cast.made[0][1].closed
     assert "".join(await text_of(replicas, call_of(1))) == TEXT
@@ -149,8 +155,7 @@ async def test_one_that_does_not_start_again_is_left_out(opened: Open) -> None:
     cast = Cast([Mortal(0), Mortal(lame=True), Mortal(lame=True)], [])
     replicas = await opened(cast)
     assert "".join(await text_of(replicas, call_of())) == TEXT
-    while replicas.replicas[0].state is not ReplicaState.OUT:
-        await asyncio.sleep(0)
+    await becomes(replicas.replicas[0], ReplicaState.OUT)
     assert "".join(await text_of(replicas, call_of(1))) == TEXT
     described = (await replicas.snapshot())["replicas"]
     assert [one["state"] for one in described] == ["out", "ready"]

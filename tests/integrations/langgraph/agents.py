@@ -224,12 +224,12 @@ def functional(model: BaseChatModel) -> Agent:
         messages: list[AnyMessage] = [HumanMessage(question)]
         for _ in range(TURNS):
             reply = await call_model(messages)
-            messages = add_messages(messages, [reply])  # type: ignore[assignment, arg-type]
+            messages = [*messages, reply]
             if not reply.tool_calls:
                 break
             running = [call_tool(call) for call in reply.tool_calls]
             results = [await one for one in running]
-            messages = add_messages(messages, results)  # type: ignore[assignment, arg-type]
+            messages = [*messages, *results]
         return messages
 
     return Agent(calculate, "What is 7 + 8?", of_messages)
