@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
@@ -22,6 +21,7 @@ from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.integrations.langchain import ChatAgentRT, Door
 from agentrt.integrations.langchain.job import Job
+from tests.integrations.langchain.suite import OnAgentRT
 
 pytestmark = pytest.mark.engine
 
@@ -37,31 +37,18 @@ def door() -> Iterator[None]:
     DOOR.close()
 
 
-class TestUnit(ChatModelUnitTests):
+class TestUnit(OnAgentRT, ChatModelUnitTests):
     """Skipped: serialisation. LangChain loads only the classes on its own list of partners."""
-
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatAgentRT
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {"runtime": DOOR}
 
-    @property
-    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
-        env = {"AGENTRT_API_KEY": "key", "AGENTRT_BASE_URL": "http://localhost:1/v1"}
-        return env, {}, {"api_key": "key", "base_url": env["AGENTRT_BASE_URL"]}
 
-
-class TestIntegration(ChatModelIntegrationTests):
+class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
     """Skipped: images, audio and PDFs, in questions and in tools' results (the model reads
     text only), and the timing of a stream against a recording of HTTP (there is no HTTP to
     record)."""
-
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatAgentRT
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
@@ -73,18 +60,6 @@ class TestIntegration(ChatModelIntegrationTests):
     @property
     def model_override_value(self) -> str:
         return DOOR.model
-
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
-
-    @property
-    def supports_anthropic_inputs(self) -> bool:
-        return True
-
-    @property
-    def supported_usage_metadata_details(self) -> dict[Any, Any]:
-        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         model = self.chat_model_class(**self.chat_model_params)
