@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from agentrt import Context, Runtime, program
+from agentrt.errors import ConfigError
 from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph.graphs import graph_program
+from agentrt.integrations.langgraph.threads import standing_of
 from agentrt.run import Run, RunState
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
@@ -128,3 +131,19 @@ async def test_a_tool_may_run_a_graph_named_like_its_node(model: Probe, runs: li
     await builder.compile().ainvoke({})
     assert edges(runs[0]) == {"look": set(), "p": set(), "after": {"p"}}
     assert [n.kind for n in runs[0].dag.nodes() if n.name == "look"] == [NodeKind.TOOL]
+
+
+async def test_checkpoints_that_cannot_be_read_are_told_of() -> None:
+    class Broken(InMemorySaver):
+        async def aget_tuple(self, config: Any) -> Any:
+            raise TypeError("no checkpoint")
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        return {}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    graph = builder.compile(checkpointer=Broken())
+    with pytest.raises(ConfigError, match="thread 't' cannot be read: no checkpoint"):
+        await standing_of(graph, "t")
