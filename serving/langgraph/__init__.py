@@ -1,0 +1,1 @@
+"""Graphs behind the LangGraph API."""

@@ -1,0 +1,1 @@
+"""Models and programs behind the OpenAI API."""

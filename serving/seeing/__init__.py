@@ -1,0 +1,1 @@
+"""What a person sees of the server: dashboard, metrics, lists."""
