@@ -1,10 +1,14 @@
 """What finished programs teach about running ones: the service that is still to come.
 
 The estimate is the mean residual life of programs of the same type and tenant that had
-attained as much service (in bins of half a doubling), times a factor each for the turn, a
-hint of the size, the session's program before, and the node. Where few have been there, it
-shrinks to what needs no past at all: a program that was served for ``a`` seconds along its
-critical path is expected to need ``a`` more, which ranks as ATLAS does.
+attained as much service (in bins of half a doubling), times a factor each for the turn, the
+session's program before, and the node. Where few have been there, it shrinks to what needs
+no past at all: a program that was served for ``a`` seconds along its critical path is
+expected to need ``a`` more, which ranks as ATLAS does.
+
+A hint of the size changes the unit: a program that is expected to be three times as large as
+others of its kind (`HintLaw`) is compared, at three seconds, with those that had one. So all
+programs of a kind teach about all its hints.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.scheduler.hints import HintLaw
 from agentrt.scheduler.table import ProgramRow
 
 VERSION = 1
@@ -28,6 +33,7 @@ _CELLS = 4096
 _VISITS = 48
 """Cells noted of one running program."""
 _SESSIONS = 1024
+_LAWS = 1024
 _FEW = 20
 """Programs below which there is no telling what is usual."""
 _DOUBT = 8.0
@@ -49,7 +55,9 @@ Key = tuple[Kind, int, str]
 
 @dataclass(slots=True)
 class Cell:
-    """Faded count and mean of the service that was still to come (seconds)."""
+    """Faded count and mean of the service that was still to come (in units: seconds, unless
+    hinted).
+    """
 
     n: float = 0.0
     mean_s: float = 0.0
@@ -71,6 +79,7 @@ class History:
         self._cells: OrderedDict[Key, Cell] = OrderedDict()
         self._visits: dict[str, dict[Key, float]] = {}
         self._sessions: OrderedDict[Session, float] = OrderedDict()
+        self._laws: OrderedDict[Kind, HintLaw] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -80,28 +89,31 @@ class History:
 
         ``path_s`` is what ATLAS would rank by: the estimate where nothing is known.
         """
-        aged = self._refined(row, "", max(path_s, SMALLEST_S))
+        unit = self._unit(row)
+        aged = self._refined(row, "", max(path_s / unit, SMALLEST_S), unit)
         estimate = aged
         for what in self._details(row):
-            estimate *= self._refined(row, what, aged) / aged
-        by_node = self._refined(row, f"node {node}", aged) / aged
+            estimate *= self._refined(row, what, aged, unit) / aged
+        by_node = self._refined(row, f"node {node}", aged, unit) / aged
         if not 1.0 / _TELLING < by_node < _TELLING:
             estimate *= by_node
-        return min(max(estimate, SMALLEST_S), _LONGEST_S)
+        return min(max(estimate * unit, SMALLEST_S), _LONGEST_S)
 
     def usual(self, row: ProgramRow) -> float | None:
-        """The mean service of a whole program of its type (seconds); None where few have ended."""
+        """The mean service of a whole program like it (seconds); None where few have ended."""
         cell = self._cells.get((_kind(row), 0, ""))
-        return cell.mean_s if cell is not None and cell.n >= _FEW else None
+        return cell.mean_s * self._unit(row) if cell is not None and cell.n >= _FEW else None
 
     def learn(self, row: ProgramRow) -> None:
         """A program ended: what was still to come wherever it came by is known now."""
-        total = row.service_s
+        total, unit = row.service_s, self._unit(row)
         visits = self._visits.pop(row.program_id, {})
-        for level in range(_bin(total) + 1):
-            visits.setdefault((_kind(row), level, ""), _edge(level))
+        for level in range(_bin(total / unit) + 1):
+            visits.setdefault((_kind(row), level, ""), _edge(level) * unit)
         for key, attained in visits.items():
-            self._cell(key).add(max(total - attained, 0.0))
+            self._cell(key).add(max(total - attained, 0.0) / unit)
+        if (hint := _hint(row)) is not None:
+            self._law(_kind(row)).add(hint, max(total, SMALLEST_S))
         if row.session is not None:
             session = (row.tenant, row.session)
             self._sessions[session] = total
@@ -120,7 +132,8 @@ class History:
             for (kind, level, what), cell in self._cells.items()
         ]
         sessions = [[*session, total] for session, total in self._sessions.items()]
-        return {"version": VERSION, "cells": cells, "sessions": sessions}
+        hints = [[*kind, *law.to_list()] for kind, law in self._laws.items()]
+        return {"version": VERSION, "cells": cells, "sessions": sessions, "hints": hints}
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Take over what `to_dict` gave. Raises `ConfigError` for anything else."""
@@ -136,28 +149,38 @@ class History:
                 (_word(tenant), _word(session)): _seconds(total)
                 for tenant, session, total in values["sessions"]
             }
+            laws = {  # files of older versions have none
+                (_word(tenant), _word(kind)): HintLaw.of(law)
+                for tenant, kind, *law in values.get("hints", ())
+            }
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"this is not a history of programs: {error!r}") from error
         self._cells = OrderedDict(list(cells.items())[-_CELLS:])
         self._sessions = OrderedDict(list(sessions.items())[-_SESSIONS:])
+        self._laws = OrderedDict(list(laws.items())[-_LAWS:])
 
     def _details(self, row: ProgramRow) -> Iterator[str]:
         """What is known of a program beside its age, in words that its kin would share."""
         yield f"turn {int(2.0 * math.log2(row.finished_calls + 1))}"
-        if row.size_hint is not None:
-            yield f"hint {_bin(row.size_hint)}"
         before = None if row.session is None else self._sessions.get((row.tenant, row.session))
         if before is not None:
             yield f"session {_bin(before)}"
 
-    def _refined(self, row: ProgramRow, what: str, estimate_s: float) -> float:
+    def _unit(self, row: ProgramRow) -> float:
+        """The seconds of this program that count as one of a usual one of its kind."""
+        law, hint = self._laws.get(_kind(row)), _hint(row)
+        if law is None:
+            return 1.0
+        return law.unhinted if hint is None else law.times(hint)
+
+    def _refined(self, row: ProgramRow, what: str, estimate: float, unit: float) -> float:
         """An estimate refined by one cell; the program's visit there is noted."""
-        key = (_kind(row), _bin(row.attained_s), what)
+        key = (_kind(row), _bin(row.attained_s / unit), what)
         visits = self._visits.setdefault(row.program_id, {})
         if len(visits) < _VISITS:
             visits.setdefault(key, row.attained_s)
         cell = self._cells.get(key)
-        return estimate_s if cell is None else max(cell.refine(estimate_s), SMALLEST_S)
+        return estimate if cell is None else max(cell.refine(estimate), SMALLEST_S)
 
     def _cell(self, key: Key) -> Cell:
         cell = self._cells.get(key)
@@ -169,9 +192,22 @@ class History:
             self._cells.move_to_end(key)
         return cell
 
+    def _law(self, kind: Kind) -> HintLaw:
+        law = self._laws.setdefault(kind, HintLaw())
+        self._laws.move_to_end(kind)
+        if len(self._laws) > _LAWS:
+            self._laws.popitem(last=False)
+        return law
+
 
 def _kind(row: ProgramRow) -> Kind:
     return row.tenant, row.type
+
+
+def _hint(row: ProgramRow) -> float | None:
+    """The hint of its size, if it is one: a positive number."""
+    hint = row.size_hint
+    return hint if hint is not None and 0.0 < hint < math.inf else None
 
 
 def _cell_of(n: Any, mean_s: Any) -> Cell:
