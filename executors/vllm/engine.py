@@ -232,7 +232,7 @@ class VLLMEngine:
         A recording begins with an empty prefix cache and no programs. Raises
         `ConfigError` while calls are unfinished, and for a file that cannot be written.
         """
-        target = None if path is None else os.path.abspath(path)  # noqa: PTH100  # no I/O
+        target = None if path is None else os.path.abspath(path)  # noqa: ASYNC240, PTH100  # no I/O
         try:
             await self._engine().engine_core.call_utility_async("agentrt", "record", target)
         except Exception as error:
