@@ -27,7 +27,9 @@ from agentrt.serving.tenants import BusyError
 
 _MOST_WORDS = 400
 _CLIENT_GONE = 499
-_UNIONS = ("function-", "list[", "constrained-", "nullable")
+_TAGS = frozenset(
+    {"system", "developer", "user", "assistant", "tool", "text", "json_object", "json_schema"}
+)
 
 
 class ApiError(HTTPException):
@@ -88,7 +90,8 @@ def describe(error: BaseException) -> tuple[int, dict[str, object], dict[str, st
         return 429, openai_error(429, str(error), code="rate_limit_exceeded"), headers
     status, code = _of_ours(error)
     message = str(error) if isinstance(error, AgentrtError) else "the server failed"
-    return status, openai_error(status, message, code=code), {}
+    param = "model" if isinstance(error, NotServedError) else None
+    return status, openai_error(status, message, param=param, code=code), {}
 
 
 def _of_ours(error: BaseException) -> tuple[int, str]:
@@ -143,5 +146,10 @@ def _deepest(errors: Sequence[Any]) -> Any:
 
 def _field(path: Sequence[str]) -> str:
     """``messages.0.content``, without the names that pydantic gives a union's members."""
-    kept = [part for part in path if part.isidentifier() or part.isdigit()]
-    return ".".join(part for part in kept if part[:1].islower() or part.isdigit())
+    kept: list[str] = []
+    for part in path:
+        before = kept[-1] if kept else ""
+        is_tag = part in _TAGS and (before.isdigit() or before == "response_format")
+        if part.isdigit() or (part.isidentifier() and part[:1].islower() and not is_tag):
+            kept.append(part)
+    return ".".join(kept)

@@ -54,7 +54,7 @@ def _model(name: str, began: int) -> dict[str, Any]:
 
 
 def _ask_chat(desk: Desk, request: Request, body: ChatRequest) -> Ask:
-    specs = chat_specs(body)
+    specs, with_usage = chat_specs(body), _with_usage(body)
     may_call = bool(specs[0].tools) and specs[0].tool_choice != "none"
     in_form = may_call and not desk.native_tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
@@ -72,12 +72,12 @@ def _ask_chat(desk: Desk, request: Request, body: ChatRequest) -> Ask:
         session_id=body.session_id,
         in_form=in_form,
         whole=lambda replies: chat_answer(head, replies, asked),
-        events=ChatEvents(head, asked, _with_usage(body)) if body.stream else None,
+        events=ChatEvents(head, asked, with_usage) if body.stream else None,
     )
 
 
 def _ask_completion(desk: Desk, request: Request, body: CompletionRequest) -> Ask:
-    specs = completion_specs(body)
+    specs, with_usage = completion_specs(body), _with_usage(body)
     prompts = len(specs) // (body.n or 1)
     name = f"cmpl-{request.state.request_id}"
     head = Head(name, int(time.time()), desk.model(body.model), "text_completion")
@@ -87,7 +87,7 @@ def _ask_completion(desk: Desk, request: Request, body: CompletionRequest) -> As
         session_id=body.session_id,
         in_form=False,
         whole=lambda replies: completion_answer(head, replies, prompts),
-        events=CompletionEvents(head, prompts, _with_usage(body)) if body.stream else None,
+        events=CompletionEvents(head, prompts, with_usage) if body.stream else None,
     )
 
 
