@@ -72,7 +72,7 @@ class Doors:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > server.bounds.body_bytes:
             error = TooLargeError(server.bounds.body_bytes)
-            return refusal(path, 413, error.detail, code="body_too_large", headers=error.headers)
+            return refusal(path, 413, error.detail, code="body_too_large")
         return None
 
     def _tenant(self, path: str, headers: dict[bytes, bytes]) -> str | None:
@@ -89,7 +89,9 @@ class TooLargeError(HTTPException):
 
     def __init__(self, most: int) -> None:
         message = f"the request's body is larger than {most} bytes; send less"
-        super().__init__(413, message, {"connection": "close"})
+        # The connection stays, and the rest is read and dropped, for a request's time at most:
+        # to close it would reset it, and the client would never see why.
+        super().__init__(413, message)
 
 
 class _Body:

@@ -39,10 +39,15 @@ class ServedRun:
 
     run: Run
     tenant: str
-    started: Request | None = None
     late: asyncio.TimerHandle | None = None
     is_late: bool = False
     watchers: set[asyncio.Queue[Event]] = field(default_factory=set)
+
+    def watch(self) -> asyncio.Queue[Event]:
+        """The run's events from now on."""
+        box: asyncio.Queue[Event] = asyncio.Queue(_AHEAD)
+        self.watchers.add(box)
+        return box
 
 
 class ProgramRuns:
@@ -131,7 +136,7 @@ def add_programs(router: APIRouter, desk: Desk, runs: ProgramRuns) -> None:
         most = server.tenants.limits(tenant).programs
         one = runs.start(program, tenant, body, most)
         if body.stream:
-            return EventSourceResponse(_events(one), sep="\n")
+            return EventSourceResponse(_events(one, one.watch()), sep="\n")
         if not body.wait:
             return JSONResponse(describe_run(one), 202)
         try:
@@ -223,13 +228,12 @@ def _plain(value: Any) -> Any:
         return str(value)
 
 
-async def _events(one: ServedRun) -> AsyncGenerator[dict[str, str], None]:
+async def _events(
+    one: ServedRun, box: asyncio.Queue[Event]
+) -> AsyncGenerator[dict[str, str], None]:
     """The run's nodes as they begin and end, and the run at its end."""
-    box: asyncio.Queue[Event] = asyncio.Queue(_AHEAD)
-    one.watchers.add(box)
     try:
-        while one.run.ended_at is None:
-            event = await box.get()
+        while not isinstance(event := await box.get(), ProgramEnded):
             if isinstance(event, NodeStarted | NodeEnded):
                 yield {"event": "node", "data": json.dumps(_node(event))}
         yield {"event": "run", "data": json.dumps(describe_run(one))}

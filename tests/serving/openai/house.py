@@ -61,7 +61,7 @@ class House:
     client: httpx.AsyncClient
     listener: Listener
 
-    async def chat(self, *messages: Any, headers: Mapping[str, str] = {}, **more: Any) -> Any:  # noqa: B006
+    async def chat(self, *messages: Any, headers: Mapping[str, str] = {}, **more: Any) -> Any:
         """A chat, of user texts or whole messages; the JSON of its answer."""
         chat = [m if isinstance(m, dict) else {"role": "user", "content": m} for m in messages]
         body = {"model": MODEL, "messages": chat, **more}
