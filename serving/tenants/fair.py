@@ -36,7 +36,10 @@ class Ticket:
 @dataclass(slots=True)
 class _Tenant:
     served: float
-    """Its service so far for its weight, the expected cost of what is inside counted in."""
+    """What its calls have used, for its weight."""
+    reserved: float = 0.0
+    """What its calls inside are expected to use. It orders tenants, but is no ground for others
+    to start from: it may not come true."""
     inside: int = 0
     waiting: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
     ranked: list[tuple[float, int]] = field(default_factory=list)
@@ -89,13 +92,13 @@ class FairQueue:
         ready = [name for name, one in self._tenants.items() if self._may_enter(name, one)]
         if not ready:
             return None
-        name = min(ready, key=lambda name: (self._tenants[name].served, name))
+        name = min(ready, key=self._stands)
         one = self._tenants[name]
         ticket = one.next(now)
         self._forget(one, ticket)
         one.inside += 1
         self._inside += 1
-        one.served += ticket.cost / self._limits(name).weight
+        one.reserved += ticket.cost
         return ticket
 
     def drop(self, ticket: Ticket) -> None:
@@ -109,7 +112,8 @@ class FairQueue:
         one = self._tenants[ticket.tenant]
         one.inside -= 1
         self._inside -= 1
-        one.served += (used - ticket.cost) / self._limits(ticket.tenant).weight
+        one.reserved -= ticket.cost
+        one.served += used / self._limits(ticket.tenant).weight
         self._tidy()
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -126,6 +130,11 @@ class FairQueue:
     def _may_enter(self, name: str, one: _Tenant) -> bool:
         most = self._limits(name).concurrency
         return bool(one.waiting) and (most is None or one.inside < most)
+
+    def _stands(self, name: str) -> tuple[float, str]:
+        """The tenant that stands lowest goes first."""
+        one = self._tenants[name]
+        return one.served + one.reserved / self._limits(name).weight, name
 
     def _forget(self, one: _Tenant, ticket: Ticket) -> None:
         del one.waiting[ticket.number]

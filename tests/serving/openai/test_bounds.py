@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -38,10 +39,8 @@ class Raw:
 
     async def close(self) -> None:
         self.writer.close()
-        try:
+        with contextlib.suppress(ConnectionError):
             await self.writer.wait_closed()
-        except ConnectionError:
-            pass
 
 
 def connections(house: House) -> int:
@@ -127,7 +126,8 @@ async def test_a_reader_that_does_not_read_is_dropped_and_its_call_cancelled() -
         raw = await Raw.to(house)
         said = json.dumps(body(stream=True)).encode()
         raw.writer.write(f"{HEAD}content-length: {len(said)}\r\n\r\n".encode() + said)
-        raw.writer.transport.pause_reading()
+        reading: Any = raw.writer.transport
+        reading.pause_reading()
         await house.until(lambda: engine.open)
         await house.until(lambda: not engine.open)
         assert connections(house) == 0

@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 import schemathesis
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
 
 from agentrt import Context, program
 from agentrt.executors.base import Chunk
@@ -65,6 +66,7 @@ def try_all(described: dict[str, Any], url: str) -> dict[str, set[int]]:
     schema = schemathesis.openapi.from_dict(described)
     tried: dict[str, set[int]] = {}
     for result in schema.get_all_operations():
+        assert isinstance(result, Ok)
         operation = result.ok()
 
         @hypothesis.given(case=operation.as_strategy())
@@ -76,7 +78,7 @@ def try_all(described: dict[str, Any], url: str) -> dict[str, set[int]]:
             phases=[hypothesis.Phase.generate],
             suppress_health_check=list(hypothesis.HealthCheck),
         )
-        def attempt(case: schemathesis.Case) -> None:
+        def attempt(case: schemathesis.Case[Any]) -> None:
             response = case.call(base_url=url, timeout=10)
             tried.setdefault(case.operation.label, set()).add(response.status_code)
             case.validate_response(response, checks=[not_a_server_error])
