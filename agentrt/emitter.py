@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from agentrt import tracking
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.base import Chunk, Executor
-from agentrt.graph import Node, NodeKind
+from agentrt.graph import Node, NodeKind, calls_before
 from agentrt.ledger import Ledger, call_id
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.run import Run
@@ -145,7 +145,7 @@ class RunEmitter:
             program_waiting_s=run.row.waiting_s,
             node=_node_name(scope.path),
             size_hint=run.row.size_hint,
-            parents=node.parents,
+            parents=calls_before(node.parents, run.dag),
         )
 
     def _draw_seed(self, node: Node) -> int:
@@ -187,7 +187,8 @@ class RunEmitter:
 def _with_node(chunk: Chunk, program_id: str, node: Node) -> Chunk:
     if chunk.reply is None:
         return chunk
-    return Chunk(chunk.text, dataclasses.replace(chunk.reply, node=node.id, program_id=program_id))
+    reply = dataclasses.replace(chunk.reply, node=node.id, program_id=program_id)
+    return dataclasses.replace(chunk, reply=reply)
 
 
 def _node_of(reply: Reply) -> int:

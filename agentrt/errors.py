@@ -10,7 +10,8 @@ AgentrtError
 ├── EngineError           the engine failed, through no fault of the program
 │   ├── EngineStartError    it did not come up
 │   ├── EngineDiedError     it came up and died; its calls were lost
-│   └── CallRejectedError   it refused one call (too long a prompt, a bad schema, …)
+│   └── CallRejectedError   it refused one call (a bad schema, …)
+│       └── PromptTooLongError  its prompt leaves no room in the model's context
 ├── CallTimeoutError      a call took longer than it may; it was aborted. Also a TimeoutError
 └── InvariantError        our own bug: state that must not be was seen
 
@@ -70,6 +71,10 @@ class EngineDiedError(EngineError):
 
 class CallRejectedError(EngineError):
     """The engine refused one call: too long a prompt, a schema it cannot compile, …"""
+
+
+class PromptTooLongError(CallRejectedError):
+    """A call's prompt leaves no room for an output in the model's context."""
 
 
 class CallTimeoutError(AgentrtError, TimeoutError):

@@ -47,7 +47,9 @@ class CallSpec:
     tokens less likely that the output has already, which ends loops. ``schema`` is a JSON
     schema that the output obeys.
     ``tool_choice`` is ``auto`` (answer or call a tool), ``required`` (call some tool),
-    ``none``, or a tool's name.
+    ``none``, or a tool's name. With ``logprobs`` the reply has each token's log probability,
+    and those of so many most likely others. Calls with different ``cache_salt`` share no
+    cached prefix.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -64,6 +66,8 @@ class CallSpec:
     ignore_eos: bool = False
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    logprobs: int | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,8 @@ class Call:
     ``program_waiting_s`` are the process table's row when the call was emitted (seconds).
     ``node`` is the name of the node function that emitted it, "" for the program's own.
     ``size_hint`` is a guess of the program's size, in a unit of its type's own.
-    ``parents`` are the program's nodes that had to end first, by their ids in its DAG.
+    ``parents`` are the program's calls that had to end last before this one, by their nodes'
+    ids in its DAG; what lies between them, such as a tool, is left out.
     """
 
     call_id: str
@@ -124,13 +129,22 @@ class CallReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of an output, its log probability (natural), and the likeliest at its place."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """What a call gave back.
 
     ``parsed`` is the JSON value when the call had a schema, else None. ``finish_reason``
     is ``stop`` or ``length``. ``node`` is the call's id in its program's DAG; ``program_id``
-    names the program to those outside it, and is empty inside. A `Reply` reads as its text
-    in an f-string.
+    names the program to those outside it, and is empty inside. ``logprobs`` are there, one a
+    token, if the call asked for them. A `Reply` reads as its text in an f-string.
     """
 
     text: str
@@ -141,6 +155,7 @@ class Reply:
     report: CallReport = field(default_factory=CallReport)
     node: int = -1
     program_id: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def __str__(self) -> str:
         return self.text

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrt.request import Call, CallReport, Reply
+from agentrt.request import Call, CallReport, Reply, TokenLogprob
 
 Progress = Callable[[str], None]
 """Told, in a few words, what a slow start is doing now."""
@@ -14,10 +14,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a call's output. The last chunk, and only it, carries the whole ``reply``."""
+    """A piece of a call's output. The last chunk, and only it, carries the whole ``reply``.
+
+    ``logprobs`` are those of the piece's tokens, where the call asked for them.
+    """
 
     text: str
     reply: Reply | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Executor(Protocol):

@@ -24,8 +24,8 @@ def identity_headers(
     """The headers of one call.
 
     ``x-agentrt-program`` is unique over processes; ``-call`` is the call's node in its
-    program's DAG and ``-parents`` those that had to end before it, by number, with commas;
-    ``-node`` is the node function that made it. What is no ASCII is percent-encoded.
+    program's DAG and ``-parents`` the calls that had to end last before it, by number, with
+    commas; ``-node`` is the node function that made it. What is no ASCII is percent-encoded.
     ``X-Session-ID`` repeats the program for a plain `vllm serve` with our scheduler, which
     reads no other header.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrt.graph.dag import CriticalPath, ExecutionDAG, Totals
 from agentrt.graph.export import to_json, to_mermaid, to_networkx, write
-from agentrt.graph.frontier import Frontier, maximal
+from agentrt.graph.frontier import Frontier, calls_before, maximal
 from agentrt.graph.node import Node, NodeKind, NodeState
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "NodeKind",
     "NodeState",
     "Totals",
+    "calls_before",
     "maximal",
     "to_json",
     "to_mermaid",

@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from weakref import WeakSet
 
 from agentrt.graph.dag import ExecutionDAG
+from agentrt.graph.node import NodeKind
 
 
 class Frontier:
@@ -195,3 +196,20 @@ def maximal(ids: Iterable[int], dag: ExecutionDAG, budget: int = 256) -> tuple[i
                 queued.add(parent)
                 heappush(heap, (-high, parent))
     return tuple(sorted(left))
+
+
+def calls_before(parents: tuple[int, ...], dag: ExecutionDAG) -> tuple[int, ...]:
+    """The last calls at or before ``parents``, in rising order: interrupts are seen through."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    left = list(parents)
+    while left:
+        node = dag.node(left.pop())
+        if node.id in seen:
+            continue
+        seen.add(node.id)
+        if node.kind is NodeKind.CALL:
+            found.add(node.id)
+        else:
+            left += node.parents
+    return tuple(sorted(found))

@@ -6,8 +6,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
+from fastapi.exception_handlers import http_exception_handler
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from agentrt import __version__
+from agentrt.serving.doors import Doors
+from agentrt.serving.refusals import is_openai, refusal
 from agentrt.serving.server import Server
 
 Room = Callable[[Server], AbstractAsyncContextManager[APIRouter]]
@@ -17,8 +23,20 @@ Room = Callable[[Server], AbstractAsyncContextManager[APIRouter]]
 @asynccontextmanager
 async def opened_app(server: Server, rooms: Sequence[Room]) -> AsyncIterator[FastAPI]:
     """The application with its ``rooms`` open; their tasks end with the block."""
-    app = FastAPI(title="agentrt", version=__version__)
+    app = FastAPI(title="agentrt", version=__version__, docs_url=None, redoc_url=None)
+    app.add_middleware(Doors, server=server)
+    app.add_exception_handler(HTTPException, _http_error)
     async with AsyncExitStack() as stack:
         for room in rooms:
             app.include_router(await stack.enter_async_context(room(server)))
         yield app
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What has no route, in the words of the API that was asked."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if not is_openai(path):
+        return await http_exception_handler(request, error)
+    what = f"{request.method} {path}: {str(error.detail).lower()}"
+    return refusal(path, error.status_code, what, headers=error.headers)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from agentrt.program import Program
 from agentrt.runtime import Runtime
+from agentrt.serving.tenants import Tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,44 @@ class ServedGraph:
 Served = ServedProgram | ServedGraph
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What any client may make the server hold, in bytes and seconds.
+
+    A request has ``header_bytes`` and ``body_bytes`` at most, and arrives within ``request_s``;
+    a client that reads nothing of its answer for ``reader_s`` is dropped. There are
+    ``connections`` at most. A program that its
+    client does not end is ended when it was not heard of for ``idle_s``; one that the server
+    found out by itself, for ``silent_idle_s``.
+    """
+
+    header_bytes: int = 64 * 1024
+    body_bytes: int = 4 * 1024 * 1024
+    request_s: float = 30.0
+    reader_s: float = 60.0
+    connections: int = 4096
+    idle_s: float = 900.0
+    silent_idle_s: float = 120.0
+
+
+class KeyCheck(Protocol):
+    """Tells whose an API key is."""
+
+    def tenant_of(self, key: str) -> str | None:
+        """The key's tenant; None for what is no key of this server."""
+
+
+def _default_tenants() -> Tenants:
+    return Tenants(time.monotonic)
+
+
 @dataclass(slots=True)
 class Server:
     """One server over one open runtime. ``models`` are the names of what its engines serve.
 
     ``served`` has programs and graphs by the names that clients call them. Once ``draining``,
-    it finishes what runs and takes nothing new.
+    it finishes what runs and takes nothing new. ``tenants`` has each tenant's limits and use;
+    with ``keys``, from an API key to its tenant, requests without a key are refused.
     """
 
     runtime: Runtime
@@ -45,3 +79,6 @@ class Server:
     served: Mapping[str, Served] = field(default_factory=dict)
     database: str = "sqlite:agentrt.db"
     draining: bool = False
+    tenants: Tenants = field(default_factory=_default_tenants)
+    keys: KeyCheck | None = None
+    bounds: Bounds = field(default_factory=Bounds)

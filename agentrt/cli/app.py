@@ -15,6 +15,8 @@ from agentrt.cli.faults import exit_code_of
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
+    "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
+    "keys": ("agentrt.cli.keys:keys", "Make API keys for a server's tenants."),
     "simulate": (
         "agentrt.cli.simulate:simulate",
         "Study policies in virtual time, without a model.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,3 +74,44 @@ def make_executor(options: EngineOptions, fleet: Fleet, notice: Progress) -> Exe
         return VLLMEngine(options)
     router = make_router(fleet.router)
     return ReplicaSet(lambda index: VLLMEngine(options), fleet.replicas, router, notice=notice)
+
+
+def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOptions:
+    """Everything about the engine that can be refused without starting it."""
+    from agentrt.cli.values import read_quanta
+    from agentrt.errors import ModelLoadError
+    from agentrt.executors.vllm.options import EngineOptions, check_model
+    from agentrt.scheduler.config import SchedulerConfig
+    from agentrt.scheduler.policies import policy_class
+
+    policy_class(options["policy"])
+    settings: dict[str, Any] = {"policy": options["policy"], "retention": options["retention"]}
+    if options["quanta"] is not None:
+        settings["quanta"] = read_quanta(options["quanta"])
+    if options["beta"] is not None:
+        settings["beta"] = options["beta"]
+    if options["history"] is not None:
+        settings["history"] = _history(options["history"], options["policy"])
+    model = options["model"]
+    if model is not None:
+        if not model.strip():
+            raise ModelLoadError("--model '': give a folder or a hub name, or leave it out")
+        check_model(model)
+    return EngineOptions(
+        model=model,
+        max_num_seqs=options["max_num_seqs"],
+        scheduler=SchedulerConfig(**settings),
+        flags=flags,
+        verbose=options["verbose"],
+        replicas=options["replicas"],
+    )
+
+
+def _history(path: Path, policy: str) -> str:
+    from agentrt.errors import UsageError
+    from agentrt.executors.vllm.memory import read
+
+    if policy != "adaptive":
+        raise UsageError(f"--history is for --policy adaptive; {policy} learns nothing")
+    read(path)
+    return str(path.resolve())

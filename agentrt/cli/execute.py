@@ -64,9 +64,9 @@ async def execute(job: Job, executor: Executor, screen: Screen, log: EngineLog) 
     async with screen.showing(), job.plan.opened(human) as starts:
         if not starts:
             return Outcome([], {}, policy, job.plan.questions)
-        _make_room(len(starts))
+        make_room(len(starts))
         with watching(runtime, screen) as watch:
-            await _start_engine(runtime, screen, log)
+            await start_engine(runtime, screen, log)
             try:
                 await _play(job, runtime, starts, watch)
                 snapshot = await executor.snapshot()
@@ -77,7 +77,7 @@ async def execute(job: Job, executor: Executor, screen: Screen, log: EngineLog) 
         return Outcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
 
 
-def _make_room(programs: int) -> None:
+def make_room(programs: int) -> None:
     """Let the synchronous code of all programs run at once: the engine, and not a pool of a few
     threads, is to say whose call waits.
     """
@@ -121,7 +121,8 @@ async def _finish(run: Run, job: Job) -> None:
         await asyncio.wait(late)
 
 
-async def _start_engine(runtime: Runtime, screen: Screen, log: EngineLog) -> None:
+async def start_engine(runtime: Runtime, screen: Screen, log: EngineLog) -> None:
+    """Open the runtime, the engine's noise in ``log``. Raises what the engine's start raises."""
     with log.collect():
         try:
             await runtime.open(screen.progress)

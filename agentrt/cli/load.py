@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from collections.abc import Sequence
 from difflib import get_close_matches
 from glob import escape
 from pathlib import Path
@@ -44,6 +45,34 @@ def load_program(target: str) -> Found:
     if name is not None:
         return _named(path, name, {**foreign, **own, **graphs}, module)
     return _only(path, {**own, **graphs} or {**foreign})
+
+
+def load_all(target: str) -> dict[str, Found]:
+    """All programs and graphs that ``target`` has, by their names; with a name in it, that one.
+
+    Raises as `load_program` does, and `ProgramLoadError` where two have one name.
+    """
+    path, name = _split(target)
+    if name is not None:
+        found: list[Found] = [load_program(target)]
+    elif path.suffix == ".json":
+        found = [_of_project(path, one) for one in project.graph_names(path)]
+    else:
+        module = _import(path)
+        own, foreign = _programs(module)
+        named: dict[str, Found] = {**own, **_graphs(path, module)}
+        found = list({_identity(one): one for one in (named or foreign).values()}.values())
+    if not found:
+        raise ProgramLoadError(f"{path}: no program in it; {_EXAMPLE}")
+    return _by_name(path, found)
+
+
+def _by_name(path: Path, found: Sequence[Found]) -> dict[str, Found]:
+    named = {one.name: one for one in found}
+    if len(named) < len(found):
+        twice = next(one.name for one in found if named[one.name] is not one)
+        raise ProgramLoadError(f"{path}: two programs are called {twice!r}; rename one")
+    return named
 
 
 def _of_project(path: Path, name: str | None) -> Found:

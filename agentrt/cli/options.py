@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +23,8 @@ class RunOption(click.Option):
 class RunCommand(click.Command):
     """A command whose arguments after ``--`` are not its own: ``engine_flags``."""
 
+    TARGETS = "PROGRAM.py[:NAME]"
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[ARGUMENTS] = tuple(args)
         border = args.index("--") if "--" in args else len(args)
@@ -29,7 +33,7 @@ class RunCommand(click.Command):
         return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return ["PROGRAM.py[:NAME]", "[OPTIONS]", "[-- VLLM_FLAGS]"]
+        return [self.TARGETS, "[OPTIONS]", "[-- VLLM_FLAGS]"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -58,3 +62,51 @@ batch_option = click.option(
     group="Engine",
     help="How many calls run in one batch.",
 )
+
+
+def scheduling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of the scheduler inside each engine."""
+    policy = click.option(
+        "--policy",
+        default="atlas",
+        metavar="NAME",
+        cls=RunOption,
+        group="Scheduling",
+        help="adaptive, atlas, atlas-scalar, plas, mlfq, round-robin, program-fcfs, srtf, "
+        "two-level, fcfs, or an installed one.  [default: atlas]",
+    )
+    quanta = click.option(
+        "--quanta",
+        metavar="S,S,…",
+        cls=RunOption,
+        group="Scheduling",
+        help="Seconds of service in each queue level but the last.",
+    )
+    beta = click.option(
+        "--beta",
+        type=float,
+        metavar="X",
+        cls=RunOption,
+        group="Scheduling",
+        help="Promote a call once its program waited X times as long as it was served; inf: never.",
+    )
+    history = click.option(
+        "--history",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        cls=RunOption,
+        group="Scheduling",
+        help="Keep what --policy adaptive learns in this file, over runs.",
+    )
+    retention = click.option(
+        "--retention",
+        type=click.Choice(["lru", "ttl", "cost"]),
+        default="lru",
+        metavar="NAME",
+        cls=RunOption,
+        group="Scheduling",
+        help="Whose cached context goes first when memory is short: lru is vLLM's own order, ttl "
+        "and cost keep that of programs in a tool call.  [default: lru]",
+    )
+    decorated: Callable[..., Any] = policy(quanta(beta(history(retention(command)))))
+    return decorated

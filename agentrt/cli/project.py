@@ -25,6 +25,11 @@ class Entry:
     variable: str
 
 
+def graph_names(path: Path) -> list[str]:
+    """The names of a project's graphs. Raises `ProgramLoadError` for a file that has none."""
+    return list(_graphs(path, _read(path)))
+
+
 def read_entry(path: Path, name: str | None) -> Entry:
     """The graph that a project file calls ``name``, or its only one.
 
@@ -32,9 +37,7 @@ def read_entry(path: Path, name: str | None) -> Entry:
     other tools are left alone. Raises `ProgramLoadError` for what cannot be.
     """
     project = _read(path)
-    graphs = project.get("graphs")
-    if not isinstance(graphs, dict) or not graphs:
-        raise ProgramLoadError(f"{path}: it names no graphs, as in {_SHAPE}")
+    graphs = _graphs(path, project)
     entry = _entry(path, _choose(path, graphs, name), graphs)
     _add_dependencies(path, project.get("dependencies", []))
     _set_environment(path, project.get("env", {}))
@@ -51,6 +54,13 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(project, dict):
         raise ProgramLoadError(f"{path}: a project is an object, such as {_SHAPE}")
     return project
+
+
+def _graphs(path: Path, project: Mapping[str, Any]) -> dict[str, Any]:
+    graphs = project.get("graphs")
+    if not isinstance(graphs, dict) or not graphs:
+        raise ProgramLoadError(f"{path}: it names no graphs, as in {_SHAPE}")
+    return graphs
 
 
 def _choose(path: Path, graphs: Mapping[str, Any], name: str | None) -> str:

@@ -7,9 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrt.cli.engines import Fleet, fleet_options, make_executor, read_fleet
+from agentrt.cli.engines import (
+    Fleet,
+    engine_options,
+    fleet_options,
+    make_executor,
+    read_fleet,
+)
 from agentrt.cli.graphflags import check_no_graph_flags, graph_options, graph_terms
-from agentrt.cli.options import ARGUMENTS, RunCommand, RunOption, batch_option, model_option
+from agentrt.cli.options import (
+    ARGUMENTS,
+    RunCommand,
+    RunOption,
+    batch_option,
+    model_option,
+    scheduling_options,
+)
 
 if TYPE_CHECKING:
     from agentrt.cli.execute import Job
@@ -83,48 +96,7 @@ it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
     group="Program",
     help="Makes sampled calls repeatable.  [default: 0]",
 )
-@click.option(
-    "--policy",
-    default="atlas",
-    metavar="NAME",
-    cls=RunOption,
-    group="Scheduling",
-    help="adaptive, atlas, atlas-scalar, plas, mlfq, round-robin, program-fcfs, srtf, two-level, "
-    "fcfs, or an installed one.  [default: atlas]",
-)
-@click.option(
-    "--quanta",
-    metavar="S,S,…",
-    cls=RunOption,
-    group="Scheduling",
-    help="Seconds of service in each queue level but the last.",
-)
-@click.option(
-    "--beta",
-    type=float,
-    metavar="X",
-    cls=RunOption,
-    group="Scheduling",
-    help="Promote a call once its program waited X times as long as it was served; inf: never.",
-)
-@click.option(
-    "--history",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    cls=RunOption,
-    group="Scheduling",
-    help="Keep what --policy adaptive learns in this file, over runs.",
-)
-@click.option(
-    "--retention",
-    type=click.Choice(["lru", "ttl", "cost"]),
-    default="lru",
-    metavar="NAME",
-    cls=RunOption,
-    group="Scheduling",
-    help="Whose cached context goes first when memory is short: lru is vLLM's own order, ttl and "
-    "cost keep that of programs in a tool call.  [default: lru]",
-)
+@scheduling_options
 @graph_options
 @model_option
 @batch_option
@@ -164,7 +136,7 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     # Here and not above, so that --help does not pay for it.
     from agentrt.cli.load import load_program
 
-    options_of_engine = _engine_options(options, engine_flags)
+    options_of_engine = engine_options(options, engine_flags)
     given = _check_values(options)
     fleet = read_fleet(options)
     plan = _plan(load_program(target), given, options)
@@ -185,47 +157,6 @@ def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
 
     arguments = click.get_current_context().meta[ARGUMENTS]
     return GraphPlan(found, graph_terms(options, given), Invocation(arguments))
-
-
-def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> Any:
-    """Everything about the engine that can be refused without starting it."""
-    from agentrt.cli.values import read_quanta
-    from agentrt.errors import ModelLoadError
-    from agentrt.executors.vllm.options import EngineOptions, check_model
-    from agentrt.scheduler.config import SchedulerConfig
-    from agentrt.scheduler.policies import policy_class
-
-    policy_class(options["policy"])
-    settings: dict[str, Any] = {"policy": options["policy"], "retention": options["retention"]}
-    if options["quanta"] is not None:
-        settings["quanta"] = read_quanta(options["quanta"])
-    if options["beta"] is not None:
-        settings["beta"] = options["beta"]
-    if options["history"] is not None:
-        settings["history"] = _history(options["history"], options["policy"])
-    model = options["model"]
-    if model is not None:
-        if not model.strip():
-            raise ModelLoadError("--model '': give a folder or a hub name, or leave it out")
-        check_model(model)
-    return EngineOptions(
-        model=model,
-        max_num_seqs=options["max_num_seqs"],
-        scheduler=SchedulerConfig(**settings),
-        flags=flags,
-        verbose=options["verbose"],
-        replicas=options["replicas"],
-    )
-
-
-def _history(path: Path, policy: str) -> str:
-    from agentrt.errors import UsageError
-    from agentrt.executors.vllm.memory import read
-
-    if policy != "adaptive":
-        raise UsageError(f"--history is for --policy adaptive; {policy} learns nothing")
-    read(path)
-    return str(path.resolve())
 
 
 def _check_values(options: dict[str, Any]) -> Any:

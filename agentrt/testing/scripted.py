@@ -15,14 +15,14 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.toolcalls import output_schema, read_output, with_tools
-from agentrt.request import Call, CallReport, CallSpec, Reply, ToolCall
+from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob, ToolCall
 from agentrt.testing.madeup import made_up_text, made_up_value
 
 Script = Callable[[Call], str | ToolCall]
@@ -75,14 +75,15 @@ class ScriptedExecutor:
             for token in tokens:
                 await self._step(state)
                 if stream:
-                    yield Chunk(token)
+                    yield Chunk(token, None, _logprobs(call.spec, [token]))
         finally:
             del self._running[call.call_id]
             report = state.report(self._step_s)
             if state.steps < len(tokens):
                 self._cut_off[call.call_id] = report
         reply = _reply(call, "".join(tokens), report, whole=whole)
-        yield Chunk("" if stream else reply.text, reply)
+        reply = replace(reply, logprobs=_logprobs(call.spec, tokens))
+        yield Chunk("", reply) if stream else Chunk(reply.text, reply, reply.logprobs)
 
     async def aborted(self, call_id: str) -> CallReport:
         return self._cut_off.pop(call_id, CallReport())
@@ -166,6 +167,17 @@ def _prompt_tokens(spec: CallSpec) -> int:
     if spec.messages is None:
         return len(_tokens(spec.prompt or ""))
     return sum(len(_tokens(str(message["content"]))) for message in with_tools(spec))
+
+
+def _logprobs(spec: CallSpec, tokens: Sequence[str]) -> tuple[TokenLogprob, ...]:
+    """Every token is certain, and the others are not."""
+    if spec.logprobs is None:
+        return ()
+    others = tuple((f" other{n}", -9.0 - n) for n in range(1, spec.logprobs))
+    return tuple(
+        TokenLogprob(token, 0.0, ((token, 0.0), *others) if spec.logprobs else ())
+        for token in tokens
+    )
 
 
 def _reply(call: Call, output: str, report: CallReport, *, whole: bool) -> Reply:

@@ -123,7 +123,7 @@ class ReplicaSet:
                             text = again.rest(chunk.text, last=chunk.reply is not None)
                             given += text
                             if text or chunk.reply is not None:
-                                yield Chunk(text, chunk.reply)
+                                yield again.news(chunk, text)
                 return
             except EngineDiedError as error:
                 if again.differs:
@@ -277,3 +277,7 @@ class _Again:
             )
         self._left = self._left[len(known) :]
         return new
+
+    def news(self, chunk: Chunk, text: str) -> Chunk:
+        """The chunk with ``text`` alone. Log probabilities of text given before were given, too."""
+        return chunk if text == chunk.text else Chunk(text, chunk.reply)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +17,14 @@ from agentrt.errors import (
     EngineDiedError,
     EngineStartError,
     ModelLoadError,
+    PromptTooLongError,
 )
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.boundary import Boundary
 from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.identity import NESTED, attach
+from agentrt.executors.vllm.logprobs import logprobs_of
 from agentrt.executors.vllm.mail import Mail
 from agentrt.executors.vllm.options import (
     EngineOptions,
@@ -113,15 +117,15 @@ class VLLMEngine:
         llm = self._engine()
         prompt = self._prompt(call.spec)
         params = self._sampling(call, len(prompt["prompt_token_ids"]), stream=stream)
-        text = ""
+        text, logprobs = "", logprobs_of(call.spec)
         try:
             outputs = llm.generate(prompt, params, call.call_id)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
-                    piece = output.outputs[0].text
-                    text += piece
+                    piece, news = output.outputs[0].text, logprobs_of(call.spec, output)
+                    text, logprobs = text + piece, logprobs + news
                     reply = self._reply(call, output, text) if output.finished else None
-                    yield Chunk(piece, reply)
+                    yield Chunk(piece, reply and replace(reply, logprobs=logprobs), news)
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
@@ -133,12 +137,16 @@ class VLLMEngine:
         return self._llm
 
     def _prompt(self, spec: CallSpec) -> dict[str, Any]:
+        salt = {} if spec.cache_salt is None else {"cache_salt": spec.cache_salt}
+        return {"prompt_token_ids": self._token_ids(spec), **salt}
+
+    def _token_ids(self, spec: CallSpec) -> list[int]:
         if spec.prompt_token_ids is not None:
-            return {"prompt_token_ids": list(spec.prompt_token_ids)}
+            return list(spec.prompt_token_ids)
         if spec.messages is None:
-            return {"prompt_token_ids": self._tokenizer.encode(spec.prompt or "")}
+            return list(self._tokenizer.encode(spec.prompt or ""))
         try:
-            ids = self._tokenizer.apply_chat_template(
+            ids: list[int] = self._tokenizer.apply_chat_template(
                 [dict(message) for message in with_tools(spec)],
                 add_generation_prompt=True,
                 tokenize=True,
@@ -146,7 +154,7 @@ class VLLMEngine:
             )
         except Exception as error:
             raise CallRejectedError(f"the chat template of {self.model}: {error}") from error
-        return {"prompt_token_ids": ids}
+        return ids
 
     def _sampling(self, call: Call, prompt_tokens: int, *, stream: bool) -> SamplingParams:
         from vllm import SamplingParams
@@ -155,7 +163,7 @@ class VLLMEngine:
         spec = call.spec
         room = self._engine().model_config.max_model_len - prompt_tokens
         if room < 1:
-            raise CallRejectedError(
+            raise PromptTooLongError(
                 f"call {call.call_id}: its prompt has {prompt_tokens} tokens, and the engine "
                 f"takes {prompt_tokens + room - 1} and one of output; shorten the chat or raise "
                 "--max-model-len"
@@ -172,6 +180,7 @@ class VLLMEngine:
             ignore_eos=spec.ignore_eos,
             frequency_penalty=spec.frequency_penalty,
             presence_penalty=spec.presence_penalty,
+            logprobs=spec.logprobs,
             structured_outputs=schema and StructuredOutputsParams(json=dict(schema)),
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
             extra_args=attach(call),
@@ -223,7 +232,7 @@ class VLLMEngine:
         A recording begins with an empty prefix cache and no programs. Raises
         `ConfigError` while calls are unfinished, and for a file that cannot be written.
         """
-        target = None if path is None else _absolute(path)
+        target = None if path is None else os.path.abspath(path)  # noqa: ASYNC240, PTH100  # no I/O
         try:
             await self._engine().engine_core.call_utility_async("agentrt", "record", target)
         except Exception as error:
@@ -284,10 +293,6 @@ def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
     return ModelLoadError(
         f"model {model!r} cannot be loaded: {why} (give --model a folder or a hub name)"
     )
-
-
-def _absolute(path: Path) -> str:
-    return str(path.absolute())
 
 
 def _short(model: str) -> str:

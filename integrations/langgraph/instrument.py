@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any
 
 from agentrt.executors.headers import identity_headers
-from agentrt.graph import Node
+from agentrt.graph import Node, calls_before
 from agentrt.integrations.langgraph.process import follow, place_of_call
 from agentrt.ledger import Ledger
 from agentrt.request import CallReport
@@ -146,7 +146,7 @@ def _begin(request: Any, only: str) -> _Sent | None:
             session=run.row.session,
             node_id=node.id,
             node=scope.path.rpartition("/")[2] if "/" in scope.path else "",
-            parents=node.parents,
+            parents=calls_before(node.parents, run.dag),
         )
     )
     return _Sent(run, scope, node)

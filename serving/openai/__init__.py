@@ -1,1 +1,7 @@
 """Models and programs behind the OpenAI API."""
+
+from __future__ import annotations
+
+from agentrt.serving.openai.room import room
+
+__all__ = ["room"]

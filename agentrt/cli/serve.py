@@ -1,0 +1,219 @@
+"""``agentrt serve``: its options, and what it does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agentrt.cli.engines import engine_options, fleet_options, make_executor, read_fleet
+from agentrt.cli.options import (
+    RunCommand,
+    RunOption,
+    batch_option,
+    model_option,
+    scheduling_options,
+)
+
+if TYPE_CHECKING:
+    from agentrt.cli.engines import Fleet
+    from agentrt.cli.serving import ServeJob
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_EPILOG = """\b
+Examples:
+  agentrt serve
+  agentrt serve demos/react.py langgraph.json --port 8080
+  agentrt keys new acme --file keys.json
+  agentrt serve --api-key-file keys.json --isolate-cache --replicas 2
+  agentrt serve --model Qwen/Qwen2.5-7B-Instruct -- --max-model-len 8192
+
+\b
+SIGTERM or Ctrl-C finishes what runs, a second one stops at once.
+Exit codes: 1 the engine failed; 2 bad usage; 130 Ctrl-C, 143 SIGTERM.
+"""
+
+
+class ServeCommand(RunCommand):
+    """It takes any number of files."""
+
+    TARGETS = "[PROGRAM.py[:NAME] | langgraph.json]…"
+
+
+def _option(*names: str, group: str = "Server", **terms: Any) -> Decorator:
+    return click.option(*names, cls=RunOption, group=group, **terms)
+
+
+@click.command(cls=ServeCommand, epilog=_EPILOG)
+@click.argument("targets", nargs=-1, metavar="[PROGRAM.py[:NAME] | langgraph.json]…")
+@_option("--host", default="127.0.0.1", metavar="ADDRESS", help="[default: 127.0.0.1]")
+@_option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    metavar="N",
+    help="0 takes any that is free.  [default: 8000]",
+)
+@_option(
+    "--served-model-name",
+    metavar="NAME",
+    help="What clients call the model.  [default: its own name]",
+)
+@_option(
+    "--database",
+    default="sqlite:agentrt.db",
+    metavar="sqlite:FILE|postgresql://…",
+    help="Where threads and runs of graphs are kept.  [default: sqlite:agentrt.db]",
+)
+@_option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    metavar="SECONDS",
+    help="How long a stop waits for what runs.  [default: 30]",
+)
+@_option(
+    "--seed", type=int, default=0, metavar="N", help="Makes sampled calls repeatable.  [default: 0]"
+)
+@_option(
+    "--api-key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    group="Tenants",
+    help="Ask for keys, which 'agentrt keys new' makes; tenants share the engine fairly.",
+)
+@_option(
+    "--isolate-cache",
+    is_flag=True,
+    group="Tenants",
+    help="No tenant's prompt finds another's prefixes in the cache.",
+)
+@_option(
+    "--max-calls",
+    type=click.IntRange(min=1),
+    default=1024,
+    metavar="N",
+    group="Tenants",
+    help="Calls that one tenant may have under way; more are answered 429.  [default: 1024]",
+)
+@_option(
+    "--max-programs",
+    type=click.IntRange(min=1),
+    default=4096,
+    metavar="N",
+    group="Tenants",
+    help="Live programs of one tenant.  [default: 4096]",
+)
+@_option(
+    "--max-body",
+    type=click.IntRange(min=1024),
+    default=4 * 1024 * 1024,
+    metavar="BYTES",
+    group="Tenants",
+    help="The largest request.  [default: 4194304]",
+)
+@_option(
+    "--idle",
+    type=click.FloatRange(min=1),
+    default=900.0,
+    metavar="SECONDS",
+    group="Tenants",
+    help="A client's program that was not heard of for so long has ended; one that the server "
+    "found out from a conversation, after an eighth of it.  [default: 900]",
+)
+@scheduling_options
+@model_option
+@batch_option
+@fleet_options
+@_option("--verbose", is_flag=True, group="Output", help="Show vLLM's own log on stderr.")
+def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: Any) -> int:
+    """Serve the programs and graphs in the files, and the model, over HTTP.
+
+    Any OpenAI client can use the model: /v1/chat/completions, /v1/completions,
+    /v1/models. Each call belongs to a program: its headers say which, or the
+    conversation shows it. docs/serve.md has the rest.
+
+    What follows -- goes to vLLM as it is, as flags of 'vllm serve'.
+    """
+    # Here and not above, so that --help does not pay for it.
+    _check_packages()
+    from agentrt.serving.listen import Listener
+
+    job, fleet = _job(targets, engine_flags, options), read_fleet(options)
+    listener = Listener(options["host"], options["port"])
+    try:
+        return _serve(job, fleet, listener)
+    finally:
+        listener.close()
+
+
+def _check_packages() -> None:
+    from importlib.util import find_spec
+
+    from agentrt.errors import ConfigError
+
+    for package in ("fastapi", "uvicorn", "httptools", "sse_starlette", "jsonschema"):
+        if find_spec(package) is None:
+            raise ConfigError(f"a server needs the package {package}; install agentrt[serve]")
+
+
+def _job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
+    from agentrt.cli.load import load_all
+    from agentrt.cli.serving import ServeJob, served_of
+    from agentrt.errors import ConfigError, ProgramLoadError
+    from agentrt.serving.server import Bounds
+    from agentrt.serving.tenants import Limits
+
+    engine = engine_options(options, flags)
+    if not options["database"].startswith(("sqlite:", "postgresql://")):
+        raise ConfigError(f"--database {options['database']!r}: give sqlite:FILE or postgresql://…")
+    served: dict[str, Any] = {}
+    for target in targets:
+        for name, one in served_of(target, load_all(target)).items():
+            if name in served:
+                raise ProgramLoadError(
+                    f"{target}: {name!r} is in {served[name].source}, too; name others, or rename"
+                )
+            served[name] = one
+    idle = options["idle"]
+    return ServeJob(
+        engine=engine,
+        served=served,
+        seed=options["seed"],
+        name=options["served_model_name"],
+        key_file=options["api_key_file"],
+        database=options["database"],
+        isolate=options["isolate_cache"],
+        limits=Limits(calls=options["max_calls"], programs=options["max_programs"]),
+        bounds=Bounds(body_bytes=options["max_body"], idle_s=idle, silent_idle_s=idle / 8),
+        drain_s=options["drain_timeout"],
+    )
+
+
+def _serve(job: ServeJob, fleet: Fleet, listener: Any) -> int:
+    """Serve until a signal ends it. Raises `StoppedError` then."""
+    from agentrt.cli.draining import Draining
+    from agentrt.cli.faults import StoppedError
+    from agentrt.cli.quiet import EngineLog
+    from agentrt.cli.screen import open_screen
+    from agentrt.cli.serving import Serving, read_keys
+
+    def tell(text: str) -> None:
+        click.echo(text, err=True)
+
+    keys = read_keys(job, tell)
+    verbose = job.engine.verbose
+    with EngineLog(verbose=verbose) as log, open_screen(plain=verbose) as screen:
+
+        def last_words(text: str) -> None:
+            log.discard()
+            screen.last_words(text)
+
+        signals = Draining(last_words, tell)
+        serving = Serving(job, listener, keys, signals, screen, log, tell)
+        signals.run(serving.run(make_executor(job.engine, fleet, screen.progress)))
+    if signals.first is not None:
+        raise StoppedError(signals.first, "stopped: what ran has ended")
+    return 0

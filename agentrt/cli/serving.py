@@ -1,0 +1,145 @@
+"""Runs a server from its engine's start to its end, for `agentrt serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrt.cli.draining import Draining
+from agentrt.cli.execute import make_room, start_engine
+from agentrt.cli.load import Found
+from agentrt.cli.quiet import EngineLog
+from agentrt.cli.screen import Screen
+from agentrt.cli.target import GraphTarget
+from agentrt.cli.watch import lent
+from agentrt.executors.base import Executor
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.runtime import Runtime
+from agentrt.serving.app import opened_app
+from agentrt.serving.listen import Listener
+from agentrt.serving.rooms import load_rooms
+from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram, Server
+from agentrt.serving.tenants import KeyRing, Limits, Tenants
+from agentrt.serving.tenants.gate import Gate
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_THREADS = 64
+"""A quarter of the threads that programs' synchronous code may block at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeJob:
+    """What `agentrt serve` was asked for. ``drain_s`` is how long a stop may take (seconds)."""
+
+    engine: EngineOptions
+    served: Mapping[str, Served] = field(default_factory=dict)
+    seed: int = 0
+    name: str | None = None
+    key_file: Path | None = None
+    database: str = "sqlite:agentrt.db"
+    isolate: bool = False
+    limits: Limits = field(default_factory=Limits)
+    bounds: Bounds = field(default_factory=Bounds)
+    drain_s: float = 30.0
+
+
+def served_of(source: str, found: Mapping[str, Found]) -> dict[str, Served]:
+    """What a file has, as the server takes it."""
+    return {
+        name: ServedGraph(one.value, source)
+        if isinstance(one, GraphTarget)
+        else ServedProgram(one, source)
+        for name, one in found.items()
+    }
+
+
+def read_keys(job: ServeJob, notice: Callable[[str], None]) -> KeyRing | None:
+    """The keys of the job's file, if it has one. Raises `ConfigError` for one that cannot be."""
+    return None if job.key_file is None else KeyRing(job.key_file, job.limits, notice=notice)
+
+
+@dataclass(slots=True)
+class Serving:
+    """A server that runs: its listener, its signals, and where its words go."""
+
+    job: ServeJob
+    listener: Listener
+    keys: KeyRing | None
+    signals: Draining
+    screen: Screen
+    log: EngineLog
+    tell: Callable[[str], None]
+
+    async def run(self, executor: Executor) -> None:
+        """Start the engine, serve until a signal comes, finish, and stop the engine.
+
+        Raises what the engine's start and the rooms raise.
+        """
+        job, keys = self.job, self.keys
+        limits_of = dict if keys is None else lambda: keys.limits
+        tenants = Tenants(time.monotonic, job.limits, limits_of)
+        gate = Gate(
+            executor,
+            tenants,
+            policy=job.engine.scheduler.policy,
+            is_shared=keys is not None,
+            isolate=job.isolate,
+            replicas=job.engine.replicas,
+        )
+        runtime = Runtime(gate, seed=job.seed)
+        make_room(_THREADS)
+        async with self.screen.showing():
+            await start_engine(runtime, self.screen, self.log)
+        try:
+            with lent(runtime):
+                server = self._server(runtime, tenants)
+                async with AsyncExitStack() as stack:
+                    app = await stack.enter_async_context(opened_app(server, load_rooms()))
+                    await self._serve(server, app)
+        finally:
+            await runtime.close()
+
+    def _server(self, runtime: Runtime, tenants: Tenants) -> Server:
+        job = self.job
+        name = job.name or _display_name(getattr(runtime.executor, "model", "") or "model")
+        return Server(
+            runtime,
+            (name,),
+            job.served,
+            job.database,
+            tenants=tenants,
+            keys=self.keys,
+            bounds=job.bounds,
+        )
+
+    async def _serve(self, server: Server, app: FastAPI) -> None:
+        serving = asyncio.create_task(self.listener.serve(app, server.bounds), name="http")
+        stopping = asyncio.create_task(self.signals.drain.wait(), name="signals")
+        self.signals.ready()
+        self.tell(self._announcement(server))
+        try:
+            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                await self.listener.drain(server, self.job.drain_s)
+            await serving
+        finally:
+            for task in (serving, stopping):
+                task.cancel()
+            await asyncio.wait([serving, stopping])
+
+    def _announcement(self, server: Server) -> str:
+        url = self.listener.url
+        what = ", ".join([*server.models, *server.served])
+        return f"serving {what} at {url} (OpenAI API: {url}/v1)"
+
+
+def _display_name(model: str) -> str:
+    """A hub name as it is; of a folder, its last part."""
+    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model

@@ -1,0 +1,81 @@
+"""Which earlier call a chat goes on from: found by the chat itself, for clients that say nothing.
+
+Every chat is a chain of hashes, one for each message, each over all messages up to it. A call
+leaves the hash of its chat, and of its chat with the reply; a later chat that begins with either
+goes on from there. Bounded: the longest unused are forgotten. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+MOST = 16_384
+"""So many places are remembered: two for each call."""
+_BYTES = 16
+
+
+def chain(messages: Iterable[Mapping[str, Any]], before: bytes = b"") -> list[bytes]:
+    """The hashes of a chat's beginnings, the shortest first."""
+    hashes: list[bytes] = []
+    for message in messages:
+        before = hashlib.blake2b(before + _canonical(message), digest_size=_BYTES).digest()
+        hashes.append(before)
+    return hashes
+
+
+def _canonical(message: Mapping[str, Any]) -> bytes:
+    """What of a message stays the same when a client sends it again: role, text, tool calls.
+
+    Ids of tool calls do not count, nor how arguments are spaced.
+    """
+    calls = [
+        [call["function"]["name"], _arguments(call["function"]["arguments"])]
+        for call in message.get("tool_calls") or ()
+    ]
+    values = [message["role"], message.get("content") or "", calls]
+    return json.dumps(values, ensure_ascii=True, sort_keys=True).encode()
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+class Conversations(Generic[T]):
+    """Places in chats, and what was left there."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._places: OrderedDict[bytes, T] = OrderedDict()
+        self._most = most
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, hashes: Sequence[bytes]) -> T | None:
+        """What was left at the longest beginning of a chat that is shorter than all of it."""
+        for place in reversed(hashes[:-1]):
+            found = self._places.get(place)
+            if found is not None:
+                self._places.move_to_end(place)
+                return found
+        return None
+
+    def leave(self, place: bytes, what: T) -> None:
+        """Leave ``what`` at a place, instead of what was there."""
+        self._places[place] = what
+        self._places.move_to_end(place)
+        if len(self._places) > self._most:
+            self._places.popitem(last=False)
+
+    def forget(self, place: bytes, what: T) -> None:
+        """Nothing is left at a place any more, if ``what`` was."""
+        if self._places.get(place) is what:
+            del self._places[place]

@@ -1,0 +1,155 @@
+"""Errors in the shape of OpenAI's API: whoever made the mistake is told which field, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from agentrt.errors import (
+    AgentrtError,
+    CallRejectedError,
+    CallTimeoutError,
+    EngineDiedError,
+    NotServedError,
+    PromptTooLongError,
+    UsageError,
+)
+from agentrt.serving.refusals import openai_error
+from agentrt.serving.tenants import BusyError
+
+_MOST_WORDS = 400
+_CLIENT_GONE = 499
+_TAGS = frozenset(
+    {"system", "developer", "user", "assistant", "tool", "text", "json_object", "json_schema"}
+)
+
+
+class ApiError(HTTPException):
+    """A request that is refused: ``param`` is the field at fault."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(status, message)
+        self.param, self.code = param, code
+
+
+class OpenAIRoute(APIRoute):
+    """A route whose errors are in OpenAI's shape, and whose JSON is read strictly."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, with errors turned into answers."""
+        handle = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            try:
+                return await handle(_Request(request.scope, request.receive))
+            except (RequestValidationError, HTTPException, AgentrtError) as error:
+                return answer_to(error)
+
+        return handler
+
+
+class _Request(Request):
+    """Its JSON has no NaN, no lone surrogates, and an end to its depth."""
+
+    async def json(self) -> Any:
+        try:
+            return from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+
+
+def answer_to(error: Exception) -> Response:
+    """The answer to a request that failed with ``error``."""
+    status, body, headers = describe(error)
+    return JSONResponse(body, status, headers)
+
+
+def describe(error: BaseException) -> tuple[int, dict[str, object], dict[str, str]]:
+    """Status, body and headers for an error. What is none of ours is a fault of the server."""
+    if isinstance(error, RequestValidationError):
+        param, message = _first(error.errors())
+        return 400, openai_error(400, message, param=param, code="invalid_value"), {}
+    if isinstance(error, ApiError):
+        body = openai_error(error.status_code, error.detail, param=error.param, code=error.code)
+        return error.status_code, body, {}
+    if isinstance(error, HTTPException):
+        body = openai_error(error.status_code, str(error.detail))
+        return error.status_code, body, dict(error.headers or {})
+    if isinstance(error, BusyError):
+        headers = {"retry-after": str(error.retry_after)}
+        return 429, openai_error(429, str(error), code="rate_limit_exceeded"), headers
+    status, code = _of_ours(error)
+    message = str(error) if isinstance(error, AgentrtError) else "the server failed"
+    param = "model" if isinstance(error, NotServedError) else None
+    return status, openai_error(status, message, param=param, code=code), {}
+
+
+def _of_ours(error: BaseException) -> tuple[int, str]:
+    match error:
+        case NotServedError():
+            return 404, "model_not_found"
+        case PromptTooLongError():
+            return 400, "context_length_exceeded"
+        case UsageError() | CallRejectedError():
+            return 400, "invalid_request"
+        case CallTimeoutError():
+            return 408, "deadline_exceeded"
+        case EngineDiedError():
+            return 503, "engine_died"
+        case asyncio.CancelledError():
+            return 409, "cancelled"
+        case _:
+            return 500, "internal_error"
+
+
+def client_gone() -> Response:
+    """What nobody reads; the status is for logs."""
+    return Response(status_code=_CLIENT_GONE)
+
+
+def _first(errors: Sequence[Any]) -> tuple[str | None, str]:
+    """The field at fault and what is wrong with it, of pydantic's list."""
+    chosen = _deepest(errors)
+    path = [str(part) for part in chosen["loc"] if part != "body"]
+    field = _field(path)
+    message = chosen["msg"]
+    if chosen["type"] == "extra_forbidden":
+        message = f"this server does not know the field {field!r}; leave it out"
+    elif chosen["type"] == "json_invalid":
+        message = "the body is not JSON"
+    elif not field:
+        message = "the body must be a JSON object, sent as content-type application/json"
+    else:
+        message = f"{field}: {message[:1].lower()}{message[1:]}"
+    return field or None, message[:_MOST_WORDS]
+
+
+def _deepest(errors: Sequence[Any]) -> Any:
+    """Of a union's errors, one for each of its members, the one of the closest member."""
+    first = errors[0]
+    if any(error["type"] == "extra_forbidden" for error in errors):
+        return next(error for error in errors if error["type"] == "extra_forbidden")
+    head = first["loc"][:2]
+    same = [error for error in errors if error["loc"][:2] == head]
+    return max(same, key=lambda error: len(error["loc"]))
+
+
+def _field(path: Sequence[str]) -> str:
+    """``messages.0.content``, without the names that pydantic gives a union's members."""
+    kept: list[str] = []
+    for part in path:
+        before = kept[-1] if kept else ""
+        is_tag = part in _TAGS and (before.isdigit() or before == "response_format")
+        if part.isdigit() or (part.isidentifier() and part[:1].islower() and not is_tag):
+            kept.append(part)
+    return ".".join(kept)

@@ -1,0 +1,106 @@
+"""Whose a call is, as its headers say. What they do not say, the conversation may."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from agentrt.executors.headers import PREFIX
+from agentrt.serving.openai.faults import ApiError
+
+SESSION_HEADERS = (
+    "x-session-id",  # vLLM, LangChain gateways
+    "x-claude-code-session-id",  # Claude Code
+    "x-session-affinity",  # OpenCode
+    "session-id",  # Codex
+    "session_id",  # Codex, before
+    "x-dynamo-session-id",  # Dynamo
+)
+"""Headers by which agent clients name a session of theirs, which is a program here."""
+PARENT_SESSION = "x-dynamo-parent-session-id"
+"""A sub-agent's session belongs to its parent's program."""
+
+_LONGEST = 256
+_MOST_PARENTS = 1024
+_VISIBLE = re.compile(r"[^\x00-\x1f\x7f]+")
+_LONGEST_TYPE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a client says of a call; None is not said.
+
+    ``call`` is its own name for the call, and ``parents`` those of the calls that had to end
+    last before it. ``deadline_s`` is in seconds from the program's first call.
+    """
+
+    program: str | None = None
+    type: str | None = None
+    session: str | None = None
+    node: str = ""
+    call: str | None = None
+    parents: tuple[str, ...] | None = None
+    deadline_s: float | None = None
+
+
+def read_claim(headers: Mapping[str, str], session_id: str | None = None) -> Claim:
+    """The claim of a request; ``session_id`` is that of its body.
+
+    Raises `ApiError` for a header that cannot be, and names it.
+    """
+
+    def read(name: str) -> str | None:
+        return _read(headers, f"{PREFIX}{name}")
+
+    program = read("program") or _read(headers, PARENT_SESSION) or session_id
+    return Claim(
+        program=program or next(filter(None, (_read(headers, h) for h in SESSION_HEADERS)), None),
+        type=_type(read("type")),
+        session=read("session") or None,
+        node=read("node") or "",
+        call=read("call"),
+        parents=_parents(headers.get(f"{PREFIX}parents")),
+        deadline_s=_seconds(f"{PREFIX}deadline", headers.get(f"{PREFIX}deadline")),
+    )
+
+
+def _read(headers: Mapping[str, str], name: str) -> str | None:
+    given = headers.get(name)
+    if not given:
+        return None
+    value = unquote(given)
+    if len(value) > _LONGEST or not _VISIBLE.fullmatch(value):
+        raise ApiError(400, f"header {name}: at most {_LONGEST} visible characters", param=name)
+    return value
+
+
+def _type(value: str | None) -> str | None:
+    if value is not None and len(value) > _LONGEST_TYPE:
+        name = f"{PREFIX}type"
+        raise ApiError(400, f"header {name}: at most {_LONGEST_TYPE} characters", param=name)
+    return value
+
+
+def _parents(given: str | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    names = tuple(filter(None, (part.strip() for part in given.split(","))))
+    if len(names) > _MOST_PARENTS:
+        name = f"{PREFIX}parents"
+        raise ApiError(400, f"header {name}: at most {_MOST_PARENTS} names", param=name)
+    return names
+
+
+def _seconds(name: str, given: str | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 7 * 24 * 3600:
+        raise ApiError(400, f"header {name}: seconds, above 0 and within a week", param=name)
+    return seconds

@@ -1,0 +1,253 @@
+"""The ``@program`` functions that are served: a client starts one, and waits, watches, or asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any
+
+from fastapi import APIRouter
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from agentrt.events import Event, NodeEnded, NodeStarted, ProgramEnded
+from agentrt.program import Program
+from agentrt.run import Run, RunState
+from agentrt.runtime import Runtime
+from agentrt.serving.openai.calls import ClientGoneError
+from agentrt.serving.openai.desk import Desk
+from agentrt.serving.openai.faults import ApiError, client_gone
+from agentrt.serving.openai.requests import RunRequest
+from agentrt.serving.server import ServedProgram, Server
+from agentrt.serving.tenant import tenant_of
+from agentrt.serving.tenants import BusyError
+
+_KEPT = 1000
+"""Ended runs whose results can still be asked for."""
+_KEPT_S = 3600.0
+_AHEAD = 1024
+"""Events that may wait for a slow reader; beyond, it misses nodes but not the result."""
+
+
+@dataclass(slots=True, eq=False)
+class ServedRun:
+    """A run that a client started."""
+
+    run: Run
+    tenant: str
+    late: asyncio.TimerHandle | None = None
+    is_late: bool = False
+    watchers: set[asyncio.Queue[Event]] = field(default_factory=set)
+
+    def watch(self) -> asyncio.Queue[Event]:
+        """The run's events from now on."""
+        box: asyncio.Queue[Event] = asyncio.Queue(_AHEAD)
+        self.watchers.add(box)
+        return box
+
+
+class ProgramRuns:
+    """The runs that clients started, the ended ones for a while."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._runs: OrderedDict[str, ServedRun] = OrderedDict()
+        runtime.ledger.listen(self._saw)
+
+    def start(self, program: Program, tenant: str, body: RunRequest, most: int) -> ServedRun:
+        """Start a program. Raises `BusyError` with ``most`` of the tenant's runs alive."""
+        live = sum(one.tenant == tenant and one.run.ended_at is None for one in self._runs.values())
+        if live >= most:
+            raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
+        run = self._runtime.start(program, body.input, tenant=tenant, session=body.session)
+        one = self._runs[run.id] = ServedRun(run, tenant)
+        if body.deadline is not None:
+            loop = asyncio.get_running_loop()
+            one.late = loop.call_later(body.deadline, self._too_late, one)
+        return one
+
+    def get(self, tenant: str, name: str, run_id: str) -> ServedRun:
+        """The tenant's run of the program ``name``. Raises `ApiError` if there is none."""
+        one = self._runs.get(run_id)
+        if one is None or one.tenant != tenant or one.run.type != name:
+            raise ApiError(404, f"there is no run {run_id!r} of program {name!r}", code="not_found")
+        return one
+
+    def sweep(self) -> None:
+        """Forget the runs that ended long ago, and the oldest of too many."""
+        now = self._runtime.now()
+        ended = [run_id for run_id, one in self._runs.items() if one.run.ended_at is not None]
+        for index, run_id in enumerate(ended):
+            at = self._runs[run_id].run.ended_at or now
+            if now - at >= _KEPT_S or index < len(ended) - _KEPT:
+                del self._runs[run_id]
+
+    async def close(self) -> None:
+        """Cancel what runs."""
+        self._runtime.ledger.unlisten(self._saw)
+        tasks = [one.run.task for one in self._runs.values() if one.run.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _too_late(self, one: ServedRun) -> None:
+        one.is_late = True
+        one.run.cancel()
+
+    def _saw(self, event: Event) -> None:
+        one = self._runs.get(event.program_id)
+        if one is None:
+            return
+        if isinstance(event, ProgramEnded) and one.late is not None:
+            one.late.cancel()
+        for box in one.watchers:
+            if not box.full() or isinstance(event, ProgramEnded):
+                if box.full():
+                    box.get_nowait()
+                box.put_nowait(event)
+
+
+def add_programs(router: APIRouter, desk: Desk, runs: ProgramRuns) -> None:
+    """Add the routes."""
+    server = desk.server
+
+    @router.get("/programs", response_model=None)
+    async def list_programs() -> Response:
+        """The programs that are served."""
+        served = [_describe(name, one.program) for name, one in _programs(server).items()]
+        return JSONResponse({"object": "list", "data": served})
+
+    @router.post("/programs/{name}/runs", response_model=None)
+    async def start_run(request: Request, name: str, body: RunRequest) -> Response:
+        """Start a program; its result comes when it has ended.
+
+        With ``stream`` come events: a ``node`` for each that begins or ends, then the ``run``.
+        With ``wait`` false the answer is the run as it begins. A client that goes while it
+        waits or reads cancels the run.
+        """
+        program = _program(server, name)
+        _check_input(program, body.input)
+        tenant = tenant_of(request)
+        most = server.tenants.limits(tenant).programs
+        one = runs.start(program, tenant, body, most)
+        if body.stream:
+            return EventSourceResponse(_events(one, one.watch()), sep="\n")
+        if not body.wait:
+            return JSONResponse(describe_run(one), 202)
+        try:
+            await desk.calls.unless_gone(request, _end_of(one.run))
+        except ClientGoneError:
+            one.run.cancel()
+            return client_gone()
+        return JSONResponse(describe_run(one))
+
+    @router.get("/programs/{name}/runs/{run_id}", response_model=None)
+    async def retrieve_run(request: Request, name: str, run_id: str) -> Response:
+        """How a run stands, or its result."""
+        return JSONResponse(describe_run(runs.get(tenant_of(request), name, run_id)))
+
+    @router.post("/programs/{name}/runs/{run_id}/cancel", response_model=None)
+    async def cancel_run(request: Request, name: str, run_id: str) -> Response:
+        """Cancel a run; the answer comes when it has ended."""
+        one = runs.get(tenant_of(request), name, run_id)
+        one.run.cancel()
+        await _end_of(one.run)
+        return JSONResponse(describe_run(one))
+
+
+def _programs(server: Server) -> dict[str, ServedProgram]:
+    return {name: one for name, one in server.served.items() if isinstance(one, ServedProgram)}
+
+
+def _program(server: Server, name: str) -> Program:
+    found = _programs(server)
+    if name not in found:
+        known = ", ".join(found) or "there is none"
+        raise ApiError(404, f"no program {name!r} is served ({known})", code="program_not_found")
+    return found[name].program
+
+
+def _check_input(program: Program, given: Any) -> None:
+    if program.needs_input and given is None:
+        raise ApiError(400, f"input: program {program.name!r} needs one", param="input")
+    if given is not None and not program.takes_input:
+        raise ApiError(400, f"input: program {program.name!r} takes none", param="input")
+
+
+def _describe(name: str, program: Program) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "program",
+        "takes_input": program.takes_input,
+        "needs_input": program.needs_input,
+        "description": (program.__doc__ or "").strip() or None,
+    }
+
+
+async def _end_of(run: Run) -> None:
+    if run.task is not None:
+        await asyncio.wait([run.task])
+
+
+def describe_run(one: ServedRun) -> dict[str, Any]:
+    """A run for its client: its state, and its result or error once it has ended."""
+    run = one.run
+    described: dict[str, Any] = {
+        "id": run.id,
+        "object": "program.run",
+        "program": run.type,
+        "state": str(run.state),
+        "calls": run.row.finished_calls,
+        "output_tokens": run.row.output_tokens,
+        "result": _plain(run.result) if run.state is RunState.DONE else None,
+        "error": None,
+    }
+    if run.error is not None:
+        described["error"] = {"type": type(run.error).__name__, "message": str(run.error)}
+    elif one.is_late:
+        described["error"] = {"type": "DeadlineExceeded", "message": "the run was over its time"}
+    return described
+
+
+def _plain(value: Any) -> Any:
+    """A result as JSON: dataclasses and pydantic models as objects, what is strange as text."""
+
+    def default(part: Any) -> Any:
+        if is_dataclass(part) and not isinstance(part, type):
+            return asdict(part)
+        return part.model_dump() if hasattr(part, "model_dump") else str(part)
+
+    try:
+        return json.loads(json.dumps(value, default=default, allow_nan=False, skipkeys=True))
+    except (ValueError, TypeError, RecursionError):  # it has NaN, or refers to itself
+        return str(value)
+
+
+async def _events(
+    one: ServedRun, box: asyncio.Queue[Event]
+) -> AsyncGenerator[dict[str, str], None]:
+    """The run's nodes as they begin and end, and the run at its end."""
+    try:
+        while not isinstance(event := await box.get(), ProgramEnded):
+            if isinstance(event, NodeStarted | NodeEnded):
+                yield {"event": "node", "data": json.dumps(_node(event))}
+        yield {"event": "run", "data": json.dumps(describe_run(one))}
+    finally:
+        one.watchers.discard(box)
+        one.run.cancel()
+
+
+def _node(event: NodeStarted | NodeEnded) -> dict[str, Any]:
+    node = event.node
+    return {
+        "id": node.id,
+        "kind": str(node.kind),
+        "name": node.name,
+        "state": str(node.state),
+        "parents": list(node.parents),
+    }

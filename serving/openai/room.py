@@ -1,0 +1,51 @@
+"""The room of the OpenAI API: its routes, and the tasks behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter
+
+from agentrt.serving.openai.desk import Desk
+from agentrt.serving.openai.faults import OpenAIRoute
+from agentrt.serving.openai.generation import add_generation
+from agentrt.serving.openai.guests import Guests
+from agentrt.serving.openai.programs import ProgramRuns, add_programs
+from agentrt.serving.openai.sessions import add_sessions
+from agentrt.serving.server import Server
+
+_MOST_SWEEPS_S = 5.0
+
+
+@asynccontextmanager
+async def room(server: Server) -> AsyncIterator[APIRouter]:
+    """The OpenAI API over ``server``."""
+    desk = Desk(server)
+    runs = ProgramRuns(server.runtime)
+    router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
+    add_generation(router, desk)
+    add_sessions(router, desk)
+    add_programs(router, desk, runs)
+    sweeper = desk.calls.start(_sweep(desk.guests, runs, _pause_s(server)))
+    try:
+        yield router
+    finally:
+        sweeper.cancel()
+        await desk.calls.close()
+        await runs.close()
+        desk.guests.end_all()
+
+
+def _pause_s(server: Server) -> float:
+    shortest = min(server.bounds.idle_s, server.bounds.silent_idle_s)
+    return min(_MOST_SWEEPS_S, shortest / 4)
+
+
+async def _sweep(guests: Guests, runs: ProgramRuns, pause_s: float) -> None:
+    """End what was not heard of for long, again and again."""
+    while True:
+        await asyncio.sleep(pause_s)
+        guests.sweep()
+        runs.sweep()

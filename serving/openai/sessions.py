@@ -1,0 +1,60 @@
+"""Programs that a client begins and ends by hand: the paper's start_session and end_session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from agentrt.serving.openai.desk import Desk
+from agentrt.serving.openai.guests import Guest
+from agentrt.serving.openai.identity import Claim
+from agentrt.serving.openai.requests import SessionRequest
+from agentrt.serving.tenant import tenant_of
+
+
+def add_sessions(router: APIRouter, desk: Desk) -> None:
+    """Add the routes."""
+    now = desk.server.runtime.now
+
+    @router.post("/sessions", response_model=None, status_code=201)
+    async def start_session(request: Request, body: SessionRequest | None = None) -> Response:
+        """Begin a program. Its calls name its ``id`` in the header ``x-agentrt-program``."""
+        asked = SessionRequest.model_validate({}) if body is None else body
+        claim = Claim(type=asked.type, session=asked.session, deadline_s=asked.deadline)
+        guest = desk.guests.start_session(tenant_of(request), claim)
+        return JSONResponse(describe_guest(guest, now()), 201)
+
+    @router.get("/sessions/{session_id}", response_model=None)
+    async def retrieve_session(request: Request, session_id: str) -> Response:
+        """How a program stands."""
+        guest = desk.guests.session(tenant_of(request), session_id)
+        return JSONResponse(describe_guest(guest, now()))
+
+    @router.delete("/sessions/{session_id}", response_model=None)
+    async def end_session(request: Request, session_id: str) -> Response:
+        """The program is over. Calls that it still has are called off."""
+        guest = desk.guests.end_session(tenant_of(request), session_id)
+        return JSONResponse({**describe_guest(guest, now()), "deleted": True})
+
+
+def describe_guest(guest: Guest, now: float) -> dict[str, Any]:
+    """A client's program, and what it cost so far; times in seconds."""
+    report = guest.run.report(now)
+    return {
+        "id": guest.name,
+        "object": "session",
+        "program": guest.run.id,
+        "type": report.type,
+        "state": report.state,
+        "open_calls": guest.open,
+        "calls": report.calls,
+        "service_s": round(report.service_s, 6),
+        "waiting_s": round(report.waiting_s, 6),
+        "critical_path_s": round(report.critical_path_s, 6),
+        "prompt_tokens": report.prompt_tokens,
+        "output_tokens": report.output_tokens,
+        "cached_tokens": report.cached_tokens,
+    }

@@ -1,0 +1,156 @@
+"""Who goes next into the engine: fair shares between tenants, the program policy inside each.
+
+Virtual token counters (VTC, Sheng et al., OSDI 2024), with weights: of the tenants that wait,
+the one goes first that was served the least for its weight. A tenant that comes back from
+idling starts no lower than the others stand, so that nobody saves service up. Pure; time is the
+caller's (seconds).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agentrt.serving.tenants.limits import Limits
+
+PATIENCE_S = 20.0
+"""So long a call may be passed by others of its own tenant that rank better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A call that waits. ``rank`` orders those of one tenant, the least first; ``cost`` is what
+    it is expected to use, in the units of `FairQueue.settle`.
+    """
+
+    number: int
+    tenant: str
+    rank: float
+    cost: float
+    since: float
+
+
+@dataclass(slots=True)
+class _Tenant:
+    served: float
+    """What its calls have used, for its weight."""
+    reserved: float = 0.0
+    """What its calls inside are expected to use. It orders tenants, but is no ground for others
+    to start from: it may not come true."""
+    inside: int = 0
+    waiting: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
+    ranked: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.inside or self.waiting)
+
+    def next(self, now: float) -> Ticket:
+        """The ticket to go first; there must be one."""
+        oldest = next(iter(self.waiting.values()))
+        if now - oldest.since >= PATIENCE_S:
+            return oldest
+        while self.ranked[0][1] not in self.waiting:
+            heapq.heappop(self.ranked)
+        return self.waiting[self.ranked[0][1]]
+
+
+class FairQueue:
+    """Tickets in front of ``slots`` places; ``limits`` says each tenant's weight and concurrency.
+
+    ``slots`` None is room for all. Take a ticket with `push`, let in with `pop`, give back with
+    `settle`; one that gives up waiting leaves by `drop`.
+    """
+
+    def __init__(self, slots: int | None, limits: Callable[[str], Limits]) -> None:
+        self.slots = slots
+        self._limits = limits
+        self._tenants: dict[str, _Tenant] = {}
+        self._numbers = itertools.count()
+        self._inside = 0
+        self._floor = 0.0
+
+    def push(self, tenant: str, rank: float, cost: float, now: float) -> Ticket:
+        """A call of ``tenant`` wants in."""
+        one = self._tenants.get(tenant)
+        if one is None:
+            one = self._tenants[tenant] = _Tenant(self._lowest())
+        elif one.is_idle:
+            one.served = max(one.served, self._lowest())
+        ticket = Ticket(next(self._numbers), tenant, rank, cost, now)
+        one.waiting[ticket.number] = ticket
+        heapq.heappush(one.ranked, (rank, ticket.number))
+        return ticket
+
+    def pop(self, now: float) -> Ticket | None:
+        """The ticket that goes in now, if there is room for any that waits."""
+        if self.slots is not None and self._inside >= self.slots:
+            return None
+        ready = [name for name, one in self._tenants.items() if self._may_enter(name, one)]
+        if not ready:
+            return None
+        name = min(ready, key=self._stands)
+        one = self._tenants[name]
+        ticket = one.next(now)
+        self._forget(one, ticket)
+        one.inside += 1
+        self._inside += 1
+        one.reserved += ticket.cost
+        return ticket
+
+    def drop(self, ticket: Ticket) -> None:
+        """A call that waited gave up."""
+        one = self._tenants[ticket.tenant]
+        self._forget(one, ticket)
+        self._tidy()
+
+    def settle(self, ticket: Ticket, used: float) -> None:
+        """A call that was inside is over, and has used so much."""
+        one = self._tenants[ticket.tenant]
+        one.inside -= 1
+        self._inside -= 1
+        one.reserved -= ticket.cost
+        one.served += used / self._limits(ticket.tenant).weight
+        self._tidy()
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """How many calls of each tenant wait, and are inside."""
+        return {
+            name: {"waiting": len(one.waiting), "inside": one.inside}
+            for name, one in self._tenants.items()
+            if not one.is_idle
+        }
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def _may_enter(self, name: str, one: _Tenant) -> bool:
+        most = self._limits(name).concurrency
+        return bool(one.waiting) and (most is None or one.inside < most)
+
+    def _stands(self, name: str) -> tuple[float, str]:
+        """The tenant that stands lowest goes first."""
+        one = self._tenants[name]
+        return one.served + one.reserved / self._limits(name).weight, name
+
+    def _forget(self, one: _Tenant, ticket: Ticket) -> None:
+        del one.waiting[ticket.number]
+        # Tickets that left elsewhere than from the top stay in the heap: not more than these.
+        if len(one.ranked) > 2 * len(one.waiting) + 16:
+            one.ranked = [(t.rank, t.number) for t in one.waiting.values()]
+            heapq.heapify(one.ranked)
+
+    def _lowest(self) -> float:
+        """Where the least served of the busy tenants stands; it never falls."""
+        busy = [one.served for one in self._tenants.values() if not one.is_idle]
+        self._floor = max(self._floor, min(busy, default=self._floor))
+        return self._floor
+
+    def _tidy(self) -> None:
+        """Forget idle tenants that stand no higher than they would begin."""
+        floor = self._lowest()
+        for name in [n for n, t in self._tenants.items() if t.is_idle and t.served <= floor]:
+            del self._tenants[name]

@@ -1,0 +1,308 @@
+"""Which program a call belongs to: by its headers, by a session, or by the conversation itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentrt import Context, Runtime, program
+from agentrt.executors.openai import OpenAIEndpoint
+from agentrt.request import Reply
+from agentrt.serving.server import Bounds, ServedProgram
+from agentrt.serving.tenants import Limits
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.openai.house import House, open_house
+
+
+def headers(program: str, **more: str) -> dict[str, str]:
+    return {"x-agentrt-program": program, **{f"x-agentrt-{k}": v for k, v in more.items()}}
+
+
+def parents(house: House, program_id: str) -> list[tuple[int, ...]]:
+    return [node.parents for node in house.runtime.runs[program_id].dag.nodes()]
+
+
+def programs(house: House) -> list[str]:
+    return [row.program_id for row in house.runtime.table]
+
+
+# -- by headers ------------------------------------------------------------------------------
+
+
+async def test_headers_give_type_session_node_and_true_parents() -> None:
+    """Two branches and what joins them, sent one after the other: the edges are the headers'."""
+    async with open_house() as house:
+        for call, before in (("0", ""), ("1", "0"), ("2", "0"), ("7", "1,2")):
+            said = headers("p@1", type="plan", session="s", call=call, parents=before, node="think")
+            await house.chat(f"call {call}", headers=said)
+        [row] = house.runtime.table
+        assert (row.type, row.session, row.finished_calls) == ("plan", "s", 4)
+        assert parents(house, row.program_id) == [(), (0,), (0,), (1, 2)]
+        assert {call.node for call in house.engine.calls} == {"think"}
+
+
+async def test_without_edges_a_program_is_one_thread_and_parallel_calls_are_beside() -> None:
+    async with open_house() as house:
+        await house.chat("one", headers=headers("p"))
+        await asyncio.gather(*(house.chat(text, headers=headers("p")) for text in ("two", "three")))
+        await house.chat("four", headers=headers("p"))
+        assert parents(house, programs(house)[0]) == [(), (0,), (0,), (1, 2)]
+
+
+async def test_parents_that_nobody_knows_count_as_not_said() -> None:
+    async with open_house() as house:
+        await house.chat("one", headers=headers("p", call="0", parents=""))
+        await house.chat("two", headers=headers("p", call="9", parents="5"))
+        assert parents(house, programs(house)[0]) == [(), (0,)]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "X-Session-ID",
+        "x-claude-code-session-id",
+        "x-session-affinity",
+        "session-id",
+        "X-Dynamo-Session-ID",
+    ],
+)
+async def test_session_headers_of_agent_clients_name_programs(header: str) -> None:
+    async with open_house() as house:
+        for _ in range(2):
+            await house.chat("hello", headers={header: "abc"})
+        await house.chat("hello", headers={header: "other"})
+        assert [row.finished_calls for row in house.runtime.table] == [2, 1]
+
+
+async def test_a_subagent_is_part_of_its_parents_program() -> None:
+    async with open_house() as house:
+        await house.chat("hello", headers={"x-dynamo-session-id": "a"})
+        said = {"x-dynamo-session-id": "b", "x-dynamo-parent-session-id": "a"}
+        await house.chat("hello", headers=said)
+        assert [row.finished_calls for row in house.runtime.table] == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-agentrt-program", "x" * 300),
+        ("x-agentrt-type", "x" * 200),
+        ("x-agentrt-deadline", "soon"),
+        ("x-agentrt-deadline", "-1"),
+        ("x-agentrt-parents", ",".join(map(str, range(2000)))),
+        ("x-session-id", "%00"),
+    ],
+)
+async def test_a_header_that_cannot_be_is_named(name: str, value: str) -> None:
+    async with open_house() as house:
+        body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
+        answer = await house.client.post("/v1/chat/completions", json=body, headers={name: value})
+        assert answer.status_code == 400
+        assert name in answer.json()["error"]["message"]
+        assert not house.runtime.runs
+
+
+async def test_our_own_client_and_the_server_agree() -> None:
+    """A program that runs elsewhere, with a tool between its calls, has the same edges here."""
+
+    @program(name="far")
+    async def far(ctx: Context) -> None:
+        first = await ctx.llm("one")
+        sides = [ctx.spawn(side, n) for n in range(2)]
+        for task in sides:
+            await task
+        await ctx.llm(f"sum {first}")
+
+    def look(n: int) -> int:
+        return n
+
+    async def side(ctx: Context, n: int) -> Reply:
+        await ctx.tool(look, n)
+        return await ctx.llm(f"side {n}")
+
+    async with open_house() as house, Runtime(OpenAIEndpoint(f"{house.url}/v1")) as away:
+        await away.start(far).wait()
+        [row] = house.runtime.table
+        assert row.type == "far"
+        assert parents(house, row.program_id) == [(), (0,), (0,), (1, 2)]
+
+
+# -- by the conversation ---------------------------------------------------------------------
+
+
+def said(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+async def test_a_chat_that_goes_on_is_the_same_program() -> None:
+    async with open_house() as house:
+        chat: list[Any] = [said("system", "You are kind."), said("user", "hello")]
+        for turn in range(3):
+            answer = await house.chat(*chat)
+            chat += [answer["choices"][0]["message"], said("user", f"and {turn}?")]
+        await house.chat(said("system", "You are kind."), said("user", "something else"))
+        assert [row.finished_calls for row in house.runtime.table] == [3, 1]
+        assert parents(house, programs(house)[0]) == [(), (0,), (1,)]
+
+
+async def test_a_fork_of_a_chat_makes_siblings() -> None:
+    async with open_house() as house:
+        answer = await house.chat("hello")
+        before = [said("user", "hello"), answer["choices"][0]["message"]]
+        for text in ("left", "right"):
+            await house.chat(*before, said("user", text))
+        assert parents(house, programs(house)[0]) == [(), (0,), (0,)]
+
+
+async def test_the_reply_tells_programs_apart_that_began_alike() -> None:
+    replies = iter(["red", "blue", "red again", "blue again"])
+    async with open_house(ScriptedExecutor(lambda call: next(replies))) as house:
+        for _ in range(2):
+            await house.chat("a colour")
+        for colour in ("red", "blue"):
+            await house.chat("a colour", said("assistant", colour), said("user", "more"))
+        assert [row.finished_calls for row in house.runtime.table] == [2, 2]
+
+
+async def test_a_tool_call_is_found_again_however_it_is_spaced() -> None:
+    async with open_house() as house:
+        tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": "look",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"at": {"type": "integer"}},
+                        "required": ["at"],
+                    },
+                },
+            }
+        ]
+        answer = await house.chat("look", tools=tools, tool_choice="required")
+        message = answer["choices"][0]["message"]
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        call = message["tool_calls"][0]
+        call["function"]["arguments"] = call["function"]["arguments"].replace(":", " :  ")
+        result = {"role": "tool", "content": "a bird", "tool_call_id": call["id"]}
+        await house.chat("look", {**message, "content": ""}, result, tools=tools)
+        assert parents(house, programs(house)[0]) == [(), (0,)]
+
+
+async def test_tenants_do_not_find_each_others_conversations() -> None:
+    async with open_house() as house:
+        answer = await house.chat("hello", headers={"x-agentrt-tenant": "a"})
+        more = [said("user", "hello"), answer["choices"][0]["message"], said("user", "more")]
+        await house.chat(*more, headers={"x-agentrt-tenant": "b"})
+        assert [(r.tenant, r.finished_calls) for r in house.runtime.table] == [("a", 1), ("b", 1)]
+
+
+# -- ends ------------------------------------------------------------------------------------
+
+
+async def test_silent_programs_expire_and_named_ones_later() -> None:
+    bounds = Bounds(silent_idle_s=0.05, idle_s=1000)
+    async with open_house(bounds=bounds) as house:
+        await house.chat("hello")
+        await house.chat("hello", headers=headers("p"))
+        assert len(house.runtime.table) == 2
+        await house.until(lambda: len(house.runtime.table) == 1)
+        await house.until(lambda: house.engine.ended == ["chat-1"])
+        assert programs(house) == ["chat-2"]
+
+
+async def test_too_many_programs_drop_the_silent_and_refuse_the_named() -> None:
+    async with open_house(limits=Limits(programs=2)) as house:
+        for text in ("one", "two", "three"):
+            await house.chat(text)
+        assert programs(house) == ["chat-2", "chat-3"]
+        await house.chat("four", headers=headers("a"))
+        await house.chat("five", headers=headers("b"))
+        body = {"model": "scripted", "messages": [said("user", "six")]}
+        answer = await house.client.post("/v1/chat/completions", json=body, headers=headers("c"))
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "2 live programs" in answer.json()["error"]["message"]
+
+
+async def test_a_session_begins_and_ends_by_hand() -> None:
+    async with open_house() as house:
+        session = (await house.client.post("/v1/sessions", json={"type": "agent"})).json()
+        for _ in range(2):
+            await house.chat("hello", headers=headers(session["id"]))
+        at = f"/v1/sessions/{session['id']}"
+        stands = (await house.client.get(at)).json()
+        assert (stands["type"], stands["calls"], stands["state"]) == ("agent", 2, "running")
+        strange = {"x-agentrt-tenant": "other"}
+        assert (await house.client.get(at, headers=strange)).status_code == 404
+        assert (await house.client.delete(at, headers=strange)).status_code == 404
+        ended = (await house.client.delete(at)).json()
+        assert (ended["deleted"], ended["state"], ended["calls"]) == (True, "done", 2)
+        assert len(house.runtime.table) == 0
+        assert (await house.client.delete(at)).status_code == 404
+
+
+# -- programs that are served ----------------------------------------------------------------
+
+
+@program(name="sum")
+async def total(ctx: Context, numbers: list[int]) -> dict[str, Any]:
+    reply = await ctx.llm(f"add {numbers}")
+    if not numbers:
+        raise ValueError("nothing to add")
+    return {"sum": sum(numbers), "said": reply}
+
+
+@program(name="forever")
+async def forever(ctx: Context) -> None:
+    await ctx.llm("wait")
+    await asyncio.Event().wait()
+
+
+SERVED = {one.name: ServedProgram(one, "here.py") for one in (total, forever)}
+RUNS = "/v1/programs/sum/runs"
+
+
+async def test_a_served_program_runs_and_gives_its_result() -> None:
+    async with open_house(served=SERVED) as house:
+        listed = (await house.client.get("/v1/programs")).json()["data"]
+        assert {one["id"]: one["needs_input"] for one in listed} == {"sum": True, "forever": False}
+        run = (await house.client.post(RUNS, json={"input": [1, 2]})).json()
+        assert (run["state"], run["calls"], run["result"]["sum"]) == ("done", 1, 3)
+        assert run["result"]["said"]["text"]
+        again = (await house.client.get(f"{RUNS}/{run['id']}")).json()
+        assert again == run
+        strange = {"x-agentrt-tenant": "other"}
+        at = f"{RUNS}/{run['id']}"
+        assert (await house.client.get(at, headers=strange)).status_code == 404
+
+
+async def test_a_program_that_fails_says_so() -> None:
+    async with open_house(served=SERVED) as house:
+        run = (await house.client.post(RUNS, json={"input": []})).json()
+        assert run["state"] == "failed"
+        assert run["error"] == {"type": "ValueError", "message": "nothing to add"}
+        missing = await house.client.post(RUNS, json={})
+        assert (missing.status_code, missing.json()["error"]["param"]) == (400, "input")
+
+
+async def test_a_runs_events_are_its_nodes_and_its_result() -> None:
+    async with open_house(served=SERVED) as house:
+        answer = await house.client.post(RUNS, json={"input": [4], "stream": True})
+        names = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
+        assert names == ["node", "node", "run"]
+        assert '"sum": 4' in answer.text
+
+
+async def test_a_run_is_cancelled_by_hand_and_by_its_deadline() -> None:
+    async with open_house(served=SERVED) as house:
+        at = "/v1/programs/forever/runs"
+        run = (await house.client.post(at, json={"wait": False})).json()
+        assert run["state"] == "running"
+        ended = (await house.client.post(f"{at}/{run['id']}/cancel")).json()
+        assert ended["state"] == "cancelled"
+        late = (await house.client.post(at, json={"deadline": 0.05})).json()
+        assert (late["state"], late["error"]["type"]) == ("cancelled", "DeadlineExceeded")
+        assert len(house.runtime.table) == 0

@@ -1,0 +1,87 @@
+"""The OpenAPI schema holds: schemathesis makes up requests from it, and none fails the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import hypothesis
+import schemathesis
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+
+from agentrt import Context, program
+from agentrt.executors.base import Chunk
+from agentrt.request import Call
+from agentrt.serving.server import ServedProgram
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.openai.house import MODEL, open_house
+
+EXAMPLES = 25
+"""For each operation; more by hand: the seeds are other ones then."""
+
+
+class Short(ScriptedExecutor):
+    """It comes to an end, even where a request forbids it."""
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        spec = replace(call.spec, max_tokens=min(call.spec.max_tokens, 32))
+        async for chunk in super().generate(replace(call, spec=spec), stream=stream):
+            yield chunk
+
+
+@program(name="echo")
+async def echo(ctx: Context, text: Any) -> Any:
+    return text
+
+
+async def test_no_made_up_request_fails_the_server() -> None:
+    async with open_house(Short(), served={"echo": ServedProgram(echo, "here.py")}) as house:
+        described = (await house.client.get("/openapi.json")).json()
+        operations = [f"{m.upper()} {p}" for p, ms in described["paths"].items() for m in ms]
+        assert "POST /v1/chat/completions" in operations
+        name_what_is_there(described)
+        tried = await asyncio.to_thread(try_all, described, house.url)
+    assert len(tried) == len(operations)
+    for label in ("chat/completions", "completions", "sessions", "programs/{name}/runs"):
+        assert {200, 201, 202} & tried[f"POST /v1/{label}"], "none of them came through"
+
+
+def name_what_is_there(described: dict[str, Any]) -> None:
+    """Random names of models and programs would end at the door."""
+    schemas = described["components"]["schemas"]
+    for request in ("ChatRequest", "CompletionRequest"):
+        schemas[request]["properties"]["model"] = {"enum": [MODEL]}
+    for path in described["paths"].values():
+        for operation in path.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] == "name":
+                    parameter["schema"] = {"enum": ["echo", "other"]}
+
+
+def try_all(described: dict[str, Any], url: str) -> dict[str, set[int]]:
+    """Which operations were tried, and how they were answered. Raises for a 5xx."""
+    schema = schemathesis.openapi.from_dict(described)
+    tried: dict[str, set[int]] = {}
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok)
+        operation = result.ok()
+
+        @hypothesis.given(case=operation.as_strategy())
+        @hypothesis.settings(
+            max_examples=EXAMPLES,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            phases=[hypothesis.Phase.generate],
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        def attempt(case: schemathesis.Case[Any]) -> None:
+            response = case.call(base_url=url, timeout=10)
+            tried.setdefault(case.operation.label, set()).add(response.status_code)
+            case.validate_response(response, checks=[not_a_server_error])
+
+        attempt()
+    return tried

@@ -1,0 +1,126 @@
+"""What stops a call: its client goes, its program ends, its time is up, the server drains."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrt.serving.tenants import Limits
+from tests.serving.openai.house import MODEL, WAIT_S, Held, House, open_house
+
+CHAT = "/v1/chat/completions"
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "count"}], **more}
+
+
+async def is_rid_of(house: House) -> None:
+    """The engine has no call any more, and the server no task, no call and no place of one."""
+    await house.until(lambda: not house.engine.open)
+    await house.until(lambda: not any(row.calls for row in house.runtime.table))
+    await house.until(lambda: house.server.tenants.calls("default") == 0)
+    assert (await house.engine.snapshot())["running"] == []
+    assert (await house.runtime.executor.snapshot())["tenants"] == {}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_goes_while_it_waits_cancels_its_calls(n: int) -> None:
+    async with open_house(Held()) as house:
+        async with httpx.AsyncClient(base_url=house.url) as client:
+            asking = asyncio.create_task(client.post(CHAT, json=body(n=n), timeout=WAIT_S))
+            await house.engine.began.wait()
+            await house.until(lambda: len(house.engine.open) == n)
+            asking.cancel()
+            await asyncio.wait([asking])
+        await is_rid_of(house)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_leaves_a_stream_cancels_its_calls(n: int) -> None:
+    async with open_house(Held()) as house:
+        async with (
+            httpx.AsyncClient(base_url=house.url) as client,
+            client.stream("POST", CHAT, json=body(stream=True, n=n), timeout=WAIT_S) as answer,
+        ):
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if '"content":"one"' in line:
+                    break
+            assert house.engine.open
+        await is_rid_of(house)
+
+
+async def test_a_client_that_goes_while_its_call_waits_at_the_gate_leaves_the_queue() -> None:
+    limits = Limits(concurrency=1)
+    async with open_house(Held(), limits=limits, is_shared=True) as house:
+        first = asyncio.create_task(house.chat("first"))
+        await house.engine.began.wait()
+        async with httpx.AsyncClient(base_url=house.url) as client:
+            asking = asyncio.create_task(client.post(CHAT, json=body(), timeout=WAIT_S))
+            await house.until(lambda: house.server.tenants.calls("default") == 2)
+            asking.cancel()
+            await asyncio.wait([asking])
+        await house.until(lambda: house.server.tenants.calls("default") == 1)
+        assert len(house.engine.calls) == 1
+        house.engine.go.set()
+        await first
+        await is_rid_of(house)
+
+
+async def test_an_ended_session_calls_off_its_calls() -> None:
+    async with open_house(Held()) as house:
+        session = (await house.client.post("/v1/sessions")).json()["id"]
+        said = {"x-agentrt-program": session}
+        asking = [
+            asyncio.create_task(house.client.post(CHAT, json=body(**more), headers=said))
+            for more in ({}, {"stream": True})
+        ]
+        await house.until(lambda: len(house.engine.open) == 2)
+        await house.client.delete(f"/v1/sessions/{session}")
+        whole, stream = [await task for task in asking]
+        assert whole.status_code == 409
+        assert whole.json()["error"]["code"] == "cancelled"
+        assert '"code":"cancelled"' in stream.text
+        assert "[DONE]" not in stream.text
+        await is_rid_of(house)
+
+
+async def test_a_call_ends_at_its_programs_deadline() -> None:
+    async with open_house(Held()) as house:
+        said = {"x-agentrt-deadline": "0.05", "x-agentrt-program": "p"}
+        late = await house.client.post(CHAT, json=body(), headers=said)
+        assert (late.status_code, late.json()["error"]["code"]) == (408, "deadline_exceeded")
+        again = await house.client.post(CHAT, json=body(), headers=said)
+        assert again.status_code == 408
+        await is_rid_of(house)
+
+
+async def test_a_draining_server_finishes_what_runs_and_takes_nothing_new() -> None:
+    async with open_house(Held()) as house:
+        running = asyncio.create_task(house.chat("finish me"))
+        await house.engine.began.wait()
+        draining = asyncio.create_task(house.listener.drain(house.server, WAIT_S))
+        await house.until(lambda: house.server.draining)
+        async with httpx.AsyncClient(base_url=house.url) as client:
+            refused = await client.post(CHAT, json=body())
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert refused.json()["error"]["code"] == "stopping"
+            assert (await client.get("/v1/models")).status_code == 200
+        assert not draining.done()
+        house.engine.go.set()
+        assert (await running)["choices"][0]["message"]["content"] == "one two three"
+        await draining
+
+
+async def test_a_drain_does_not_wait_for_ever() -> None:
+    async with open_house(Held()) as house:
+        running = asyncio.create_task(house.client.post(CHAT, json=body()))
+        await house.engine.began.wait()
+        async with asyncio.timeout(WAIT_S):
+            await house.listener.drain(house.server, 0.05)
+        await asyncio.wait([running])
+        await house.until(lambda: not house.engine.open)

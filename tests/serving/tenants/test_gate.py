@@ -1,0 +1,52 @@
+"""The gate in front of an engine: tenants share it, its own calls stay in the policy's hands."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentrt.serving.tenants import Limits
+from tests.serving.openai.house import Held, open_house
+
+
+class Small(Held):
+    max_num_seqs = 1
+
+
+async def test_tenants_take_turns_where_the_engine_is_full() -> None:
+    """With two places, A's ten calls came first, and B's two are not last."""
+    async with open_house(Small(), is_shared=True) as house:
+        asking = []
+        for tenant, number in (("a", 10), ("b", 2)):
+            said = {"x-agentrt-tenant": tenant}
+            asking += [asyncio.create_task(house.chat("x", headers=said)) for _ in range(number)]
+            total = len(asking)
+            await house.until(
+                lambda total=total: sum(len(row.calls) for row in house.runtime.table) == total
+            )
+        assert [call.tenant for call in house.engine.calls] == ["a", "a"]
+        house.engine.go.set()
+        await asyncio.gather(*asking)
+        order = [call.tenant for call in house.engine.calls]
+        assert order.index("b") == 2
+        assert order.count("b") == 2
+        assert max(at for at, tenant in enumerate(order) if tenant == "b") <= 5
+
+
+async def test_without_keys_the_gate_is_open() -> None:
+    async with open_house(Small()) as house:
+        asking = [asyncio.create_task(house.chat("x")) for _ in range(20)]
+        await house.until(lambda: len(house.engine.open) == 20)
+        house.engine.go.set()
+        await asyncio.gather(*asking)
+
+
+async def test_waiting_at_the_gate_is_waiting() -> None:
+    limits = Limits(concurrency=1)
+    async with open_house(Held(), limits=limits, is_shared=True) as house:
+        asking = [asyncio.create_task(house.chat("x")) for _ in range(2)]
+        await house.engine.began.wait()
+        await house.until(lambda: house.server.tenants.calls("default") == 2)
+        house.engine.go.set()
+        await asyncio.gather(*asking)
+        first, second = sorted(row.waiting_s for row in house.runtime.table)
+        assert first < second

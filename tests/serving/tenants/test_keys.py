@@ -1,0 +1,131 @@
+"""Keys: hashed at rest, told apart, read again when the file changes; and bad files, told so."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.serving.tenants import KeyRing, Limits, new_key
+from tests.serving.openai.house import MODEL, open_house
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def test_a_key_is_known_and_not_written_down(path: Path) -> None:
+    first, second = new_key(path, "acme"), new_key(path, "acme")
+    other = new_key(path, "other")
+    ring = KeyRing(path)
+    tenants = [ring.tenant_of(key) for key in (first, second, other)]
+    assert tenants == ["acme", "acme", "other"]
+    text = path.read_text(encoding="utf-8")
+    assert not any(key.rpartition("_")[2] in text for key in (first, second, other))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_is_no_key_is_nobodys(path: Path) -> None:
+    key, other = new_key(path, "acme"), new_key(path, "other")
+    ring = KeyRing(path)
+    head, secret = key.rsplit("_", 1)
+    wrong = [
+        "",
+        key[:-1],
+        key + "x",
+        f"{head}_{secret[::-1]}",
+        "agentrt_" + "0" * 12 + "_" + secret,
+    ]
+    wrong += [f"{head}_{other.rsplit('_', 1)[1]}", "schlüssel", "Bearer " + key]
+    assert {ring.tenant_of(bad) for bad in wrong} == {None}
+
+
+def test_the_file_is_read_again(path: Path) -> None:
+    clock, said = Clock(), list[str]()
+    old = new_key(path, "acme")
+    ring = KeyRing(path, clock=clock, notice=said.append)
+    fresh = new_key(path, "later")
+    assert ring.tenant_of(fresh) is None
+    clock.now += 2.0
+    assert ring.tenant_of(fresh) == "later"
+    path.write_text("{", encoding="utf-8")
+    clock.now += 2.0
+    assert ring.tenant_of(old) == "acme"
+    assert len(said) == 1
+    assert "bad JSON" in said[0]
+    document: dict[str, Any] = {"tenants": {"later": {"keys": [], "weight": 2}}}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    clock.now += 2.0
+    assert ring.tenant_of(old) is None
+    assert ring.limits["later"] == Limits(weight=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "bad JSON"),
+        ("[]", "it must be as"),
+        ('{"tenants": {}}', "it has no key"),
+        ('{"tenants": {"two words": {}}}', "no tenant's name"),
+        ('{"tenants": {"a": []}}', "it must be an object"),
+        ('{"tenants": {"a": {"weight": 0}}}', "weight must be a number above 0"),
+        ('{"tenants": {"a": {"calls": 1.5}}}', "calls must be a whole number"),
+        ('{"tenants": {"a": {"speed": 1}}}', "there is no limit 'speed'"),
+        ('{"tenants": {"a": {"keys": [{"id": "1"}]}}}', "lacks salt"),
+        ('{"tenants": {"a": {"keys": [{"id": "1", "salt": "x", "sha256": "y"}]}}}', "hexadecimal"),
+    ],
+)
+def test_bad_files_are_told(path: Path, text: str, says: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=says):
+        KeyRing(path)
+
+
+def test_a_file_that_is_not_there_says_how_to_make_it(path: Path) -> None:
+    with pytest.raises(ConfigError, match="agentrt keys new"):
+        KeyRing(path)
+
+
+async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
+    """Neither without a key, nor with another's, nor by a header that names another."""
+    keys = {name: new_key(path, name) for name in ("a", "b")}
+    ring = KeyRing(path)
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    async with open_house(keys=ring, limits_of=ring.limits, is_shared=True) as house:
+        call = house.client.post
+        for header in ({}, {"authorization": "Bearer x"}, {"x-agentrt-tenant": "a"}):
+            refused = await call("/v1/chat/completions", json=chat, headers=header)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                401,
+                "invalid_api_key",
+            )
+        as_a = {"authorization": f"Bearer {keys['a']}", "x-agentrt-tenant": "b"}
+        as_b = {"x-api-key": keys["b"]}
+        session = (await call("/v1/sessions", headers=as_a)).json()["id"]
+        at = f"/v1/sessions/{session}"
+        assert (await house.client.get(at, headers=as_b)).status_code == 404
+        assert (await house.client.delete(at, headers=as_b)).status_code == 404
+        said = {**as_b, "x-agentrt-program": session}
+        assert (await call("/v1/chat/completions", json=chat, headers=said)).status_code == 200
+        mine = (await house.client.get(at, headers=as_a)).json()
+        assert mine["calls"] == 0  # B's call was of a program of B's, of the same name
+        assert sorted(row.tenant for row in house.runtime.table) == ["a", "b"]
+
+
+async def test_a_salt_for_each_tenant() -> None:
+    async with open_house(isolate=True) as house:
+        for tenant in ("a", "b"):
+            await house.chat("hi", headers={"x-agentrt-tenant": tenant})
+        assert [call.spec.cache_salt for call in house.engine.calls] == ["a", "b"]

@@ -1,0 +1,72 @@
+"""Rates and counts, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrt.serving.tenants import BusyError, Limits, Tenants
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_requests_per_minute() -> None:
+    clock = Clock()
+    tenants = Tenants(clock, Limits(requests_per_minute=60))
+    for _ in range(60):
+        tenants.enter("a")
+        tenants.leave("a")
+    with pytest.raises(BusyError, match="requests per minute") as busy:
+        tenants.enter("a")
+    assert busy.value.retry_after == 1
+    tenants.enter("b")
+    clock.now += 1.0
+    tenants.enter("a")
+
+
+def test_tokens_are_charged_at_the_end_and_waited_for() -> None:
+    clock = Clock()
+    tenants = Tenants(clock, Limits(tokens_per_minute=600))
+    tenants.enter("a")
+    tenants.charge("a", 1200)
+    with pytest.raises(BusyError, match="tokens per minute") as busy:
+        tenants.enter("a")
+    assert busy.value.retry_after == 61
+    clock.now += busy.value.retry_after
+    tenants.enter("a")
+
+
+def test_a_refused_request_costs_nothing() -> None:
+    tenants = Tenants(Clock(), Limits(calls=3, requests_per_minute=2))
+    tenants.enter("a", 3)
+    for _ in range(5):
+        with pytest.raises(BusyError, match="3 calls under way"):
+            tenants.enter("a")
+    tenants.leave("a", 3)
+    tenants.enter("a")
+    assert tenants.calls("a") == 1
+
+
+def test_names_that_anybody_makes_up_are_forgotten() -> None:
+    clock = Clock()
+    tenants = Tenants(clock, Limits(requests_per_minute=1))
+    for name in range(5000):
+        tenants.enter(f"t{name}")
+        tenants.leave(f"t{name}")
+        clock.now += 1.0
+    assert len(tenants._uses) <= 1024 + 60
+
+
+def test_limits_that_change_are_taken_over() -> None:
+    own = {"a": Limits(calls=1)}
+    tenants = Tenants(Clock(), Limits(), lambda: own)
+    tenants.enter("a")
+    with pytest.raises(BusyError):
+        tenants.enter("a")
+    own["a"] = Limits(calls=2)
+    tenants.enter("a")
+    assert tenants.calls("a") == 2
