@@ -47,7 +47,8 @@ class CallSpec:
     tokens less likely that the output has already, which ends loops. ``schema`` is a JSON
     schema that the output obeys.
     ``tool_choice`` is ``auto`` (answer or call a tool), ``required`` (call some tool),
-    ``none``, or a tool's name.
+    ``none``, or a tool's name. ``model`` names one of those that are served; None is the
+    first of them.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -64,6 +65,7 @@ class CallSpec:
     ignore_eos: bool = False
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

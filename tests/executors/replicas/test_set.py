@@ -11,7 +11,7 @@ import pytest
 
 from agentrt.errors import EngineDiedError, EngineStartError
 from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.replicas import Backoff, Replica, ReplicaSet, ReplicaState
+from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router import make_router
 from agentrt.testing.scripted import ScriptedExecutor
@@ -85,7 +85,8 @@ async def opened() -> AsyncIterator[Open]:
     yield make
     for one in sets:
         await one.close()
-        assert not one._tasks
+        assert not one._keeper._tasks
+        assert not one._where
 
 
 def call_of(number: int = 0, program: str = "p") -> Call:
@@ -199,7 +200,7 @@ async def test_an_engine_that_dies_idle_is_noticed(opened: Open) -> None:
     cast = Cast([], [])
     replicas = await opened(cast)
     cast.made[0][1].dead = True
-    await replicas._check(replicas.replicas[0])
+    await replicas._keeper.check(replicas.replicas[0])
     assert replicas.replicas[0].deaths == 1
 
 
@@ -209,8 +210,8 @@ async def test_an_engine_that_hangs_is_noticed(opened: Open) -> None:
             await asyncio.Event().wait()
             return {}
 
-    replicas = await opened(Cast([Hangs()], []), hang_s=0.01)
-    await replicas._check(replicas.replicas[0])
+    replicas = await opened(Cast([Hangs()], []), health=Health(hang_s=0.01))
+    await replicas._keeper.check(replicas.replicas[0])
     assert replicas.replicas[0].last_error == "replica-0 has not answered for 0.01 s"
 
 
