@@ -46,7 +46,6 @@ async def test_options_of_the_model_are_those_of_its_calls(
         seed=3,
         frequency_penalty=0.25,
         presence_penalty=-1,
-        model="lab/tiny",
     )
     await model.ainvoke("hello")
     chat = ({"role": "user", "content": "hello"},)
@@ -59,6 +58,7 @@ async def test_options_of_the_model_are_those_of_its_calls(
         seed=3,
         frequency_penalty=0.25,
         presence_penalty=-1,
+        model="lab/tiny",
     )
     per_call: dict[str, Any] = {
         "frequency_penalty": 0,
