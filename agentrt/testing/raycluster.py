@@ -104,11 +104,21 @@ class LocalCluster:
         _check(raylet is not None, f"node {index} has no raylet")
         os.kill(int(raylet or 0), signal.SIGKILL)
 
+    def replace_node(self, index: int) -> None:
+        """Start a new node in the place of one that was killed, and wait until it has joined."""
+        _end(self._processes[index])
+        self._processes[index] = self._start(index, [f"--address={self.address}"])
+        self._wait_until_started(index, self._processes[index])
+
     def _start(self, index: int, role: list[str]) -> subprocess.Popen[bytes]:
         ray = Path(sys.executable).with_name("ray")
         lowest = 20000 + 1000 * index
         arguments = [
-            *(f"--num-cpus={self._cpus}", f"--node-ip-address={_HOST.format(index + 2)}", "--block"),
+            *(
+                f"--num-cpus={self._cpus}",
+                f"--node-ip-address={_HOST.format(index + 2)}",
+                "--block",
+            ),
             *(f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats"),
             *(f"--min-worker-port={lowest}", f"--max-worker-port={lowest + 999}"),
         ]

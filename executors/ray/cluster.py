@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError, EngineStartError
+from agentrt.executors.ray._compat import keep_stdout_clean
 from agentrt.executors.ray.demand import Demand, Node, demand
 from agentrt.executors.vllm.processes import apart
 
@@ -105,6 +106,7 @@ class Cluster:
             return
         if self._target is not None:
             _reach(self._address, self._target)
+        keep_stdout_clean()
         try:
             ray.init(address=self._address, logging_level="ERROR", log_to_driver=False)
         except (ConnectionError, RuntimeError, OSError, ValueError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrt import tracking
@@ -18,6 +18,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
     from ray.actor import ActorHandle
 
 _PLACE_S = 60.0
@@ -161,25 +162,30 @@ class RayEngine:
             getattr(self._actor, method).remote(*args)
 
 
-async def _translated(answer: Awaitable[Any]) -> Any:
-    """Ray's errors as ours, those of the engine as they were."""
+async def _translated(reference: ObjectRef) -> Any:
+    """What the reference gives; Ray's errors as ours, those of the engine as they were.
+
+    Who is cancelled leaves Ray's own future alone: Ray reports one that was cancelled as a fault.
+    """
     from ray.exceptions import RayError, RayTaskError
 
+    answer = asyncio.wrap_future(reference.future())
+    answer.add_done_callback(_seen)
     try:
-        return await answer
+        return await asyncio.shield(answer)
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, AgentrtError):
             raise cause from None
         raise EngineDiedError(f"{type(cause).__name__}: {cause}") from error
     except (RayError, ConnectionError) as error:
-        raise EngineDiedError(_line(error)) from error
+        raise EngineDiedError(f"its actor or node is gone ({type(error).__name__})") from error
 
 
-def _line(error: Exception) -> str:
-    """The first line of what Ray says, which may be a page."""
-    said = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {said}"
+def _seen(answer: asyncio.Future[Any]) -> None:
+    """The answer came, or its error, whether somebody still waits for it or not."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 async def _end(actor: ActorHandle[Any]) -> None:

@@ -103,6 +103,11 @@ class ReplicaSet:
             if replica.state is not ReplicaState.OUT:
                 await self._keeper.restart(replica)
 
+    async def settled(self) -> None:
+        """Wait until every replica is up, drained or left out."""
+        while any(r.state in (ReplicaState.STARTING, ReplicaState.DOWN) for r in self.replicas):
+            await self._keeper.change()
+
     def _named(self, name: str) -> Replica:
         for replica in self.replicas:
             if replica.name == name:
