@@ -68,6 +68,12 @@ class _State(TypedDict):
     texts: Annotated[list[tuple[int, str]], operator.add]
 
 
+class _Task(TypedDict):
+    number: int
+    order: int
+    start: str
+
+
 def _graph(stories: Stories, runtime: Runtime) -> Any:
     """The same course as a LangGraph graph: a call, two at once, one over both."""
 
@@ -93,7 +99,7 @@ def _graph(stories: Stories, runtime: Runtime) -> Any:
             for order in range(len(_SIDES))
         ]
 
-    async def side(task: Any) -> dict[str, Any]:
+    async def side(task: _Task) -> dict[str, Any]:
         order, number = task["order"], task["number"]
         pieces = model(number).astream(_side(_SIDES[order], number, task["start"]))
         return {"texts": [(order + 1, "".join([piece.text async for piece in pieces]))]}
@@ -105,7 +111,7 @@ def _graph(stories: Stories, runtime: Runtime) -> Any:
 
     graph = StateGraph(_State)
     graph.add_node("first", first)
-    graph.add_node("side", side)
+    graph.add_node("side", side, input_schema=_Task)
     graph.add_node("last", last)
     graph.add_edge(START, "first")
     graph.add_conditional_edges("first", fan, ["side"])
