@@ -99,9 +99,9 @@ def _graph(stories: Stories, runtime: Runtime) -> Any:
             for order in range(len(_SIDES))
         ]
 
-    async def side(task: _Task) -> dict[str, Any]:
-        order, number = task["order"], task["number"]
-        pieces = model(number).astream(_side(_SIDES[order], number, task["start"]))
+    async def side(state: _Task) -> dict[str, Any]:
+        order, number = state["order"], state["number"]
+        pieces = model(number).astream(_side(_SIDES[order], number, state["start"]))
         return {"texts": [(order + 1, "".join([piece.text async for piece in pieces]))]}
 
     async def last(state: _State) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _graph(stories: Stories, runtime: Runtime) -> Any:
 
     graph = StateGraph(_State)
     graph.add_node("first", first)
-    graph.add_node("side", side, input_schema=_Task)
+    graph.add_node("side", side)
     graph.add_node("last", last)
     graph.add_edge(START, "first")
     graph.add_conditional_edges("first", fan, ["side"])
