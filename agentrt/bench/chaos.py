@@ -16,7 +16,7 @@ from agentrt.bench.stories import Stories
 from agentrt.bench.table import markdown
 from agentrt.bench.witness import Witness
 from agentrt.executors.base import Executor
-from agentrt.executors.replicas import Backoff, Replica, ReplicaSet, ReplicaState
+from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
 from agentrt.router import make_router
 from agentrt.runtime import Runtime
 
@@ -31,8 +31,8 @@ _RESTLESS = Backoff(first_s=0.1, longest_s=1.0, tries=1_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """``seconds`` of chaos; an engine dies after a time drawn from ``every`` (seconds), and one
-    in ``hang_in`` deaths is a hang. ``blow`` comes after half of the time.
+    """``seconds`` of chaos; an engine dies after a time drawn from ``every`` (seconds), and each
+    ``hang_in``-th death is a hang. ``blow`` comes after half of the time.
     """
 
     seconds: float
@@ -42,6 +42,7 @@ class Terms:
     router: str = "agentix"
     seed: int = 0
     blow: Blow | None = None
+    health: Health = field(default_factory=Health)
 
 
 @dataclass(slots=True)
@@ -96,16 +97,19 @@ class Chaos:
         self._witness = Witness()
         self._random = random.Random(terms.seed)
         self._pids: set[int] = set()
+        self._hit_on: dict[str, Executor] = {}
         self.report = Report()
 
-    async def run(self) -> Report:
-        """One round in peace on one engine, then rounds until the time is up."""
-        self._note("the answers in peace, on one engine")
-        expected = await self._in_peace()
+    async def run(self, expected: list[list[str]] | None = None) -> Report:
+        """Rounds until the time is up. What is ``expected`` is found first, on one engine."""
+        if expected is None:
+            self._note("the answers in peace, on one engine")
+            expected = await self._in_peace()
         replicas = ReplicaSet(
             lambda index: self._witness.engine(self._make(index)),
             self._terms.replicas,
             make_router(self._terms.router),
+            health=self._terms.health,
             backoff=_RESTLESS,
             patience_s=600.0,
             notice=self._note,
@@ -147,13 +151,19 @@ class Chaos:
         """As long as there is a program, for the last round is to be hit, too."""
         while True:
             await asyncio.sleep(self._random.uniform(*self._terms.every))
-            ready = [r for r in replicas.replicas if r.state is ReplicaState.READY]
+            ready = [
+                replica
+                for replica in replicas.replicas
+                if replica.state is ReplicaState.READY
+                and self._hit_on.get(replica.name) is not replica.executor
+            ]
             if ready and time.monotonic() < until:
                 self._hit(self._random.choice(ready))
 
     def _hit(self, replica: Replica) -> None:
-        hang = self._random.randrange(self._terms.hang_in) == 0
+        hang = (self.report.kills + self.report.hangs + 1) % self._terms.hang_in == 0
         pids = _pids(replica)
+        self._hit_on[replica.name] = replica.executor
         self._pids.update(pids)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

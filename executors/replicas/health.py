@@ -15,12 +15,13 @@ from agentrt.executors.base import Executor
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How long an engine may owe an answer (seconds).
+    """An engine is asked every ``every_s``, and may owe its answer for so long (seconds).
 
     One that uses no processor time for ``stall_s`` meanwhile counts as dead, and so does any
     after ``hang_s``. Those that cannot say how much they use have ``hang_s``.
     """
 
+    every_s: float = 2.0
     stall_s: float = 3.0
     hang_s: float = 60.0
 

@@ -13,8 +13,6 @@ from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas.health import Health
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
 
-_CHECK_S = 2.0
-
 
 class Keeper:
     """The lives of ``replicas``. ``lost`` is told the name of each that dies."""
@@ -128,7 +126,7 @@ class Keeper:
     async def _watch(self, replica: Replica) -> None:
         """An engine that dies idle, or hangs, tells nobody: ask it now and then."""
         while True:
-            await asyncio.sleep(_CHECK_S)
+            await asyncio.sleep(self._health.every_s)
             if replica.state in UP:
                 await self.check(replica)
 

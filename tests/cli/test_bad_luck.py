@@ -24,9 +24,9 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
 def test_no_memory_for_another_engine(
     write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert invoke("run", write(ASKS), "--replicas", 100_000) == 1
+    assert invoke("run", write(ASKS), "--replicas", 1000) == 1
     line = last_line(capsys)
-    assert line.startswith("error: 100000 engines take about ")
+    assert line.startswith("error: 1000 engines take about ")
     assert "give fewer --replicas, or a smaller cache" in line
 
 

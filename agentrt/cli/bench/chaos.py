@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,6 +48,12 @@ _FLAGS = (
 )
 @click.option("--router", default="agentix", show_default=True, metavar="NAME")
 @click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name.")
+@click.option(
+    "--tiny",
+    is_flag=True,
+    help="A model of two layers with random weights, made on the spot: its texts are no language, "
+    "but hang on every token. More calls in the same time.",
+)
 @click.option("--max-num-seqs", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N")
@@ -69,9 +79,6 @@ def chaos(**options: Any) -> int:
     make_router(options["router"])
     if options["model"] is not None:
         check_model(options["model"])
-    engine = EngineOptions(
-        options["model"], options["max_num_seqs"], flags=_FLAGS, replicas=options["replicas"]
-    )
     terms = Terms(
         seconds=60 * options["minutes"],
         replicas=options["replicas"],
@@ -79,14 +86,46 @@ def chaos(**options: Any) -> int:
         router=options["router"],
         seed=options["seed"],
     )
-    with _cluster(terms.replicas, ray=options["ray"]) as cluster:
-        report = Interrupts(note).run(_run(engine, terms, cluster, options))
+    with (
+        _model(options) as model,
+        _cluster(terms.replicas, ray=options["ray"]) as cluster,
+        _in_silence() as tell,
+    ):
+        seats = options["max_num_seqs"]
+        engine = EngineOptions(model, seats, flags=_FLAGS, replicas=terms.replicas)
+        report = Interrupts(tell).run(_run(engine, terms, cluster, options, tell))
     click.echo(report.table())
     if options["as_json"]:
         click.echo(json.dumps(asdict(report)))
     for line in report.wrong():
         click.echo(f"error: {line}", err=True)
     return 1 if report.wrong() else 0
+
+
+@contextlib.contextmanager
+def _model(options: dict[str, Any]) -> Iterator[str | None]:
+    if not options["tiny"]:
+        yield options["model"]
+        return
+    from agentrt.testing.tinymodel import tiny_model
+
+    with tempfile.TemporaryDirectory(prefix="agentrt-tiny-") as folder:
+        yield str(tiny_model(Path(folder)))
+
+
+@contextlib.contextmanager
+def _in_silence() -> Iterator[Callable[[str], None]]:
+    """Engines start all the time, and write what they like into a log; notes go to stderr."""
+    from agentrt.cli.quiet import EngineLog
+
+    with os.fdopen(os.dup(2), "w", buffering=1) as stderr, EngineLog(verbose=False) as log:
+        begin = time.monotonic()
+
+        def tell(message: str) -> None:
+            stderr.write(f"[{time.monotonic() - begin:6.1f} s] {message}\n")
+
+        with log.collect():
+            yield tell
 
 
 @contextlib.contextmanager
@@ -102,7 +141,11 @@ def _cluster(engines: int, *, ray: bool) -> Iterator[LocalCluster | None]:
 
 
 async def _run(
-    engine: EngineOptions, terms: Terms, cluster: LocalCluster | None, options: dict[str, Any]
+    engine: EngineOptions,
+    terms: Terms,
+    cluster: LocalCluster | None,
+    options: dict[str, Any],
+    tell: Callable[[str], None],
 ) -> Report:
     from agentrt.bench.chaos import Chaos
     from agentrt.bench.stories import Stories
@@ -111,7 +154,7 @@ async def _run(
 
     stories = Stories(options["programs"], options["max_tokens"])
     if cluster is None:
-        return await Chaos(lambda index: VLLMEngine(engine), stories, terms, note).run()
+        return await Chaos(lambda index: VLLMEngine(engine), stories, terms, tell).run()
     from agentrt.executors.ray import Cluster, RayEngine
     from agentrt.executors.vllm.footprint import footprint
 
@@ -121,10 +164,10 @@ async def _run(
         return RayEngine(engine, ray)
 
     async def blow() -> None:
-        note("killing a node's raylet")
+        tell("killing a node's raylet")
         cluster.kill_node(1)
         await asyncio.sleep(_NODE_AWAY_S)
-        note("a new node joins")
+        tell("a new node joins")
         await asyncio.to_thread(cluster.replace_node, 1)
 
-    return await Chaos(make, stories, replace(terms, blow=blow), note).run()
+    return await Chaos(make, stories, replace(terms, blow=blow), tell).run()
