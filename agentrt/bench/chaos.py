@@ -151,14 +151,14 @@ class Chaos:
         """As long as there is a program, for the last round is to be hit, too."""
         while True:
             await asyncio.sleep(self._random.uniform(*self._terms.every))
-            ready = [
-                replica
-                for replica in replicas.replicas
-                if replica.state is ReplicaState.READY
-                and self._hit_on.get(replica.name) is not replica.executor
-            ]
+            ready = [replica for replica in replicas.replicas if self._is_fair(replica)]
             if ready and time.monotonic() < until:
                 self._hit(self._random.choice(ready))
+
+    def _is_fair(self, replica: Replica) -> bool:
+        """Whether it is up, and was not hit since."""
+        hit = self._hit_on.get(replica.name)
+        return replica.state is ReplicaState.READY and replica.executor is not hit
 
     def _hit(self, replica: Replica) -> None:
         hang = (self.report.kills + self.report.hangs + 1) % self._terms.hang_in == 0
