@@ -211,7 +211,7 @@ class ReplicaSet:
         return [r for r in self.replicas if program_id in r.programs and r.state in UP]
 
     async def snapshot(self) -> Mapping[str, Any]:
-        found = [await self._snapshot_of(replica) for replica in self.replicas]
+        found = await asyncio.gather(*map(self._snapshot_of, self.replicas))
         whole: dict[str, Any] = {
             key: [entry for one in found for entry in one.get(key, ())]
             for key in ("running", "waiting", "programs")

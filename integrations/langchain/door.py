@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from agentrt import tracking
 from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.base import Chunk
-from agentrt.executors.served import check_served, display_name
+from agentrt.executors.served import check_served, display_name, is_model, served_models
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
 from agentrt.integrations.langchain.job import Job, running_loop
 from agentrt.integrations.langchain.onecall import alone, run_call, run_stream
@@ -127,6 +127,12 @@ class Door:
         """The name of the model that is served; "" before the first call, or if nobody says."""
         name: str = getattr(self._runtime and self._runtime.executor, "model", "")
         return display_name(name)
+
+    def name_of(self, model: str | None) -> str:
+        """The name of the model that a call which asks for ``model`` gets."""
+        served = served_models(self._runtime and self._runtime.executor)
+        found = [one for one in served if model is not None and is_model(model, one)]
+        return display_name(found[0]) if found else self.model
 
     @property
     def native_tools(self) -> bool:

@@ -131,7 +131,7 @@ async def test_the_engine_s_own_errors_come_as_they_are(replicas: ReplicaSet) ->
 
 async def test_more_engines_than_the_nodes_have_room_for(nodes: LocalCluster) -> None:
     many = RayEngine(EngineOptions(), Cluster(nodes.address, 3, memory=GIB))
-    with pytest.raises(ConfigError, match="3 engines of at least 1 cores, .* do not fit"):
+    with pytest.raises(ConfigError, match=r"3 engines of at least 1 cores, .* do not fit"):
         await many.start(lambda message: None)
     await many.close()
 

@@ -54,8 +54,10 @@ async def test_a_call_goes_where_its_model_is(
 async def test_a_chat_model_names_one_of_several(opened: Open) -> None:
     cast = mixed()
     async with Runtime(await opened(cast)) as runtime:
-        await ChatAgentRT(runtime=runtime, model="small").ainvoke("hello")
-        await ChatAgentRT(runtime=runtime).ainvoke("hello")
+        small = await ChatAgentRT(runtime=runtime, model="small").ainvoke("hello")
+        big = await ChatAgentRT(runtime=runtime).ainvoke("hello")
+        names = [message.response_metadata["model_name"] for message in (small, big)]
+        assert names == ["small", "lab/big"]
         calls = [mortal.calls for _, mortal in cast.made if mortal.calls]
         assert [[call.spec.model for call in one] for one in calls] == [[None], ["small"]]
         with pytest.raises(NotServedError, match="serves 'lab/big' or 'small', not model 'x'"):
