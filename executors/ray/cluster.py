@@ -112,12 +112,17 @@ class Cluster:
         except (ConnectionError, RuntimeError, OSError, ValueError) as error:
             with contextlib.suppress(Exception):
                 ray.shutdown()
-            why = str(error).strip().partition("\n")[0]
-            raise EngineStartError(
-                f"no Ray cluster at --cluster {self._address}: {why} "
-                "(start one with 'ray start --head')"
-            ) from error
+            raise EngineStartError(self._not_there(error)) from error
         self._ours = True
+
+    def _not_there(self, error: Exception) -> str:
+        if self._target is None and isinstance(error, ConnectionError):
+            return (
+                "--cluster auto: no Ray cluster runs on this machine; start one with "
+                "'ray start --head', or give the address of its head"
+            )
+        why = str(error).strip().partition("\n")[0]
+        return f"no Ray cluster at --cluster {self._address}: {why}"
 
 
 def _read(address: str) -> tuple[str, int] | None:
