@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from agentrt import tracking
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.base import Chunk, Executor
+from agentrt.executors.served import check_served
 from agentrt.graph import Node, NodeKind, calls_before
 from agentrt.ledger import Ledger, call_id
 from agentrt.request import Call, CallReport, CallSpec, Reply
@@ -105,6 +106,7 @@ class RunEmitter:
         self, spec: CallSpec, scope: Scope, after: Iterable[Reply], *, stream: bool
     ) -> AsyncGenerator[Chunk, None]:
         run, ledger, executor = self._run, self._ledger, self._with.executor
+        check_served(executor, spec.model)
         node = ledger.begin_call(run, scope, "llm", map(_node_of, after))
         call = self._identify(node, scope, spec)
         over = False

@@ -23,6 +23,8 @@ class LLMOptions(TypedDict, total=False):
     a ``seed`` is drawn unless given. ``stop`` ends the output before any of its strings.
     ``ignore_eos`` goes on to ``max_tokens`` whatever the model says. ``frequency_penalty``
     and ``presence_penalty``, from -2 to 2, keep a model that loops from saying it again.
+    ``model`` names one of several models that are served, in full or by the last part of its
+    name; the default is the first of them.
     """
 
     tools: Iterable[Callable[..., Any] | ToolSpec]
@@ -36,6 +38,7 @@ class LLMOptions(TypedDict, total=False):
     ignore_eos: bool
     frequency_penalty: float
     presence_penalty: float
+    model: str | None
 
 
 def make_spec(ask: str | Iterable[Message], **options: Unpack[LLMOptions]) -> CallSpec:
@@ -55,6 +58,7 @@ def make_spec(ask: str | Iterable[Message], **options: Unpack[LLMOptions]) -> Ca
         ignore_eos=options.get("ignore_eos", False),
         frequency_penalty=_penalty("frequency_penalty", options.get("frequency_penalty", 0.0)),
         presence_penalty=_penalty("presence_penalty", options.get("presence_penalty", 0.0)),
+        model=options.get("model"),
     )
 
 

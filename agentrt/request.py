@@ -49,7 +49,7 @@ class CallSpec:
     ``tool_choice`` is ``auto`` (answer or call a tool), ``required`` (call some tool),
     ``none``, or a tool's name. With ``logprobs`` the reply has each token's log probability,
     and those of so many most likely others. Calls with different ``cache_salt`` share no
-    cached prefix.
+    cached prefix. ``model`` names one of those that are served; None is the first of them.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -68,6 +68,7 @@ class CallSpec:
     presence_penalty: float = 0.0
     logprobs: int | None = None
     cache_salt: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,10 @@ class Executor(Protocol):
     """Runs LLM calls. One per replica; all methods belong to one event loop.
 
     It may have, for those who ask: ``model``, the name of the model that it serves, known
-    once it has started; ``alive()``, false once its engine is known to be gone, at no cost; and
-    ``native_tools``, true where the text beside tool calls is the
-    answer's own and not in the form of `toolcalls`.
+    once it has started, or ``models``, if there are several; ``alive()``, false once its engine
+    is known to be gone, at no cost; ``pulse()``, a coroutine that gives the processor time which
+    its engine has used (seconds); and ``native_tools``, true where the text beside tool calls is
+    the answer's own and not in the form of `toolcalls`.
     """
 
     async def start(self, progress: Progress) -> None:

@@ -1,9 +1,11 @@
-"""What `agentrt run` runs calls on: one embedded engine, or several behind a router."""
+"""What a command runs calls on: one embedded engine, or several behind a router."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,64 +18,182 @@ if TYPE_CHECKING:
     from agentrt.executors.vllm.options import EngineOptions
 
 _DEFAULT_ROUTER = "agentix"
+_COUNTED = re.compile(r"(?P<model>.+?)(?:=(?P<count>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """``count`` engines of another model, with flags of vLLM's for them alone."""
+
+    model: str
+    count: int = 1
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """How many engines, and which router spreads the calls."""
+    """How many engines, of which models and where, and which router spreads the calls.
+
+    ``replicas`` have the command's own model; ``cluster`` is the address of a Ray cluster.
+    """
 
     replicas: int = 1
     router: str = _DEFAULT_ROUTER
+    others: tuple[Others, ...] = ()
+    cluster: str | None = None
+
+    @property
+    def size(self) -> int:
+        """All engines."""
+        return self.replicas + sum(other.count for other in self.others)
 
 
 def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--replicas`` and ``--router``."""
-    replicas = click.option(
-        "--replicas",
-        type=click.IntRange(min=1),
-        default=1,
-        metavar="N",
-        cls=RunOption,
-        group="Engine",
-        help="Run N engines, each with its own memory and share of the cores. A call whose "
-        "engine dies runs again on another.  [default: 1]",
+    """``--replicas``, ``--replica``, ``--router`` and ``--cluster``."""
+    options = (
+        click.option(
+            "--replicas",
+            type=click.IntRange(min=1),
+            default=1,
+            metavar="N",
+            cls=RunOption,
+            group="Engine",
+            help="Run N engines, each with its own memory and share of the cores, or its own "
+            "GPUs. A call whose engine dies runs again on another.  [default: 1]",
+        ),
+        click.option(
+            "--replica",
+            "others",
+            multiple=True,
+            metavar="'MODEL[=N] [VLLM_FLAGS]'",
+            cls=RunOption,
+            group="Engine",
+            help="Run N engines of another model, too, for the calls that name it. Repeat it for "
+            "more models.  [N: 1]",
+        ),
+        click.option(
+            "--router",
+            metavar="NAME",
+            cls=RunOption,
+            group="Engine",
+            help="Which replica runs a call: agentix (long calls at their program's home), "
+            f"least-used, round-robin.  [default: {_DEFAULT_ROUTER}]",
+        ),
+        click.option(
+            "--cluster",
+            metavar="ADDRESS",
+            cls=RunOption,
+            group="Engine",
+            help="Run the engines on the nodes of a Ray cluster: auto, HOST:PORT, or "
+            "ray://HOST:PORT.",
+        ),
     )
-    router = click.option(
-        "--router",
-        metavar="NAME",
-        cls=RunOption,
-        group="Engine",
-        help="Which replica runs a call: agentix (long calls at their program's home), "
-        f"least-used, round-robin.  [default: {_DEFAULT_ROUTER}]",
-    )
-    return replicas(router(command))
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def read_fleet(options: dict[str, Any]) -> Fleet:
-    """The two options, checked. Raises `ConfigError` for what cannot be."""
+    """The options, checked as far as can be without an engine.
+
+    Raises `ConfigError` and `ModelLoadError` for what cannot be.
+    """
     from agentrt.errors import ConfigError
     from agentrt.router import make_router
 
-    replicas, router = options["replicas"], options["router"]
+    others = tuple(_others(text) for text in options["others"])
+    router, cluster = options["router"], options["cluster"]
+    fleet = Fleet(options["replicas"], router or _DEFAULT_ROUTER, others, cluster)
     if router is not None:
         make_router(router)
-        if replicas == 1:
+        if fleet.size == 1:
             raise ConfigError("--router chooses among replicas: give --replicas N, or leave it out")
-    if replicas > 1 and options["history"] is not None:
-        raise ConfigError("--history keeps what one engine learns: leave it out with --replicas")
-    return Fleet(replicas, router or _DEFAULT_ROUTER)
+    if cluster is not None:
+        from agentrt.executors.ray.cluster import Cluster
+
+        Cluster(cluster, fleet.size)
+    if options.get("history") is not None and (fleet.size > 1 or cluster):
+        raise ConfigError(
+            "--history keeps what one engine here learns: leave it out with --replicas, "
+            "--replica and --cluster"
+        )
+    return fleet
+
+
+def _others(text: str) -> Others:
+    from agentrt.errors import ConfigError
+    from agentrt.executors.vllm.options import check_model
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--replica {text!r}: {error}") from error
+    match = _COUNTED.fullmatch(words[0]) if words else None
+    if match is None or match["count"] == "0":
+        raise ConfigError(f"--replica {text!r}: give MODEL, or MODEL=N with N from 1 on")
+    check_model(match["model"])
+    return Others(match["model"], int(match["count"] or 1), tuple(words[1:]))
 
 
 def make_executor(options: EngineOptions, fleet: Fleet, notice: Progress) -> Executor:
-    """The engine, or the replicas; ``notice`` is told what happens to these."""
+    """The engine, or the replicas; ``notice`` is told what happens to these.
+
+    Raises `ConfigError` for GPUs that are not there, and `EngineStartError` where memory is
+    short.
+    """
     from agentrt.executors.replicas import ReplicaSet
     from agentrt.executors.vllm.engine import VLLMEngine
     from agentrt.router import make_router
 
-    if fleet.replicas == 1:
+    if fleet.size == 1 and fleet.cluster is None:
         return VLLMEngine(options)
-    router = make_router(fleet.router)
-    return ReplicaSet(lambda index: VLLMEngine(options), fleet.replicas, router, notice=notice)
+    engines = each_engine(options, fleet)
+    make = _on_cluster(engines, fleet) if fleet.cluster else _here(engines)
+    return ReplicaSet(make, len(engines), make_router(fleet.router), notice=notice)
+
+
+def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
+    """The options of every engine, those of the command's own model first."""
+    engines = [replace(options, replicas=fleet.size)] * fleet.replicas
+    for other in fleet.others:
+        flags = (*options.flags, *other.flags)
+        one = replace(options, model=other.model, flags=flags, replicas=fleet.size)
+        engines += [one] * other.count
+    return engines
+
+
+def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:
+    """Engines on this machine: on its GPUs, if it has any, else within its memory."""
+    from agentrt.cli.machine import count_gpus
+    from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
+    from agentrt.executors.vllm.engine import VLLMEngine
+    from agentrt.executors.vllm.footprint import check_memory, footprint, free_memory
+
+    present = count_gpus()
+    if present:
+        import os
+
+        visible = visible_devices(present, os.environ)
+        devices = assign_devices(visible, [gpus_each(one.flags) for one in engines])
+        placed = [replace(one, device_ids=ids) for one, ids in zip(engines, devices, strict=True)]
+        return lambda index: VLLMEngine(placed[index])
+    check_memory([footprint(one) for one in engines], free_memory())
+    return lambda index: VLLMEngine(engines[index])
+
+
+def _on_cluster(engines: list[EngineOptions], fleet: Fleet) -> Callable[[int], Executor]:
+    from agentrt.executors.ray import Cluster, RayEngine
+    from agentrt.executors.replicas.devices import gpus_each
+    from agentrt.executors.vllm.footprint import footprint
+
+    assert fleet.cluster is not None
+    cluster = Cluster(
+        fleet.cluster,
+        len(engines),
+        gpus=max(gpus_each(one.flags) for one in engines),
+        memory=max(map(footprint, engines)),
+    )
+    return lambda index: RayEngine(engines[index], cluster)
 
 
 def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOptions:

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentrt.cli.drain import Drain
 from agentrt.cli.human import Human
 from agentrt.cli.plan import Plan, Start
 from agentrt.cli.quiet import EngineLog
@@ -51,8 +53,10 @@ class Job:
     timed_out: set[str] = field(default_factory=set)
 
 
-async def execute(job: Job, executor: Executor, screen: Screen, log: EngineLog) -> Outcome:
-    """Start the engine, run the programs, stop the engine.
+async def execute(
+    job: Job, executor: Executor, screen: Screen, log: EngineLog, drain: Drain
+) -> Outcome:
+    """Start the engine, run the programs, stop the engine. They can be asked to ``drain``.
 
     Without a program to start there is no engine either. The runs keep their own errors.
     Raises what the engine's start raises, and `UsageError` for what the plan cannot do;
@@ -68,13 +72,20 @@ async def execute(job: Job, executor: Executor, screen: Screen, log: EngineLog) 
         with watching(runtime, screen) as watch:
             await start_engine(runtime, screen, log)
             try:
-                await _play(job, runtime, starts, watch)
+                with drain.possible(partial(_drain, job, runtime, screen)):
+                    await _play(job, runtime, starts, watch)
                 snapshot = await executor.snapshot()
             finally:
                 screen.progress("stopping the engine")
                 await runtime.close()
         engine = _engine(job, runtime, snapshot)
         return Outcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
+
+
+def _drain(job: Job, runtime: Runtime, screen: Screen) -> None:
+    job.plan.drain()
+    count = len(runtime.runs)
+    screen.progress(f"SIGTERM: finishing {count} programs, nothing new starts; again to stop now")
 
 
 def make_room(programs: int) -> None:

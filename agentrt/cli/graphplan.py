@@ -57,6 +57,7 @@ class GraphPlan:
         self._terms = terms
         self._invocation = invocation
         self._answers: dict[str, Sequence[Answer]] = {}
+        self._draining = False
 
     @asynccontextmanager
     async def opened(self, human: Human) -> AsyncIterator[Sequence[Start]]:
@@ -77,6 +78,9 @@ class GraphPlan:
         if standing.next and self._keeper is not None and self._keeper.lasting:
             self.resumes[run.id] = self._invocation.going_on(start.session)
         return None
+
+    def drain(self) -> None:
+        self._draining = True
 
     # -- before the first start --------------------------------------------------------
 
@@ -152,7 +156,7 @@ class GraphPlan:
 
     async def _answered(self, thread: str, standing: Standing, asker: str | None) -> Start | None:
         """The program that goes on with the answers; None if there are none."""
-        if standing.questions:
+        if standing.questions and not self._draining:
             replies, left = await self._replies(thread, standing, asker)
             self._answers[thread] = left
             if replies:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+from agentrt.cli.drain import Drain
 from agentrt.cli.faults import StoppedError
 from agentrt.executors.vllm.processes import end_descendants
 
@@ -30,11 +31,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """Runs one coroutine; a first signal cancels it, a second one ends the process at once.
 
-    ``last_words`` writes a line for people when there is no time left to return.
+    ``last_words`` writes a line for people when there is no time left to return. A SIGTERM that
+    ``drain`` takes does not count: whatever comes after it is the first signal.
     """
 
-    def __init__(self, last_words: Callable[[str], None]) -> None:
+    def __init__(self, last_words: Callable[[str], None], drain: Drain | None = None) -> None:
         self.number: int | None = None
+        self._drain = drain
         self._last_words = last_words
         self._over = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,6 +71,8 @@ class Interrupts:
     def _caught(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
             self._end_now()
+        if number == signal.SIGTERM and self._drain is not None and self._drain.ask():
+            return
         self.number = number
         threading.Thread(target=self._watch, name="stop-in-time", daemon=True).start()
         assert self._loop is not None

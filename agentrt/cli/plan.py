@@ -53,6 +53,9 @@ class Plan(Protocol):
     async def after(self, start: Start, run: Run) -> Start | None:
         """What goes on where ``run`` has ended."""
 
+    def drain(self) -> None:
+        """Nothing goes on any more, and no human is asked: questions are left open."""
+
 
 class ProgramPlan:
     """So many instances of one program."""
@@ -68,3 +71,6 @@ class ProgramPlan:
 
     async def after(self, start: Start, run: Run) -> Start | None:
         return None
+
+    def drain(self) -> None:
+        """Programs that run are all there is."""

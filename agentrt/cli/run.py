@@ -44,6 +44,7 @@ Examples:
 Exit codes: 0 every program gave its result; 1 a program or the engine failed;
 2 bad usage; 3 a graph waits for a human's answer, and the command that gives
 it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
+SIGTERM lets the programs finish and starts nothing new; a second one stops them.
 """
 
 
@@ -192,6 +193,7 @@ def _job(plan: Plan, engine: Any, options: dict[str, Any]) -> Job:
 def _run(job: Job, fleet: Fleet, *, as_json: bool) -> int:
     """Run the job on embedded engines, and tell how it went. Returns the exit code."""
     from agentrt.cli.conclude import conclude
+    from agentrt.cli.drain import Drain
     from agentrt.cli.execute import execute
     from agentrt.cli.interrupts import Interrupts
     from agentrt.cli.quiet import EngineLog
@@ -205,5 +207,7 @@ def _run(job: Job, fleet: Fleet, *, as_json: bool) -> int:
             screen.last_words(text)
 
         executor = make_executor(job.options, fleet, screen.progress)
-        outcome = Interrupts(last_words).run(execute(job, executor, screen, log))
+        drain = Drain()
+        work = execute(job, executor, screen, log, drain)
+        outcome = Interrupts(last_words, drain).run(work)
         return conclude(job, outcome, screen.console, log, as_json=as_json)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from agentrt.errors import AgentrtError, EngineDiedError
+from agentrt.errors import AgentrtError
 from agentrt.executors.base import Executor, Progress
+from agentrt.executors.replicas.lifeline import Lifeline
+from agentrt.executors.served import is_model
 from agentrt.request import Call
 from agentrt.router import ReplicaView
 
@@ -18,12 +20,21 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 class ReplicaState(StrEnum):
-    """How a replica stands. One that is out came to nothing too often, and stays so."""
+    """How a replica stands.
+
+    One that is ``draining`` finishes its calls and takes none; one that is ``out`` came to
+    nothing too often, and stays so.
+    """
 
     STARTING = "starting"
     READY = "ready"
+    DRAINING = "draining"
     DOWN = "down"
     OUT = "out"
+
+
+UP = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
+"""The states with a live engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +52,23 @@ class Backoff:
 
 
 class Replica:
-    """An engine with a name, made by ``make`` whenever it starts. ``view`` is for routers."""
+    """An engine with a name, made by ``make`` whenever it starts. ``view`` is for routers.
+
+    ``calls`` are those that it has now; ``reruns`` counts the calls that it lost, and that ran
+    again.
+    """
 
     def __init__(self, name: str, make: Callable[[], Executor]) -> None:
         self.name = name
         self.state = ReplicaState.STARTING
         self.executor = make()
+        self.lifeline = Lifeline()
+        self.model = ""
         self.view = ReplicaView(name)
+        self.calls = 0
         self.deaths = 0
+        self.starts = 0
+        self.reruns = 0
         self.last_error = ""
         self.programs: set[str] = set()
         self._make = make
@@ -59,47 +79,67 @@ class Replica:
         """Come up, or raise what the engine's start raises."""
         self.state = ReplicaState.STARTING
         await self.executor.start(progress)
+        self.model = str(getattr(self.executor, "model", ""))
+        self.starts += 1
         self.state, self._ready_at = ReplicaState.READY, now()
+
+    def serves(self, model: str) -> bool:
+        """Whether the replica has this model. Of an engine that does not say, all are believed."""
+        return not self.model or is_model(model, self.model)
 
     def died(self, error: Exception, now: float, backoff: Backoff) -> float | None:
         """The engine is gone. Returns the rest before the next start (seconds), or None: out."""
+        was_steady = self.state in UP and now - self._ready_at >= backoff.steady_s
         self.deaths += 1
         self.last_error = str(error)
-        self.view.in_flight = 0
-        self.programs.clear()
-        self._in_a_row = 1 if now - self._ready_at >= backoff.steady_s else self._in_a_row + 1
+        self.forget()
+        self.lifeline.cut(self.last_error)
+        self._in_a_row = 1 if was_steady else self._in_a_row + 1
         if self._in_a_row > backoff.tries:
             self.state = ReplicaState.OUT
             return None
         self.state = ReplicaState.DOWN
         return min(backoff.longest_s, backoff.first_s * 2.0 ** (self._in_a_row - 1))
 
+    def forget(self) -> None:
+        """What the engine had is gone with it."""
+        self.view.in_flight = 0
+        self.programs.clear()
+
     async def renew(self) -> None:
         """Put a new engine, not started yet, in the place of the dead one."""
         dead, self.executor = self.executor, self._make()
+        self.lifeline = Lifeline()
         with contextlib.suppress(AgentrtError, OSError):
             await dead.close()
 
     @contextlib.contextmanager
     def holding(self, call: Call) -> Iterator[None]:
         """Count the call's tokens as in flight while the body runs."""
-        tokens = weight(call)
-        view = self.view
+        tokens, view, line = weight(call), self.view, self.lifeline
         view.in_flight += tokens
+        self.calls += 1
         self.programs.add(call.program_id)
         try:
             yield
         finally:
-            view.in_flight = max(0, view.in_flight - tokens)
+            self.calls -= 1
+            if self.lifeline is line:  # and the count was not put back to 0 by a death
+                view.in_flight = max(0, view.in_flight - tokens)
 
-    @contextlib.asynccontextmanager
-    async def within(self, seconds: float) -> AsyncIterator[None]:
-        """Run the body, a question to the engine; no answer in time means that it hangs."""
-        try:
-            async with asyncio.timeout(seconds):
-                yield
-        except TimeoutError as error:
-            raise EngineDiedError(f"{self.name} has not answered for {seconds:g} s") from error
+    def describe(self) -> dict[str, Any]:
+        """The replica, for people."""
+        return {
+            "name": self.name,
+            "model": self.model,
+            "state": str(self.state),
+            "calls": self.calls,
+            "in_flight_tokens": self.view.in_flight,
+            "starts": self.starts,
+            "deaths": self.deaths,
+            "reruns": self.reruns,
+            "last_error": self.last_error,
+        }
 
 
 def prompt_tokens(call: Call) -> int:

@@ -10,26 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from agentrt import tracking
-from agentrt.errors import AgentrtError, EngineDiedError
+from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.replicas.replica import Backoff, Replica, ReplicaState, prompt_tokens
+from agentrt.executors.boundary import Boundary, HearsBoundaries
+from agentrt.executors.replicas.again import Again
+from agentrt.executors.replicas.health import Health
+from agentrt.executors.replicas.keeper import Keeper
+from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState, prompt_tokens
+from agentrt.executors.served import not_served
 from agentrt.request import Call, CallReport
 from agentrt.router import Router, RouterCall
 
-_CHECK_S = 2.0
+_SNAPSHOT_S = 5.0
 
 
 class ReplicaSet:
     """Runs calls on ``count`` engines that ``make`` makes, where ``router`` says.
 
-    With no replica left, a call waits up to ``patience_s`` for one to come back. A replica
-    that does not answer for ``hang_s`` counts as dead. ``notice`` is told in words what
-    happens to replicas.
+    Engines may serve different models: a call that names none gets the first one's. With no
+    replica left, a call waits up to ``patience_s`` for one to come back. ``health`` says when
+    an engine that does not answer counts as dead. ``notice`` is told in words what happens to
+    replicas.
     """
 
     def __init__(
@@ -39,7 +44,7 @@ class ReplicaSet:
         router: Router,
         *,
         patience_s: float = 120.0,
-        hang_s: float = 60.0,
+        health: Health | None = None,
         backoff: Backoff | None = None,
         notice: Progress = lambda message: None,
     ) -> None:
@@ -48,18 +53,20 @@ class ReplicaSet:
         ]
         self.router = router
         self._patience_s = patience_s
-        self._hang_s = hang_s
-        self._backoff = Backoff() if backoff is None else backoff
-        self._notice = notice
         self._where: dict[str, Replica] = {}
-        self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._open = False
+        self._keeper = Keeper(
+            self.replicas, health or Health(), backoff or Backoff(), notice, router.replica_lost
+        )
 
     @property
     def model(self) -> str:
-        """The name of the model that is served."""
-        return str(getattr(self.replicas[0].executor, "model", ""))
+        """The model of calls that name none."""
+        return self.replicas[0].model
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the models that are served, the first being that of calls without one."""
+        return tuple(dict.fromkeys(r.model for r in self.replicas if r.model))
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -70,116 +77,141 @@ class ReplicaSet:
     # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
-        self._open = True
-        said: dict[str, str] = {}
-
-        async def start(replica: Replica) -> None:
-            def tell(message: str) -> None:
-                said[replica.name] = message
-                progress("; ".join(f"{name}: {text}" for name, text in sorted(said.items())))
-
-            await replica.start(tell, time.monotonic)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for replica in self.replicas:
-                    group.create_task(start(replica))
-        except BaseExceptionGroup as several:
-            await self.close()
-            raise several.exceptions[0] from None
-        except BaseException:
-            await self.close()
-            raise
-        self._keep(self._watch())
+        await self._keeper.start(progress)
 
     async def close(self) -> None:
-        self._open = False
-        tasks, self._tasks = self._tasks, set()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        await asyncio.gather(*(replica.executor.close() for replica in self.replicas))
+        await self._keeper.close()
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        with tracking.outside():
-            task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def drain(self, name: str) -> None:
+        """Give the replica nothing new, and return when its calls have ended.
+
+        It stays so until `restart`. Raises `ConfigError` for a name that there is not.
+        """
+        await self._keeper.drain(self._named(name))
+
+    async def restart(self, name: str) -> None:
+        """Drain the replica, and put a new engine in its place.
+
+        Raises `ConfigError` for a name that there is not or a replica that is left out, and
+        `EngineStartError` if the new engine does not come up.
+        """
+        await self._keeper.restart(self._named(name))
+
+    async def roll(self) -> None:
+        """Restart all replicas that are not left out, one after another. Raises as `restart`."""
+        for replica in self.replicas:
+            if replica.state is not ReplicaState.OUT:
+                await self._keeper.restart(replica)
+
+    async def settled(self) -> None:
+        """Wait until every replica is up, drained or left out."""
+        while any(r.state in (ReplicaState.STARTING, ReplicaState.DOWN) for r in self.replicas):
+            await self._keeper.change()
+
+    def _named(self, name: str) -> Replica:
+        for replica in self.replicas:
+            if replica.name == name:
+                return replica
+        names = ", ".join(replica.name for replica in self.replicas)
+        raise ConfigError(f"there is no replica {name!r}; there is {names}")
 
     # -- calls -------------------------------------------------------------------------
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        given = ""
-        while True:
+        given, delivered = "", False
+        while not delivered:
             replica = await self._choose(call)
-            engine = replica.executor
-            again = _Again(given, call.call_id)
+            engine, again = replica.executor, Again(given, call.call_id)
             try:
                 with self._running(call, replica):
-                    chunks = engine.generate(call, stream=stream)
-                    async with contextlib.aclosing(chunks):
+                    async with contextlib.aclosing(_read(call, replica, stream)) as chunks:
                         async for chunk in chunks:
                             text = again.rest(chunk.text, last=chunk.reply is not None)
                             given += text
-                            if text or chunk.reply is not None:
+                            if chunk.reply is not None:  # it is never run again from here on
+                                delivered = True
+                                self._where.pop(call.call_id, None)
+                            if text or delivered:
                                 yield again.news(chunk, text)
                 return
             except EngineDiedError as error:
                 if again.differs:
                     raise
-                self._lost(replica, engine, error)
+                self._keeper.lost(replica, engine, error)
+                replica.reruns += not delivered
 
     @contextlib.contextmanager
     def _running(self, call: Call, replica: Replica) -> Iterator[None]:
         self._where[call.call_id] = replica
+        kept = False
         try:
             with replica.holding(call):
                 yield
         except (asyncio.CancelledError, GeneratorExit):
-            raise  # `aborted` will ask where it was
-        except BaseException:
-            self._where.pop(call.call_id, None)
+            kept = True  # `aborted` will ask where it was
             raise
-        else:
-            self._where.pop(call.call_id, None)
+        finally:
+            if not kept:
+                self._where.pop(call.call_id, None)
+            if not replica.calls:
+                self._keeper.tell()
 
     async def _choose(self, call: Call) -> Replica:
+        able = self._able(call.spec.model)
         deadline = time.monotonic() + self._patience_s
-        while not (ready := [r for r in self.replicas if r.state is ReplicaState.READY]):
-            if not self._open or all(r.state is ReplicaState.OUT for r in self.replicas):
-                raise EngineDiedError(f"no replica is left: {self._faults()}")
-            self._changed.clear()
+        while not (ready := [r for r in able if r.state is ReplicaState.READY]):
+            if not self._keeper.open or all(r.state is ReplicaState.OUT for r in able):
+                raise EngineDiedError(f"no replica is left: {_faults(able)}")
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    await self._changed.wait()
+                    await self._keeper.change()
             except TimeoutError as error:
                 raise EngineDiedError(
-                    f"no replica came back within {self._patience_s:g} s: {self._faults()}"
+                    f"no replica came back within {self._patience_s:g} s: {_faults(able)}"
                 ) from error
         question = RouterCall(call.program_id, prompt_tokens(call))
         chosen = self.router.choose(question, [replica.view for replica in ready])
         return next(replica for replica in ready if replica.view is chosen)
 
-    def _faults(self) -> str:
-        return "; ".join(f"{r.name}: {r.last_error or r.state}" for r in self.replicas)
+    def _able(self, model: str | None) -> list[Replica]:
+        """The replicas that serve the model. Raises `NotServedError` where none does."""
+        asked = self.model if model is None else model
+        able = [replica for replica in self.replicas if not asked or replica.serves(asked)]
+        if not able:
+            raise not_served(asked, self.models)
+        return able
 
     async def aborted(self, call_id: str) -> CallReport:
         replica = self._where.pop(call_id, None)
-        if replica is None or replica.state is not ReplicaState.READY:
+        if replica is None or replica.state not in UP:
             return CallReport()
-        return await replica.executor.aborted(call_id)
+        engine = replica.executor
+        try:
+            return await replica.lifeline.hold(lambda: engine.aborted(call_id))
+        except EngineDiedError:
+            return CallReport()
+
+    # -- programs ----------------------------------------------------------------------
+
+    def boundary(self, note: Boundary) -> None:
+        """Tell the replicas that have something of the program."""
+        for replica in self._that_know(note.program_id):
+            if isinstance(replica.executor, HearsBoundaries):
+                replica.executor.boundary(note)
 
     async def end_program(self, program_id: str) -> None:
         self.router.program_ended(program_id)
-        for replica in self.replicas:
-            if program_id in replica.programs:
-                replica.programs.discard(program_id)
-                with contextlib.suppress(AgentrtError):
-                    await replica.executor.end_program(program_id)
+        for replica in self._that_know(program_id):
+            replica.programs.discard(program_id)
+            end = partial(replica.executor.end_program, program_id)
+            with contextlib.suppress(AgentrtError):
+                await replica.lifeline.hold(end)
+
+    def _that_know(self, program_id: str) -> list[Replica]:
+        return [r for r in self.replicas if program_id in r.programs and r.state in UP]
 
     async def snapshot(self) -> Mapping[str, Any]:
-        found = [await self._snapshot_of(replica) for replica in self.replicas]
+        found = await asyncio.gather(*map(self._snapshot_of, self.replicas))
         whole: dict[str, Any] = {
             key: [entry for one in found for entry in one.get(key, ())]
             for key in ("running", "waiting", "programs")
@@ -187,97 +219,27 @@ class ReplicaSet:
         whole["steps"] = sum(one.get("steps") or 0 for one in found)
         whole["requests"] = sum(one.get("requests") or 0 for one in found)
         whole["levelled"] = all(one.get("levelled", True) for one in found)
-        whole["replicas"] = [self._describe(replica) for replica in self.replicas]
+        whole["replicas"] = [replica.describe() for replica in self.replicas]
         return whole
 
     async def _snapshot_of(self, replica: Replica) -> Mapping[str, Any]:
-        if replica.state is ReplicaState.READY:
-            with contextlib.suppress(AgentrtError):
-                return await replica.executor.snapshot()
+        """What its engine says; nothing while it has none, or has one that does not answer."""
+        if replica.state in UP:
+            with contextlib.suppress(AgentrtError, TimeoutError):
+                async with asyncio.timeout(_SNAPSHOT_S):
+                    return await replica.executor.snapshot()
         return {}
 
-    def _describe(self, replica: Replica) -> dict[str, Any]:
-        return {
-            "name": replica.name,
-            "state": str(replica.state),
-            "in_flight_tokens": replica.view.in_flight,
-            "deaths": replica.deaths,
-            "last_error": replica.last_error,
-        }
 
-    # -- death and return --------------------------------------------------------------
-
-    def _lost(self, replica: Replica, engine: Executor, error: Exception) -> None:
-        """``engine`` died. The first of its calls that says so has it replaced."""
-        if not self._open or replica.executor is not engine:
-            return
-        if replica.state is not ReplicaState.READY:
-            return
-        self.router.replica_lost(replica.name)
-        rest = replica.died(error, time.monotonic(), self._backoff)
-        if rest is None:
-            self._notice(f"{replica.name} died {replica.deaths} times and is left out: {error}")
-            self._changed.set()
-            return
-        self._notice(f"{replica.name} died and starts again: {error}")
-        self._keep(self._revive(replica, rest))
-
-    async def _revive(self, replica: Replica, rest: float) -> None:
-        while True:
-            await asyncio.sleep(rest)
-            await replica.renew()
-            try:
-                await replica.start(lambda message: None, time.monotonic)
-            except Exception as error:  # whatever it is, the replica must not be forgotten
-                next_rest = replica.died(error, time.monotonic(), self._backoff)
-                if next_rest is None:
-                    self._notice(f"{replica.name} does not start and is left out: {error}")
-                    break
-                rest = next_rest
-            else:
-                self._notice(f"{replica.name} is back")
-                break
-        self._changed.set()
-
-    async def _watch(self) -> None:
-        """An engine that dies idle, or hangs, tells nobody: ask each now and then."""
-        while True:
-            await asyncio.sleep(_CHECK_S)
-            ready = [r for r in self.replicas if r.state is ReplicaState.READY]
-            await asyncio.gather(*(self._check(replica) for replica in ready))
-
-    async def _check(self, replica: Replica) -> None:
-        engine = replica.executor
-        try:
-            async with replica.within(self._hang_s):
-                alive = getattr(engine, "alive", None)
-                if alive is not None and not alive():
-                    raise EngineDiedError(f"{replica.name} is not alive any more")
-                await engine.snapshot()
-        except Exception as error:
-            self._lost(replica, engine, error)
+async def _read(call: Call, replica: Replica, stream: bool) -> AsyncGenerator[Chunk, None]:
+    """The call's chunks from one replica, as long as its engine lives."""
+    line = replica.lifeline
+    chunks = replica.executor.generate(call, stream=stream)
+    following = partial(anext, chunks, None)
+    async with contextlib.aclosing(chunks):
+        while (chunk := await line.hold(following)) is not None:
+            yield chunk
 
 
-class _Again:
-    """Takes from a call that runs again what its reader has been given already."""
-
-    def __init__(self, given: str, call_id: str) -> None:
-        self.differs = False
-        self._left = given
-        self._call_id = call_id
-
-    def rest(self, text: str, *, last: bool) -> str:
-        """What of ``text`` is new. Raises `EngineDiedError` if it is not what came before."""
-        known, new = text[: len(self._left)], text[len(self._left) :]
-        if not self._left.startswith(known) or (last and len(known) < len(self._left)):
-            self.differs = True
-            raise EngineDiedError(
-                f"the engine died in the middle of call {self._call_id}, and another gave a "
-                "different text for what had been streamed already"
-            )
-        self._left = self._left[len(known) :]
-        return new
-
-    def news(self, chunk: Chunk, text: str) -> Chunk:
-        """The chunk with ``text`` alone. Log probabilities of text given before were given, too."""
-        return chunk if text == chunk.text else Chunk(text, chunk.reply)
+def _faults(replicas: list[Replica]) -> str:
+    return "; ".join(f"{r.name}: {r.last_error or r.state}" for r in replicas)

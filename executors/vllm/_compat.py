@@ -58,6 +58,12 @@ def close_context(llm: AsyncLLM) -> None:
     llm.engine_core.resources.ctx.destroy(linger=0)
 
 
+def core_pids(llm: AsyncLLM) -> list[int]:
+    """The process of the engine core, or several with data parallelism."""
+    manager = llm.engine_core.resources.engine_manager
+    return [] if manager is None else [process.pid for process in manager.processes]
+
+
 def admitted(output: SchedulerOutput) -> Iterable[str]:
     """The requests that began to run in this step, for the first time or again."""
     for new in output.scheduled_new_reqs:

@@ -33,7 +33,7 @@ from agentrt.executors.vllm.options import (
     prepare_environment,
     refusal,
 )
-from agentrt.executors.vllm.processes import apart, interrupts_blocked
+from agentrt.executors.vllm.processes import apart, cpu_seconds, interrupts_blocked
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.scheduler.config import SchedulerConfig
 
@@ -101,6 +101,16 @@ class VLLMEngine:
     def alive(self) -> bool:
         """Whether the engine core is there and well, as far as this process knows."""
         return self._llm is not None and not self._llm.errored
+
+    def pids(self) -> list[int]:
+        """The processes of the engine core."""
+        from agentrt.executors.vllm._compat import core_pids
+
+        return [] if self._llm is None else core_pids(self._llm)
+
+    async def pulse(self) -> float:
+        """Processor time that the engine core has used so far (seconds)."""
+        return sum(map(cpu_seconds, self.pids()))
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None

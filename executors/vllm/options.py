@@ -42,6 +42,8 @@ class EngineOptions:
 
     ``flags`` are vLLM's own command-line flags, as `vllm serve` takes them; they win
     over what the machine suggests. ``replicas`` engines share the machine's cores.
+    ``device_ids`` are the GPUs of this engine, counted among those that are visible; empty
+    leaves the choice to vLLM.
     """
 
     model: str | None = None
@@ -50,6 +52,7 @@ class EngineOptions:
     flags: Sequence[str] = ()
     verbose: bool = False
     replicas: int = 1
+    device_ids: tuple[int, ...] = ()
 
 
 def prepare_environment(options: EngineOptions) -> None:
@@ -83,6 +86,8 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
         values["max_model_len"] = min(values["max_model_len"], limit)
     if options.max_num_seqs is not None:
         values["max_num_seqs"] = options.max_num_seqs
+    if options.device_ids:
+        values["device_ids"] = list(options.device_ids)
     values.update(given)
     values["model"] = model
     values["scheduler_cls"] = SCHEDULER

@@ -75,6 +75,20 @@ def descendants(root: int | None = None) -> list[int]:
     return [pid for pid in found[1:] if not _is_tracker(pid)]
 
 
+def cpu_seconds(root: int) -> float:
+    """Processor time that ``root`` and what is below it have used so far (seconds)."""
+    return sum(map(_cpu_ticks, [root, *descendants(root)])) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_ticks(pid: int) -> int:
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it ended meanwhile
+        return 0
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)
+
+
 def end_descendants(grace_s: float = 0.0) -> int:
     """End every process below this one, and return how many there were.
 

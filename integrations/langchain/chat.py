@@ -152,7 +152,7 @@ class ChatAgentRT(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         door, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
-        return as_result(door.call(spec, terms), _origin(door, spec))
+        return as_result(door.call(spec, terms), _origin(door, spec, terms))
 
     async def _agenerate(
         self,
@@ -162,7 +162,7 @@ class ChatAgentRT(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         door, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
-        return as_result(await door.acall(spec, terms), _origin(door, spec))
+        return as_result(await door.acall(spec, terms), _origin(door, spec, terms))
 
     def _stream(
         self,
@@ -175,7 +175,7 @@ class ChatAgentRT(BaseChatModel):
         maker: ChunkMaker | None = None
         with closing(door.stream(spec, terms)) as chunks:
             for chunk in chunks:
-                maker = maker or ChunkMaker(_origin(door, spec))
+                maker = maker or ChunkMaker(_origin(door, spec, terms))
                 yield from maker.chunks(chunk)
 
     async def _astream(
@@ -189,7 +189,7 @@ class ChatAgentRT(BaseChatModel):
         maker: ChunkMaker | None = None
         async with aclosing(door.astream(spec, terms)) as chunks:
             async for chunk in chunks:
-                maker = maker or ChunkMaker(_origin(door, spec))
+                maker = maker or ChunkMaker(_origin(door, spec, terms))
                 for made in maker.chunks(chunk):
                     yield made
 
@@ -261,7 +261,7 @@ class ChatAgentRT(BaseChatModel):
         return structured(self, schema, method, include_raw=include_raw, strict=strict)
 
 
-def _origin(door: Door, spec: CallSpec) -> Origin:
+def _origin(door: Door, spec: CallSpec, terms: Terms) -> Origin:
     """Asked for once the engine is there, which says how it is."""
     in_form = bool(spec.tools) and spec.tool_choice != "none" and not door.native_tools
-    return Origin(door.model, spec, door.next_number(), in_form)
+    return Origin(door.name_of(terms.model), spec, door.next_number(), in_form)

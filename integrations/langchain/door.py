@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrt import tracking
-from agentrt.errors import CallTimeoutError, ConfigError, NotServedError
+from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.base import Chunk
+from agentrt.executors.served import check_served, display_name, is_model, served_models
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
 from agentrt.integrations.langchain.job import Job, running_loop
 from agentrt.integrations.langchain.onecall import alone, run_call, run_stream
@@ -26,7 +27,7 @@ from agentrt.scope import Scope
 class Terms:
     """On what terms a call is made, beside what it asks.
 
-    ``model`` must be what the engine serves; None takes any. ``timeout`` is in seconds, from
+    ``model`` must be one that is served; None takes the first. ``timeout`` is in seconds, from
     the moment that the engine is there. ``heartbeat`` is given while the call is under way.
     ``scope`` is where in a program the code is that calls; None is outside any.
     """
@@ -125,7 +126,13 @@ class Door:
     def model(self) -> str:
         """The name of the model that is served; "" before the first call, or if nobody says."""
         name: str = getattr(self._runtime and self._runtime.executor, "model", "")
-        return _display_name(name)
+        return display_name(name)
+
+    def name_of(self, model: str | None) -> str:
+        """The name of the model that a call which asks for ``model`` gets."""
+        served = served_models(self._runtime and self._runtime.executor)
+        found = [one for one in served if model is not None and is_model(model, one)]
+        return display_name(found[0]) if found else self.model
 
     @property
     def native_tools(self) -> bool:
@@ -154,14 +161,14 @@ class Door:
 
     async def _call(self, spec: CallSpec, terms: Terms) -> Reply:
         async with self._under(terms) as runtime:
-            return await run_call(runtime, spec, terms.scope)
+            return await run_call(runtime, replace(spec, model=terms.model), terms.scope)
 
     async def _stream(
         self, spec: CallSpec, terms: Terms, put: Callable[[Chunk | None], None]
     ) -> None:
         try:
             async with self._under(terms) as runtime:
-                await run_stream(runtime, spec, terms.scope, put)
+                await run_stream(runtime, replace(spec, model=terms.model), terms.scope, put)
         finally:
             put(None)
 
@@ -169,7 +176,7 @@ class Door:
     async def _under(self, terms: Terms) -> AsyncIterator[Runtime]:
         with self._pulse.beating(terms.heartbeat):
             runtime = await self._opened()
-            self._check_model(terms.model)
+            check_served(runtime.executor, terms.model)
             try:
                 async with asyncio.timeout(terms.timeout):
                     yield runtime
@@ -215,15 +222,6 @@ class Door:
         await loop.shutdown_asyncgens()
         await loop.shutdown_default_executor()
 
-    def _check_model(self, model: str | None) -> None:
-        served = self.model
-        if model is None or not served or model in (served, served.rpartition("/")[2]):
-            return
-        raise NotServedError(
-            f"this engine serves {served!r}, not model {model!r}: leave model out, or name "
-            f"{served!r}"
-        )
-
     # -- where the runtime's loop is ---------------------------------------------------
 
     def _home(self) -> asyncio.AbstractEventLoop:
@@ -248,11 +246,6 @@ class Door:
         if self._make is None and not loop.is_running():
             raise ConfigError("the event loop of the borrowed runtime does not run")
         return loop
-
-
-def _display_name(model: str) -> str:
-    """A hub name as it is; of a folder, its last part."""
-    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model
 
 
 def _tell(message: str) -> None:

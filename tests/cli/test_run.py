@@ -131,7 +131,7 @@ def test_the_graph_is_written_even_when_the_program_fails(
     assert len(json.loads(target.read_text())["nodes"]) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_the_programs(
     number: int, write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +144,39 @@ def test_a_signal_stops_the_programs(
     before = signal.getsignal(number)
     assert invoke("run", path) == 128 + number
     assert signal.getsignal(number) is before
+    out, err = capsys.readouterr()
+    assert out == "tidied\n"
+    assert err.splitlines()[-1].endswith("the programs and the engine were stopped")
+
+
+def test_sigterm_lets_the_programs_finish(
+    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        "import asyncio, os, signal\n@program\nasync def ends(ctx):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    for _ in range(3): await asyncio.sleep(0)\n"
+        "    return str(await ctx.llm('to the end'))\n"
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    assert invoke("run", path) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+    out, err = capfd.readouterr()
+    assert out == "to the end\n"
+    assert "SIGTERM: finishing 1 programs, nothing new starts; again to stop now" in err
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_after_sigterm_a_second_signal_stops_the_programs(
+    second: int, write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        "import os, signal\n@program\nasync def hangs(ctx):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"    os.kill(os.getpid(), {int(second)})\n"
+        "    try:\n        await ctx.llm('hang')\n    finally:\n        print('tidied')\n"
+    )
+    assert invoke("run", path) == 128 + second
     out, err = capsys.readouterr()
     assert out == "tidied\n"
     assert err.splitlines()[-1].endswith("the programs and the engine were stopped")

@@ -1,98 +1,116 @@
-"""Two real engines: the same texts wherever a call runs, and when one engine is killed."""
+"""Real engines behind one router: the same texts as with one, and while they die."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import resource
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from agentrt import Context, Runtime, program
-from agentrt.executors.replicas import Backoff, Replica, ReplicaSet, ReplicaState
+from agentrt import Runtime
+from agentrt.bench.chaos import Chaos, Terms
+from agentrt.bench.stories import Stories
+from agentrt.executors.base import Executor
+from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.executors.vllm.processes import descendants
-from agentrt.options import LLMOptions
-from agentrt.router import make_router
+from agentrt.request import Call, CallSpec
+from agentrt.router import ROUTERS, make_router
+from agentrt.testing.tinymodel import tiny_model
+from tests.engine.lent import Lent
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-# float32, because bfloat16 varies with the batch that a call is in.
-FLAGS = ("--dtype", "float32", "--max-model-len", "1024")
-OPTIONS = EngineOptions(max_num_seqs=4, flags=FLAGS)
+STORIES = Stories(40, 12)
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    model = tiny_model(tmp_path_factory.mktemp("model"))
+    # float32, because bfloat16 varies with the batch that a call is in.
+    small = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20))
+    return EngineOptions(str(model), 8, flags=("--dtype", "float32", *small), replicas=4)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def replicas() -> AsyncIterator[ReplicaSet]:
-    yield ReplicaSet(
-        lambda index: VLLMEngine(OPTIONS),
-        2,
-        make_router("least-used"),
-        backoff=Backoff(first_s=0.1),
-        patience_s=300,
-    )
+async def engines(options: EngineOptions) -> AsyncIterator[list[VLLMEngine]]:
+    """Four, for all tests: a start takes many seconds."""
+    four = [VLLMEngine(options) for _ in range(4)]
+    await asyncio.gather(*(engine.start(lambda message: None) for engine in four))
+    yield four
+    await asyncio.gather(*(engine.close() for engine in four))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def runtime(replicas: ReplicaSet) -> AsyncIterator[Runtime]:
-    async with Runtime(replicas) as runtime:
-        yield runtime
+async def expected(engines: list[VLLMEngine]) -> list[list[str]]:
+    """What one engine alone answers."""
+    async with Runtime(Lent(engines[0])) as runtime:
+        told = await STORIES.tell(runtime)
+    assert len({text for texts in told for text in texts}) > 100, "the texts hang on the prompts"
+    return told
 
 
-@program
-async def story(ctx: Context, number: int) -> list[str]:
-    """A call, a streamed one over its text, and one more; odd ones sample."""
-    options = LLMOptions(max_tokens=40, ignore_eos=True)
-    if number % 2:
-        options |= LLMOptions(temperature=0.8, seed=number)
-    chat = [{"role": "user", "content": f"Tell a story about {number} cats."}]
-    first = await ctx.llm(chat, **options)
-    chat += [first.message, {"role": "user", "content": "What came next?"}]
-    pieces = [piece async for piece in ctx.llm(chat, stream=True, **options)]
-    chat += [{"role": "assistant", "content": "".join(pieces)}]
-    chat += [{"role": "user", "content": "And then?"}]
-    last = await ctx.llm(chat, **options)
-    return [first.text, "".join(pieces), last.text]
-
-
-async def tell(runtime: Runtime) -> list[list[str]]:
-    runs = [runtime.start(story, number) for number in range(8)]
-    return [await run.wait() for run in runs]
-
-
-async def busy(replicas: ReplicaSet) -> bool:
-    """Whether both engines run calls right now."""
-    snapshots = [await replica.executor.snapshot() for replica in replicas.replicas]
-    return all(snapshot.get("running") for snapshot in snapshots)
-
-
-def ready(replica: Replica) -> bool:
-    return replica.state is ReplicaState.READY
-
-
-async def test_calls_of_a_killed_engine_run_again_with_the_same_texts(
-    runtime: Runtime, replicas: ReplicaSet
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("router", sorted(ROUTERS))
+async def test_the_texts_are_those_of_one_engine(
+    engines: list[VLLMEngine], expected: list[list[str]], router: str, count: int
 ) -> None:
-    """1. Both engines work. 2. One is killed: all programs end with the texts of the first run,
-    and streams repeat nothing. 3. It comes back, and leaves nothing behind."""
-    expected = await tell(runtime)
-    served = [(await r.executor.snapshot())["steps"] for r in replicas.replicas]
-    assert min(served) > 0
-    telling = asyncio.create_task(tell(runtime))
-    async with asyncio.timeout(120):
-        while not await busy(replicas):
-            assert not telling.done()
-    os.kill(descendants()[0], signal.SIGKILL)
-    assert await telling == expected
-    assert sorted(replica.deaths for replica in replicas.replicas) == [0, 1]
-    async with asyncio.timeout(300):
-        while not all(map(ready, replicas.replicas)):
-            await asyncio.sleep(0.1)  # a start takes many seconds
-    assert await tell(runtime) == expected
-    snapshot = await replicas.snapshot()
-    assert (snapshot["running"], snapshot["waiting"], snapshot["programs"]) == ([], [], [])
-    assert [one["in_flight_tokens"] for one in snapshot["replicas"]] == [0, 0]
+    """Native programs and LangGraph graphs at once, greedy calls and sampled ones."""
+    lent = [Lent(engine) for engine in engines[:count]]
+    replicas = ReplicaSet(lambda index: lent[index], count, make_router(router))
+    async with Runtime(replicas) as runtime:
+        assert await STORIES.tell(runtime) == expected
+        assert len(runtime.table) == 0
+    assert sum(one.calls for one in lent) == 4 * STORIES.count
+    assert min(one.calls for one in lent) > 0
+
+
+async def test_an_engine_that_runs_out_of_memory(
+    engines: list[VLLMEngine], expected: list[list[str]]
+) -> None:
+    """Its core may take no more than it has. The next long prompt kills it, and its calls run
+    on the other engine."""
+    lent = [Lent(engine) for engine in engines[2:]]
+    none = Backoff(first_s=0.0, tries=1)
+    replicas = ReplicaSet(lambda i: lent[i], 2, make_router("round-robin"), backoff=none)
+    async with Runtime(replicas):
+        [pid] = engines[3].pids()
+        taken = _address_space(pid)
+        resource.prlimit(pid, resource.RLIMIT_AS, (taken, taken))
+        ids = tuple(range(100, 1000))
+        calls = [
+            Call(f"long/{n}", "long", "t", CallSpec(prompt_token_ids=(n, *ids), max_tokens=4))
+            for n in range(8)
+        ]
+        replies = await asyncio.gather(*(_reply(replicas, call) for call in calls))
+        assert replicas.replicas[1].deaths > 0
+        alone = [await _reply(Lent(engines[0]), call) for call in calls]
+        assert replies == alone
+
+
+def _address_space(pid: int) -> int:
+    """In bytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[0])
+    return pages * resource.getpagesize()
+
+
+async def _reply(executor: Executor, call: Call) -> str:
+    chunks = [chunk async for chunk in executor.generate(call, stream=False)]
+    assert chunks[-1].reply is not None
+    return chunks[-1].reply.text
+
+
+async def test_chaos(options: EngineOptions, expected: list[list[str]]) -> None:
+    """Forty programs, rounds of them, while two engines are killed and stopped in turn."""
+    terms = Terms(seconds=20.0, every=(0.5, 2.0), hang_in=2)
+    notes: list[str] = []
+    report = await Chaos(lambda index: VLLMEngine(options), STORIES, terms, notes.append).run(
+        expected
+    )
+    assert report.wrong() == [], notes
+    assert report.programs >= 40
+    assert min(report.kills, report.hangs, report.reruns) > 0, notes

@@ -9,6 +9,7 @@ import click
 
 from agentrt.cli.bench.adapter import adapter
 from agentrt.cli.bench.barrier import barrier
+from agentrt.cli.bench.chaos import chaos
 from agentrt.cli.bench.engine import burst, scheduler
 from agentrt.cli.bench.langgraph import langgraph
 from agentrt.cli.bench.pure import decisions, simulator
@@ -24,6 +25,7 @@ for _command in (
     adapter,
     barrier,
     burst,
+    chaos,
     decisions,
     langgraph,
     retention,

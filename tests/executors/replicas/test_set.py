@@ -3,93 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any
 
 import pytest
 
 from agentrt.errors import EngineDiedError, EngineStartError
-from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.replicas import Backoff, Replica, ReplicaSet, ReplicaState
-from agentrt.request import Call, CallReport, CallSpec
+from agentrt.request import Call, CallReport
 from agentrt.router import make_router
-from agentrt.testing.scripted import ScriptedExecutor
-
-TEXT = "one two three four five"
-AT_ONCE = Backoff(first_s=0.0, tries=2)
-
-
-class Mortal(ScriptedExecutor):
-    """Dies after so many chunks of its first call; ``lame`` engines do not start."""
-
-    def __init__(
-        self, dies_after: int | None = None, *, lame: bool = False, text: str = TEXT
-    ) -> None:
-        super().__init__(lambda call: text)
-        self.dies_after = dies_after
-        self.lame = lame
-        self.dead = False
-        self.closed = False
-
-    async def start(self, progress: Progress) -> None:
-        if self.lame:
-            raise EngineStartError("no memory")
-        await super().start(progress)
-
-    def alive(self) -> bool:
-        return not self.dead
-
-    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        count = 0
-        async with aclosing(super().generate(call, stream=stream)) as chunks:
-            async for chunk in chunks:
-                if self.dies_after is not None and count >= self.dies_after:
-                    self.dead = True
-                    raise EngineDiedError("killed")
-                count += 1
-                yield chunk
-
-    async def close(self) -> None:
-        self.closed = True
-        await super().close()
-
-
-class Cast:
-    """Makes engines: for each replica the listed ones, one after another, then healthy ones."""
-
-    def __init__(self, *parts: list[Mortal]) -> None:
-        self.parts = list(parts)
-        self.made: list[tuple[int, Mortal]] = []
-
-    def __call__(self, index: int) -> Executor:
-        mortal = self.parts[index].pop(0) if self.parts[index] else Mortal()
-        self.made.append((index, mortal))
-        return mortal
-
-
-Open = Callable[..., Awaitable[ReplicaSet]]
-
-
-@pytest.fixture
-async def opened() -> AsyncIterator[Open]:
-    sets: list[ReplicaSet] = []
-
-    async def make(cast: Cast, router: str = "least-used", **options: Any) -> ReplicaSet:
-        settings: dict[str, Any] = {"backoff": AT_ONCE, **options}
-        one = ReplicaSet(cast, len(cast.parts), make_router(router), **settings)
-        await one.start(lambda message: None)
-        sets.append(one)
-        return one
-
-    yield make
-    for one in sets:
-        await one.close()
-        assert not one._tasks
-
-
-def call_of(number: int = 0, program: str = "p") -> Call:
-    return Call(f"{program}/{number}", program, "t", CallSpec(prompt="hello", max_tokens=64))
+from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
+from tests.executors.replicas.conftest import Open
 
 
 async def becomes(replica: Replica, state: ReplicaState) -> None:
@@ -199,19 +121,8 @@ async def test_an_engine_that_dies_idle_is_noticed(opened: Open) -> None:
     cast = Cast([], [])
     replicas = await opened(cast)
     cast.made[0][1].dead = True
-    await replicas._check(replicas.replicas[0])
+    await replicas._keeper.check(replicas.replicas[0])
     assert replicas.replicas[0].deaths == 1
-
-
-async def test_an_engine_that_hangs_is_noticed(opened: Open) -> None:
-    class Hangs(Mortal):
-        async def snapshot(self) -> dict[str, object]:
-            await asyncio.Event().wait()
-            return {}
-
-    replicas = await opened(Cast([Hangs()], []), hang_s=0.01)
-    await replicas._check(replicas.replicas[0])
-    assert replicas.replicas[0].last_error == "replica-0 has not answered for 0.01 s"
 
 
 async def test_a_start_that_fails_leaves_nothing_open() -> None:

@@ -58,6 +58,7 @@ async def test_options_of_the_model_are_those_of_its_calls(
         seed=3,
         frequency_penalty=0.25,
         presence_penalty=-1,
+        model="lab/tiny",
     )
     per_call: dict[str, Any] = {
         "frequency_penalty": 0,
@@ -68,7 +69,9 @@ async def test_options_of_the_model_are_those_of_its_calls(
     await model.ainvoke(
         "hello", stop=["y", "z"], max_tokens=2, temperature=0, model="tiny", **per_call
     )
-    assert asked(executor) == CallSpec(messages=chat, max_tokens=2, stop=("y", "z"), seed=4)
+    assert asked(executor) == CallSpec(
+        messages=chat, max_tokens=2, stop=("y", "z"), seed=4, model="tiny"
+    )
 
 
 async def test_by_default_a_call_is_greedy_and_as_long_as_it_takes(

@@ -1,0 +1,178 @@
+"""A Ray cluster of several nodes on loopback, for tests and measurements. It is a real one.
+
+    with LocalCluster(nodes=2, cpus=1) as cluster:
+        run_on(cluster.address)
+        cluster.kill_node(1)
+
+Each node is a raylet of its own, started by Ray's own command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agentrt.executors.vllm.processes import descendants
+
+_START_S = 120.0
+_HOST = "127.0.0.{}"
+"""A node's own address on loopback, from 2 on: Ray puts the machine's outer one for 127.0.0.1."""
+
+_STORE_BYTES = 80 << 20
+_STARTED = b"Ray runtime started"
+
+
+class LocalCluster:
+    """``nodes`` raylets with ``cpus`` cores each, the first of them the head.
+
+    A context manager; at its end no process of it is left. ``address`` is what ``--cluster``
+    takes, and ``client_address`` the same for Ray's client, if ``client`` is on.
+    """
+
+    def __init__(self, nodes: int = 2, cpus: int = 1, *, client: bool = False) -> None:
+        self._nodes = nodes
+        self._cpus = cpus
+        self._client_port = _free_port() if client else 0
+        self._port = _free_port()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="agentrt-ray-")
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT`` of the head."""
+        return f"{_HOST.format(2)}:{self._port}"
+
+    @property
+    def client_address(self) -> str:
+        """``ray://HOST:PORT``."""
+        return f"ray://{_HOST.format(2)}:{self._client_port}"
+
+    def __enter__(self) -> Self:
+        try:
+            head = ["--head", f"--port={self._port}", "--include-dashboard=false"]
+            head.append(f"--ray-client-server-port={self._client_port or _free_port()}")
+            self._processes.append(self._start(0, head))
+            _wait_for(self._port, self._processes[0])
+            for index in range(1, self._nodes):
+                node = self._start(index, [f"--address={self.address}"])
+                self._processes.append(node)
+            for index, process in enumerate(self._processes):
+                self._wait_until_started(index, process)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all nodes, workers first. Idempotent."""
+        processes, self._processes = self._processes, []
+        for process in reversed(processes):
+            _end(process)
+        self._folder.cleanup()
+
+    def _wait_until_started(self, index: int, process: subprocess.Popen[bytes]) -> None:
+        log = self._log(index)
+        deadline = time.monotonic() + _START_S
+        while _STARTED not in log.read_bytes():
+            _check(process.poll() is None, f"node {index} ended at once")
+            _check(time.monotonic() < deadline, f"node {index} did not come up")
+            time.sleep(0.05)
+
+    def _log(self, index: int) -> Path:
+        return Path(self._folder.name) / f"node-{index}.log"
+
+    def kill_node(self, index: int) -> None:
+        """Kill the raylet of node ``index`` (SIGKILL), as if its machine had gone."""
+        raylet = _raylet(self._processes[index].pid)
+        _check(raylet is not None, f"node {index} has no raylet")
+        os.kill(int(raylet or 0), signal.SIGKILL)
+
+    def replace_node(self, index: int) -> None:
+        """Start a new node in the place of one that was killed, and wait until it has joined."""
+        _end(self._processes[index])
+        self._processes[index] = self._start(index, [f"--address={self.address}"])
+        self._wait_until_started(index, self._processes[index])
+
+    def _start(self, index: int, role: list[str]) -> subprocess.Popen[bytes]:
+        ray = Path(sys.executable).with_name("ray")
+        lowest = 20000 + 1000 * index
+        arguments = [
+            *(
+                f"--num-cpus={self._cpus}",
+                f"--node-ip-address={_HOST.format(index + 2)}",
+                "--block",
+            ),
+            *(f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats"),
+            *(f"--min-worker-port={lowest}", f"--max-worker-port={lowest + 999}"),
+        ]
+        if index == 0:
+            arguments.append(f"--temp-dir={self._folder.name}")
+        with self._log(index).open("wb") as log:
+            return subprocess.Popen(
+                [ray, "start", *role, *arguments],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "RAY_enable_metrics_collection": "false"},
+            )
+
+
+def _raylet(root: int) -> int | None:
+    """The raylet below a ``ray start --block``."""
+    for pid in descendants(root):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"/raylet"):
+                return pid
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    pids = [process.pid, *descendants(process.pid)]
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while True:
+        with contextlib.suppress(OSError):
+            socket.create_connection((_HOST.format(2), port), timeout=1.0).close()
+            return
+        _check(process.poll() is None, "the head ended at once")
+        _check(time.monotonic() < deadline, "the head did not come up")
+        time.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST.format(2), 0))
+        return int(probe.getsockname()[1])
+
+
+def _check(fine: bool, fault: str) -> None:
+    if not fine:
+        raise RuntimeError(f"the Ray cluster for tests: {fault}")

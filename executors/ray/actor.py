@@ -1,0 +1,109 @@
+"""What runs on a node of the cluster: one embedded engine, whose outputs leave in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from agentrt.errors import AgentrtError, EngineError
+from agentrt.executors.base import Chunk
+from agentrt.executors.boundary import Boundary
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.request import Call, CallReport
+
+Output = tuple[str, "Chunk | AgentrtError | None"]
+"""Whose output it is (a call's id), and what: a piece, the call's error, or its end."""
+
+PROGRESS = ""
+"""In place of a call's id: what comes with it is told while the engine starts."""
+
+
+class EngineActor:
+    """An engine in an async actor of Ray.
+
+    All outputs of all calls leave through `collect`, which gives what there is: while one
+    answer travels, the next gathers, so that a hop costs a round trip for each step of the
+    engine at most, whatever the number of calls.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._engine = VLLMEngine(options)
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._outputs: list[Output] = []
+        self._news = asyncio.Event()
+
+    async def start(self) -> dict[str, Any]:
+        """Start the engine, and say what it runs with."""
+        await self._engine.start(lambda message: self._put(PROGRESS, Chunk(message)))
+        return {
+            "model": self._engine.model,
+            "max_num_seqs": self._engine.max_num_seqs,
+            "pids": self._engine.pids(),
+        }
+
+    async def begin(self, call: Call, stream: bool) -> None:
+        """Run the call; what it puts out is for `collect`."""
+        self._calls[call.call_id] = asyncio.create_task(self._run(call, stream))
+
+    async def _run(self, call: Call, stream: bool) -> None:
+        end: AgentrtError | None = None
+        try:
+            async with contextlib.aclosing(self._engine.generate(call, stream=stream)) as chunks:
+                async for chunk in chunks:
+                    self._put(call.call_id, chunk)
+        except AgentrtError as error:
+            end = type(error)(*error.args)  # without its cause, which may not travel
+        except Exception as error:
+            end = EngineError(f"call {call.call_id}: {type(error).__name__}: {error}")
+        finally:
+            self._calls.pop(call.call_id, None)
+            self._put(call.call_id, end)
+
+    def _put(self, call_id: str, output: Chunk | AgentrtError | None) -> None:
+        self._outputs.append((call_id, output))
+        self._news.set()
+
+    async def collect(self) -> list[Output]:
+        """All outputs since the last time; waits until there is one."""
+        await self._news.wait()
+        self._news.clear()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    async def stop(self, call_id: str) -> None:
+        """Abort the call, if it still runs."""
+        task = self._calls.get(call_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def aborted(self, call_id: str) -> CallReport:
+        """What a call had used when it was aborted."""
+        await self.stop(call_id)
+        return await self._engine.aborted(call_id)
+
+    async def end_program(self, program_id: str) -> None:
+        """Forget a program."""
+        await self._engine.end_program(program_id)
+
+    async def boundaries(self, notes: list[Boundary]) -> None:
+        """Programs went to tools or humans, or came back."""
+        for note in notes:
+            self._engine.boundary(note)
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        """What runs and what waits; raises `EngineError` if the engine is dead."""
+        if not self._engine.alive():
+            raise EngineError("the engine core is dead")
+        return await self._engine.snapshot()
+
+    async def pulse(self) -> float:
+        """Processor time that the engine core has used (seconds)."""
+        return await self._engine.pulse()
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        await self._engine.close()

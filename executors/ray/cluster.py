@@ -1,0 +1,161 @@
+"""The connection to a Ray cluster: made by the first engine, given up by the last."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import ConfigError, EngineStartError
+from agentrt.executors.ray._compat import keep_stdout_clean
+from agentrt.executors.ray.demand import Demand, Node, demand
+from agentrt.executors.vllm.processes import apart
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+_ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^\s/:]+|\[[^\s\]]+\]):(?P<port>\d{1,5})")
+_REACH_S = 5.0
+
+
+class Cluster:
+    """A Ray cluster at ``address``: ``auto``, ``HOST:PORT`` of its head, or ``ray://HOST:PORT``.
+
+    ``engines`` are to share it; each needs ``gpus`` GPUs, where there are any, and ``memory``
+    bytes. A connection that the process has already is used, and stays. Raises `ConfigError`
+    for an address that cannot be, and where Ray is not installed.
+    """
+
+    def __init__(self, address: str, engines: int, *, gpus: int = 1, memory: int = 0) -> None:
+        self._address = address
+        self._engines = engines
+        self._gpus = gpus
+        self._memory = memory
+        self._target = _read(address)
+        self._users = 0
+        self._ours = False
+        self._demand: Demand | None = None
+        self._lock = threading.Lock()
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError(
+                "--cluster needs Ray, which is not installed: pip install 'agentrt[ray]'"
+            )
+
+    async def join(self) -> None:
+        """Connect, unless that is done. Each call needs a `leave`.
+
+        Raises `EngineStartError` where there is no cluster.
+        """
+        await apart(self._join)
+
+    async def leave(self) -> None:
+        """Disconnect, if nobody else is left."""
+        await apart(self._leave)
+
+    def place(self, actor: type, *args: Any) -> ActorHandle[Any]:
+        """A new actor on a node with room, spread over the nodes. It may be waited for."""
+        import ray
+
+        with self._lock:
+            if self._demand is None:
+                self._demand = demand(_nodes(), self._engines, self._gpus, self._memory)
+        share = self._demand
+        terms: dict[str, Any] = {
+            "num_cpus": share.cpus,
+            "num_gpus": share.gpus,
+            "max_restarts": 0,  # a replica that dies is replaced by its set
+            "max_task_retries": 0,
+            "scheduling_strategy": "SPREAD",
+        }
+        if share.memory:
+            terms["memory"] = share.memory
+        return ray.remote(actor).options(**terms).remote(*args)
+
+    @property
+    def share(self) -> Demand | None:
+        """What each engine takes of its node; None before the first is placed."""
+        return self._demand
+
+    def _join(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._connect()
+            self._users += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._ours:
+                import ray
+
+                self._ours = False
+                ray.shutdown()
+
+    def _connect(self) -> None:
+        # Read by Ray as it is imported: nothing is sent to its makers, and GPUs stay visible
+        # to an actor that asked for none.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        if ray.is_initialized():
+            return
+        if self._target is not None:
+            _reach(self._address, self._target)
+        keep_stdout_clean()
+        try:
+            ray.init(address=self._address, logging_level="ERROR", log_to_driver=False)
+        except (ConnectionError, RuntimeError, OSError, ValueError) as error:
+            with contextlib.suppress(Exception):
+                ray.shutdown()
+            raise EngineStartError(self._not_there(error)) from error
+        self._ours = True
+
+    def _not_there(self, error: Exception) -> str:
+        if self._target is None and isinstance(error, ConnectionError):
+            return (
+                "--cluster auto: no Ray cluster runs on this machine; start one with "
+                "'ray start --head', or give the address of its head"
+            )
+        why = str(error).strip().partition("\n")[0]
+        return f"no Ray cluster at --cluster {self._address}: {why}"
+
+
+def _read(address: str) -> tuple[str, int] | None:
+    """Host and port; None for ``auto``."""
+    if address == "auto":
+        return None
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise ConfigError(
+            f"--cluster {address!r} is no address: give auto, HOST:PORT, or ray://HOST:PORT"
+        )
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _reach(address: str, target: tuple[str, int]) -> None:
+    """See at once whether anybody listens there: Ray itself would try for a minute."""
+    try:
+        socket.create_connection(target, timeout=_REACH_S).close()
+    except OSError as error:
+        raise EngineStartError(
+            f"no Ray cluster at --cluster {address}: {error.strerror or error} "
+            "(start one with 'ray start --head', or check host and port)"
+        ) from error
+
+
+def _nodes() -> list[Node]:
+    import ray
+
+    found = []
+    for node in ray.nodes():
+        has = node["Resources"]
+        if node["Alive"]:
+            found.append(
+                Node(int(has.get("CPU", 0)), int(has.get("GPU", 0)), int(has.get("memory", 0)))
+            )
+    return found

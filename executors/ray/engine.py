@@ -1,0 +1,199 @@
+"""An engine on a node of a Ray cluster, as an `Executor` here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentrt import tracking
+from agentrt.errors import AgentrtError, EngineDiedError, EngineStartError
+from agentrt.executors.base import Chunk, Progress
+from agentrt.executors.boundary import Boundary
+from agentrt.executors.ray.actor import PROGRESS, EngineActor
+from agentrt.executors.ray.cluster import Cluster
+from agentrt.executors.vllm.mail import Mail
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.request import Call, CallReport
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
+_PLACE_S = 60.0
+_CLOSE_S = 5.0
+
+
+class RayEngine:
+    """An `Executor` whose engine is an actor of ``cluster``.
+
+    The death of the actor, its engine core or its node is an `EngineDiedError` of all its
+    calls. ``model``, ``max_num_seqs`` and ``pids()`` are known once it has started.
+    """
+
+    def __init__(self, options: EngineOptions, cluster: Cluster) -> None:
+        self.options = options
+        self.model = options.model or ""
+        self.max_num_seqs = options.max_num_seqs
+        self._cluster = cluster
+        self._joined = False
+        self._actor: ActorHandle[Any] | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._boxes: dict[str, asyncio.Queue[Chunk | AgentrtError | None]] = {}
+        self._fault: EngineDiedError | None = None
+        self._pids: list[int] = []
+        self._mail = Mail(lambda notes: self._ask("boundaries", notes))
+
+    # -- life --------------------------------------------------------------------------
+
+    async def start(self, progress: Progress) -> None:
+        progress("joining the cluster")
+        await self._cluster.join()
+        self._joined = True
+        self._actor = self._cluster.place(EngineActor, self.options)
+        progress("waiting for a node with room")
+        try:
+            async with asyncio.timeout(_PLACE_S):
+                await self._ask("__ray_ready__")
+        except TimeoutError as error:
+            raise EngineStartError(
+                f"no node of the cluster has {self._cluster.share} free for another engine "
+                f"within {_PLACE_S:g} s: give fewer --replicas, or add nodes"
+            ) from error
+        with tracking.outside():
+            self._pump = asyncio.create_task(self._carry(progress), name="agentrt/ray")
+        started = await self._ask("start")
+        self.model, self.max_num_seqs = started["model"], started["max_num_seqs"]
+        self._pids = started["pids"]
+
+    def alive(self) -> bool:
+        """Whether the actor is there, as far as this process knows."""
+        return self._fault is None
+
+    def pids(self) -> list[int]:
+        """The processes of the engine core, on its own node."""
+        return self._pids
+
+    async def close(self) -> None:
+        self._die(EngineDiedError("the engine is not running"))
+        await self._mail.close()
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.cancel()
+            await asyncio.wait([pump])
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            await _end(actor)
+        if self._joined:
+            self._joined = False
+            await self._cluster.leave()
+
+    # -- calls -------------------------------------------------------------------------
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        if self._fault is not None:
+            raise EngineDiedError(str(self._fault))
+        box = self._boxes[call.call_id] = asyncio.Queue()
+        over = False
+        try:
+            self._tell("begin", call, stream)
+            while not over:
+                output = await box.get()
+                over = not isinstance(output, Chunk)
+                if isinstance(output, Chunk):
+                    yield output
+                elif output is not None:
+                    raise output
+        finally:
+            self._boxes.pop(call.call_id, None)
+            if not over:
+                self._tell("stop", call.call_id)
+
+    async def _carry(self, progress: Progress) -> None:
+        """Bring the actor's outputs to those who wait for them, until it dies."""
+        try:
+            while True:
+                for call_id, output in await self._ask("collect"):
+                    box = self._boxes.get(call_id)
+                    if box is not None:
+                        box.put_nowait(output)
+                    elif call_id == PROGRESS:
+                        progress(output.text)
+        except AgentrtError as error:
+            self._die(EngineDiedError(str(error)))
+
+    def _die(self, fault: EngineDiedError) -> None:
+        if self._fault is None:
+            self._fault = fault
+        for box in self._boxes.values():
+            box.put_nowait(EngineDiedError(str(self._fault)))
+
+    # -- control -----------------------------------------------------------------------
+
+    async def aborted(self, call_id: str) -> CallReport:
+        report: CallReport = await self._ask("aborted", call_id)
+        return report
+
+    async def end_program(self, program_id: str) -> None:
+        await self._ask("end_program", program_id)
+
+    def boundary(self, note: Boundary) -> None:
+        if self.options.scheduler.retention != "lru":
+            self._mail.post(note)
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = await self._ask("snapshot")
+        return found
+
+    async def pulse(self) -> float:
+        """Processor time that the engine core has used (seconds)."""
+        return float(await self._ask("pulse"))
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        """Call a method of the actor. Raises what it raises, or `EngineDiedError`."""
+        if self._actor is None:
+            raise EngineDiedError("the engine is not running")
+        return await _translated(getattr(self._actor, method).remote(*args))
+
+    def _tell(self, method: str, *args: Any) -> None:
+        """The same, without waiting for it."""
+        if self._actor is not None and self._fault is None:
+            getattr(self._actor, method).remote(*args)
+
+
+async def _translated(reference: ObjectRef) -> Any:
+    """What the reference gives; Ray's errors as ours, those of the engine as they were.
+
+    Who is cancelled leaves Ray's own future alone: Ray reports one that was cancelled as a fault.
+    """
+    from ray.exceptions import RayError, RayTaskError
+
+    answer = asyncio.wrap_future(reference.future())
+    answer.add_done_callback(_seen)
+    try:
+        return await asyncio.shield(answer)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, AgentrtError):
+            raise cause from None
+        raise EngineDiedError(f"{type(cause).__name__}: {cause}") from error
+    except (RayError, ConnectionError) as error:
+        raise EngineDiedError(f"its actor or node is gone ({type(error).__name__})") from error
+
+
+def _seen(answer: asyncio.Future[Any]) -> None:
+    """The answer came, or its error, whether somebody still waits for it or not."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+async def _end(actor: ActorHandle[Any]) -> None:
+    """Stop the actor: kindly, since its engine has processes of its own, then for good."""
+    import ray
+
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(_CLOSE_S):
+            await actor.close.remote()
+    with contextlib.suppress(Exception):
+        ray.kill(actor, no_restart=True)

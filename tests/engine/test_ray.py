@@ -1,0 +1,169 @@
+"""Engines as actors of a real Ray cluster: two nodes on loopback, one of which is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agentrt import Runtime
+from agentrt.bench.stories import Stories
+from agentrt.bench.witness import Witness
+from agentrt.errors import CallRejectedError, ConfigError
+from agentrt.executors.ray import Cluster, RayEngine
+from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.request import Call, CallSpec
+from agentrt.router import make_router
+from agentrt.testing.raycluster import LocalCluster
+from agentrt.testing.tinymodel import tiny_model
+from tests.engine.lent import Lent
+
+pytest.importorskip("vllm")
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+STORIES = Stories(20, 12)
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[LocalCluster]:
+    with LocalCluster(nodes=2, cpus=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def witness() -> Witness:
+    return Witness()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def replicas(
+    nodes: LocalCluster, witness: Witness, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ReplicaSet]:
+    model = tiny_model(tmp_path_factory.mktemp("model"))
+    small = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20))
+    options = EngineOptions(str(model), 8, flags=("--dtype", "float32", *small))
+    cluster = Cluster(nodes.address, 2, memory=GIB)
+    replicas = ReplicaSet(
+        lambda index: witness.engine(RayEngine(options, cluster)),
+        2,
+        make_router("least-used"),
+        backoff=Backoff(first_s=0.1),
+        patience_s=300.0,
+    )
+    await replicas.start(lambda message: None)
+    yield replicas
+    pids = _pids(replicas)
+    await replicas.close()
+    assert pids
+    async with asyncio.timeout(30):
+        while any(map(_is_there, pids)):
+            await asyncio.sleep(0.05)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(replicas: ReplicaSet) -> list[list[str]]:
+    """What one engine alone answers."""
+
+    async with Runtime(Lent(replicas.replicas[0].executor)) as runtime:
+        return await STORIES.tell(runtime)
+
+
+def _pids(replicas: ReplicaSet) -> list[int]:
+    found: list[int] = []
+    for replica in replicas.replicas:
+        if replica.state is ReplicaState.READY:
+            found += replica.executor.pids()  # type: ignore[attr-defined]
+    return found
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _call(number: int, **options: object) -> Call:
+    spec = CallSpec(prompt=f"Number {number}.", ignore_eos=True, **options)  # type: ignore[arg-type]
+    return Call(f"p/{number}", "p", "t", spec)
+
+
+async def test_the_texts_are_those_of_one_engine(
+    replicas: ReplicaSet, expected: list[list[str]]
+) -> None:
+    """Each node has an engine, and both have worked."""
+    before = [(await r.executor.snapshot())["steps"] for r in replicas.replicas]
+    async with Runtime(Lent(replicas)) as runtime:
+        assert await STORIES.tell(runtime) == expected
+    after = [(await r.executor.snapshot())["steps"] for r in replicas.replicas]
+    assert all(later > earlier for earlier, later in zip(before, after, strict=True))
+    assert replicas.models == (replicas.model,)
+
+
+async def test_a_stream_comes_piece_by_piece(replicas: ReplicaSet) -> None:
+    chunks = [c async for c in replicas.generate(_call(1, max_tokens=30), stream=True)]
+    assert len(chunks) > 5
+    assert chunks[-1].reply is not None
+    assert "".join(chunk.text for chunk in chunks) == chunks[-1].reply.text
+    assert chunks[-1].reply.report.output_tokens == 30
+
+
+async def test_an_aborted_call_is_gone_from_its_engine(replicas: ReplicaSet) -> None:
+    chunks = replicas.generate(_call(2, max_tokens=900), stream=True)
+    await anext(chunks)
+    await chunks.aclose()
+    assert (await replicas.aborted("p/2")).output_tokens > 0
+    await replicas.end_program("p")
+    snapshot = await replicas.snapshot()
+    assert (snapshot["running"], snapshot["waiting"], snapshot["programs"]) == ([], [], [])
+
+
+async def test_the_engine_s_own_errors_come_as_they_are(replicas: ReplicaSet) -> None:
+    long = Call("p/3", "p", "t", CallSpec(prompt_token_ids=(5,) * 2000))
+    with pytest.raises(CallRejectedError, match="its prompt has 2000 tokens"):
+        await anext(replicas.generate(long, stream=False))
+
+
+async def test_more_engines_than_the_nodes_have_room_for(nodes: LocalCluster) -> None:
+    many = RayEngine(EngineOptions(), Cluster(nodes.address, 3, memory=GIB))
+    with pytest.raises(ConfigError, match=r"3 engines of at least 1 cores, .* do not fit"):
+        await many.start(lambda message: None)
+    await many.close()
+
+
+async def test_a_core_and_then_a_node_are_killed_in_the_middle(
+    nodes: LocalCluster, replicas: ReplicaSet, witness: Witness, expected: list[list[str]]
+) -> None:
+    """1. An engine core dies on its node: its actor says so, and a new one takes its place.
+    2. A node's raylet is killed: its engine's calls run again on the other node. All answers are
+    right each time, and no call runs or is delivered after its delivery."""
+
+    def kill_core() -> None:
+        os.kill(_pids(replicas)[0], signal.SIGKILL)
+
+    def kill_node() -> None:
+        nodes.kill_node(1)
+
+    async with Runtime(witness.front(Lent(replicas))) as runtime:
+        for number, kill in enumerate((kill_core, kill_node), start=1):
+            telling = asyncio.create_task(STORIES.tell(runtime))
+            async with asyncio.timeout(60):
+                while not all(replica.calls for replica in replicas.replicas):
+                    await asyncio.sleep(0)
+            kill()
+            assert await telling == expected
+            async with asyncio.timeout(30):
+                while sum(replica.deaths for replica in replicas.replicas) < number:
+                    await asyncio.sleep(0.05)
+            if kill is kill_core:
+                async with asyncio.timeout(200):
+                    await replicas.settled()
+        assert len(runtime.table) == 0
+    assert witness.faults == []
+    assert sum(witness.delivered.values()) == 8 * STORIES.count
+    assert sum(replica.reruns for replica in replicas.replicas) > 0

@@ -1,0 +1,141 @@
+"""Engines that hang, that die at odd moments, and what was delivered already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from agentrt import Context, Runtime, program
+from agentrt.errors import EngineDiedError
+from agentrt.executors.base import Chunk
+from agentrt.executors.boundary import Boundary
+from agentrt.executors.replicas import Backoff, Health, ReplicaState
+from agentrt.executors.replicas.lifeline import Lifeline
+from agentrt.request import Call, CallReport
+from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
+from tests.executors.replicas.conftest import Open
+
+QUICK = Health(stall_s=0.01, hang_s=0.1)
+
+
+async def text_of(replicas: object, call: Call) -> str:
+    chunks = replicas.generate(call, stream=True)  # type: ignore[attr-defined]
+    return "".join([chunk.text async for chunk in chunks])
+
+
+@pytest.mark.parametrize(
+    ("beats", "words"),
+    [
+        (False, "has not answered for 0.02 s and does not work"),
+        (True, "has not answered for 0.1 s"),
+        (None, "has not answered for 0.1 s"),
+    ],
+)
+async def test_the_calls_of_an_engine_that_hangs_run_again(
+    opened: Open, beats: bool | None, words: str
+) -> None:
+    """Its call waits in the middle of a stream; one that uses no processor time has less time."""
+    cast = Cast([Mortal(hangs=True, beats=beats)], [])
+    replicas = await opened(cast, health=QUICK)
+    reading = asyncio.create_task(text_of(replicas, call_of()))
+    async with asyncio.timeout(30):
+        while not cast.made[0][1]._stuck.is_set():
+            await asyncio.sleep(0)
+        await replicas._keeper.check(replicas.replicas[0])
+        assert await reading == TEXT
+    first = replicas.replicas[0]
+    assert words in first.last_error
+    assert (first.deaths, first.reruns) == (1, 1)
+
+
+async def test_a_cancelled_call_of_an_engine_that_hangs_is_let_go(opened: Open) -> None:
+    """What it used cannot be asked; whoever cancels does not hang, too."""
+
+    class Mute(Mortal):
+        async def aborted(self, call_id: str) -> CallReport:
+            await asyncio.Event().wait()
+            return CallReport()
+
+    replicas = await opened(Cast([Mute()], []))
+    chunks = replicas.generate(call_of(), stream=True)
+    await anext(chunks)
+    await chunks.aclose()
+    asking = asyncio.create_task(replicas.aborted("p/0"))
+    await asyncio.sleep(0)
+    first = replicas.replicas[0]
+    replicas._keeper.lost(first, first.executor, EngineDiedError("hangs"))
+    async with asyncio.timeout(30):
+        assert await asking == CallReport()
+
+
+async def test_a_delivered_reply_is_not_computed_again(opened: Open) -> None:
+    """The engine dies after its last chunk, before it has said that there is none to come."""
+
+    class DiesAfterwards(Mortal):
+        async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+            async for chunk in super().generate(call, stream=stream):
+                yield chunk
+            raise EngineDiedError("killed at the end")
+
+    cast = Cast([DiesAfterwards()], [])
+    replicas = await opened(cast)
+    chunks = [chunk async for chunk in replicas.generate(call_of(), stream=True)]
+    assert "".join(chunk.text for chunk in chunks) == TEXT
+    assert [chunk.reply is not None for chunk in chunks].count(True) == 1
+    assert sum(len(mortal.calls) for _, mortal in cast.made) == 1
+    assert (replicas.replicas[0].deaths, replicas.replicas[0].reruns) == (1, 0)
+
+
+async def test_programs_notice_nothing_but_time(opened: Open) -> None:
+    """Every engine dies twice in the middle of a call. All replies come, once, and the table
+    and the replicas are empty at the end."""
+
+    @program
+    async def asks(ctx: Context) -> list[str]:
+        replies = await asyncio.gather(*(ctx.llm("hello", max_tokens=64) for _ in range(4)))
+        return [reply.text for reply in replies]
+
+    deaths = [[Mortal(0), Mortal(0)] for _ in range(3)]
+    replicas = await opened(Cast(*deaths), backoff=Backoff(first_s=0.0, tries=9))
+    async with Runtime(replicas) as runtime:
+        runs = [runtime.start(asks) for _ in range(10)]
+        assert [await run.wait() for run in runs] == [[TEXT] * 4] * 10
+        assert len(runtime.table) == 0
+        assert [(r.calls, r.view.in_flight) for r in replicas.replicas] == [(0, 0)] * 3
+        assert all(not r.programs for r in replicas.replicas)
+
+
+async def test_boundaries_reach_the_replicas_that_know_the_program(opened: Open) -> None:
+    cast = Cast([], [], [])
+    replicas = await opened(cast, router="round-robin")
+    await text_of(replicas, call_of(0, "p"))
+    await text_of(replicas, call_of(0, "q"))
+    note = Boundary("q", "tool", "search")
+    replicas.boundary(note)
+    assert [mortal.notes for _, mortal in cast.made] == [[], [note], []]
+
+
+async def test_a_set_that_closes_fails_the_calls_that_wait_for_a_replica(opened: Open) -> None:
+    replicas = await opened(Cast([Mortal(0)]), backoff=Backoff(first_s=3600))
+    waiting = asyncio.create_task(text_of(replicas, call_of()))
+    async with asyncio.timeout(30):
+        while replicas.replicas[0].state is not ReplicaState.DOWN:
+            await asyncio.sleep(0)
+        await replicas.close()
+        with pytest.raises(EngineDiedError, match="no replica is left: replica-0: killed"):
+            await waiting
+
+
+async def test_a_lifeline_leaves_timeouts_of_others_alone() -> None:
+    line = Lifeline()
+
+    async def late() -> None:
+        raise TimeoutError("theirs")
+
+    with pytest.raises(TimeoutError, match="theirs"):
+        await line.hold(late)
+    line.cut("gone")
+    with pytest.raises(EngineDiedError, match="gone"):
+        await line.hold(late)

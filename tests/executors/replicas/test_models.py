@@ -1,0 +1,106 @@
+"""Replicas of different models: a call that names one runs there, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrt import Context, Runtime, program
+from agentrt.errors import EngineDiedError, NotServedError
+from agentrt.executors.replicas import Backoff, ReplicaState
+from agentrt.executors.served import is_model
+from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.router import ROUTERS
+from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
+from tests.executors.replicas.conftest import Open
+
+BIG, SMALL = "lab/big", "/models/small/"
+
+
+def mixed() -> Cast:
+    return Cast([Mortal(model=BIG)], [Mortal(model=SMALL)], [Mortal(model=SMALL)])
+
+
+def asked(cast: Cast) -> list[int]:
+    return [len(mortal.calls) for _, mortal in cast.made]
+
+
+@program
+async def asks(ctx: Context, model: str | None) -> str:
+    pieces = [piece async for piece in ctx.llm("hello", stream=True, model=model)]
+    reply = await ctx.llm("hello", model=model)
+    assert "".join(pieces) == reply.text
+    return reply.text
+
+
+@pytest.mark.parametrize("router", sorted(ROUTERS))
+@pytest.mark.parametrize(
+    ("model", "where"), [(None, {0}), ("big", {0}), (BIG, {0}), ("small", {1, 2}), (SMALL, {1, 2})]
+)
+async def test_a_call_goes_where_its_model_is(
+    opened: Open, router: str, model: str | None, where: set[int]
+) -> None:
+    cast = mixed()
+    replicas = await opened(cast, router=router)
+    assert (replicas.model, replicas.models) == (BIG, (BIG, SMALL))
+    async with Runtime(replicas) as runtime:
+        runs = [runtime.start(asks, model) for _ in range(6)]
+        assert [await run.wait() for run in runs] == [TEXT] * 6
+        assert {index for index, count in enumerate(asked(cast)[-3:]) if count} <= where
+        assert sum(asked(cast)) == 12
+
+
+async def test_a_chat_model_names_one_of_several(opened: Open) -> None:
+    cast = mixed()
+    async with Runtime(await opened(cast)) as runtime:
+        small = await ChatAgentRT(runtime=runtime, model="small").ainvoke("hello")
+        big = await ChatAgentRT(runtime=runtime).ainvoke("hello")
+        names = [message.response_metadata["model_name"] for message in (small, big)]
+        assert names == ["small", "lab/big"]
+        calls = [mortal.calls for _, mortal in cast.made if mortal.calls]
+        assert [[call.spec.model for call in one] for one in calls] == [[None], ["small"]]
+        with pytest.raises(NotServedError, match="serves 'lab/big' or 'small', not model 'x'"):
+            await ChatAgentRT(runtime=runtime, model="x").ainvoke("hello")
+
+
+async def test_a_model_that_none_serves(opened: Open) -> None:
+    """One error that lists what is served, from a program and from the set itself."""
+    cast = mixed()
+    replicas = await opened(cast)
+    words = "serves 'lab/big' or 'small', not model 'huge': leave model out, or name"
+    async with Runtime(replicas) as runtime:
+        with pytest.raises(NotServedError, match=words):
+            await runtime.start(asks, "huge").wait()
+        assert len(runtime.table) == 0
+        with pytest.raises(NotServedError, match=words):
+            await anext(replicas.generate(call_of(model="huge"), stream=False))
+    assert sum(asked(cast)) == 0
+
+
+async def test_one_model_s_replicas_do_not_stand_in_for_another_s(opened: Open) -> None:
+    """The big one dies and rests: its calls wait for it, while the small ones work."""
+    cast = Cast([Mortal(0, model=BIG)], [Mortal(model=SMALL)])
+    replicas = await opened(cast, backoff=Backoff(first_s=3600), patience_s=0.05)
+    with pytest.raises(EngineDiedError, match=r"within 0\.05 s: replica-0: killed$"):
+        await anext(replicas.generate(call_of(model="big"), stream=False))
+    assert replicas.replicas[0].state is ReplicaState.DOWN
+    async with asyncio.timeout(30):
+        chunk = await anext(replicas.generate(call_of(model="small"), stream=False))
+    assert chunk.text == TEXT
+
+
+@pytest.mark.parametrize(
+    ("name", "served", "same"),
+    [
+        ("a/b", "a/b", True),
+        ("b", "a/b", True),
+        ("b", "/x/a/b/", True),
+        ("/x/a/b", "/x/a/b/", True),
+        ("a", "a/b", False),
+        ("c/b", "a/b", False),
+        ("", "a/b", False),
+    ],
+)
+def test_what_names_a_model(name: str, served: str, same: bool) -> None:
+    assert is_model(name, served) is same

@@ -1,0 +1,102 @@
+"""Drain, restart, and a rolling restart of all: nothing is lost, and somebody always works."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrt.errors import ConfigError, EngineStartError
+from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
+from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
+from tests.executors.replicas.conftest import Open
+
+
+async def text_of(replicas: ReplicaSet, number: int) -> str:
+    chunks = replicas.generate(call_of(number), stream=True)
+    return "".join([chunk.text async for chunk in chunks])
+
+
+async def test_a_drained_replica_finishes_its_calls_and_takes_none(opened: Open) -> None:
+    notices: list[str] = []
+    cast = Cast([], [])
+    replicas = await opened(cast, notice=notices.append)
+    chunks = replicas.generate(call_of(0), stream=True)
+    first = (await anext(chunks)).text
+    draining = asyncio.create_task(replicas.drain("replica-0"))
+    await asyncio.sleep(0)
+    assert [await text_of(replicas, number) for number in range(1, 5)] == [TEXT] * 4
+    assert not draining.done()
+    assert first + "".join([chunk.text async for chunk in chunks]) == TEXT
+    await draining
+    assert [len(mortal.calls) for _, mortal in cast.made] == [1, 4]
+    assert replicas.replicas[0].state is ReplicaState.DRAINING
+    assert notices == ["replica-0 takes nothing new: 1 calls to finish"]
+
+
+async def test_restart_puts_a_new_engine_in_the_place(opened: Open) -> None:
+    cast = Cast([], [])
+    replicas = await opened(cast)
+    await asyncio.gather(replicas.restart("replica-0"), replicas.restart("replica-0"))
+    assert [index for index, _ in cast.made] == [0, 1, 0], "two that ask at once get one restart"
+    assert cast.made[0][1].closed
+    assert replicas.replicas[0].state is ReplicaState.READY
+    assert replicas.replicas[0].deaths == 0
+
+
+async def test_a_rolling_restart_loses_nothing(opened: Open) -> None:
+    """Calls come all the time. Never are two replicas away at once."""
+    cast = Cast([], [], [])
+    replicas = await opened(cast)
+    away: list[int] = []
+
+    async def ask() -> list[str]:
+        texts = []
+        for number in range(60):
+            away.append(sum(r.state is not ReplicaState.READY for r in replicas.replicas))
+            texts.append(await text_of(replicas, number))
+        return texts
+
+    asking = asyncio.create_task(ask())
+    await replicas.roll()
+    assert set(await asking) == {TEXT}
+    assert max(away) == 1
+    assert [index for index, _ in cast.made] == [0, 1, 2, 0, 1, 2]
+    assert sum(replica.reruns for replica in replicas.replicas) == 0
+
+
+async def test_the_calls_of_a_lone_replica_wait_for_its_restart(opened: Open) -> None:
+    replicas = await opened(Cast([]))
+    restarting = asyncio.create_task(replicas.restart("replica-0"))
+    await asyncio.sleep(0)
+    assert await text_of(replicas, 0) == TEXT
+    await restarting
+
+
+async def test_one_that_dies_while_it_drains_comes_back(opened: Open) -> None:
+    cast = Cast([Mortal(2)], [])
+    replicas = await opened(cast)
+    reading = asyncio.create_task(text_of(replicas, 0))
+    await asyncio.sleep(0)
+    await replicas.restart("replica-0")
+    assert await reading == TEXT
+    assert replicas.replicas[0].deaths == 1
+    assert [index for index, _ in cast.made] == [0, 1, 0]
+
+
+async def test_a_restart_that_comes_to_nothing_says_so(opened: Open) -> None:
+    lame = [Mortal(), *(Mortal(lame=True) for _ in range(9))]
+    replicas = await opened(Cast(lame, []), backoff=Backoff(first_s=0.0, tries=2))
+    with pytest.raises(EngineStartError, match="replica-0 did not come back: no memory"):
+        await replicas.restart("replica-0")
+    assert replicas.replicas[0].state is ReplicaState.OUT
+    with pytest.raises(ConfigError, match="replica-0 is left out: no memory"):
+        await replicas.restart("replica-0")
+    await replicas.roll()
+    assert await text_of(replicas, 0) == TEXT
+
+
+async def test_a_name_that_there_is_not(opened: Open) -> None:
+    replicas = await opened(Cast([], []))
+    with pytest.raises(ConfigError, match="no replica 'x'; there is replica-0, replica-1"):
+        await replicas.drain("x")
