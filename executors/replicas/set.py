@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from functools import partial
@@ -18,10 +19,12 @@ from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.replicas.replica import Backoff, Replica, ReplicaState, prompt_tokens
-from agentrt.request import Call, CallReport
+from agentrt.request import Call, CallReport, Reply
 from agentrt.router import Router, RouterCall
 
 _CHECK_S = 2.0
+_OF_EACH = ("policy", "steps", "computed_tokens", "blocks", "free_blocks", "free_slots")
+"""What of an engine's snapshot is told of each replica."""
 
 
 class ReplicaSet:
@@ -107,6 +110,10 @@ class ReplicaSet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def alive(self) -> bool:
+        """Whether a replica is there to run calls."""
+        return any(replica.state is ReplicaState.READY for replica in self.replicas)
+
     # -- calls -------------------------------------------------------------------------
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
@@ -123,7 +130,7 @@ class ReplicaSet:
                             text = again.rest(chunk.text, last=chunk.reply is not None)
                             given += text
                             if text or chunk.reply is not None:
-                                yield Chunk(text, chunk.reply)
+                                yield Chunk(text, _signed(chunk.reply, replica))
                 return
             except EngineDiedError as error:
                 if again.differs:
@@ -181,13 +188,21 @@ class ReplicaSet:
     async def snapshot(self) -> Mapping[str, Any]:
         found = [await self._snapshot_of(replica) for replica in self.replicas]
         whole: dict[str, Any] = {
-            key: [entry for one in found for entry in one.get(key, ())]
-            for key in ("running", "waiting", "programs")
+            key: [
+                {**entry, "replica": replica.name}
+                for replica, one in zip(self.replicas, found, strict=True)
+                for entry in one.get(key, ())
+            ]
+            for key in ("running", "waiting")
         }
+        whole["programs"] = [program for one in found for program in one.get("programs", ())]
         whole["steps"] = sum(one.get("steps") or 0 for one in found)
         whole["requests"] = sum(one.get("requests") or 0 for one in found)
         whole["levelled"] = all(one.get("levelled", True) for one in found)
-        whole["replicas"] = [self._describe(replica) for replica in self.replicas]
+        whole["replicas"] = [
+            {**self._describe(replica), **{key: one[key] for key in _OF_EACH if key in one}}
+            for replica, one in zip(self.replicas, found, strict=True)
+        ]
         return whole
 
     async def _snapshot_of(self, replica: Replica) -> Mapping[str, Any]:
@@ -256,6 +271,15 @@ class ReplicaSet:
                 await engine.snapshot()
         except Exception as error:
             self._lost(replica, engine, error)
+
+
+def _signed(reply: Reply | None, replica: Replica) -> Reply | None:
+    """The reply with the name of the replica that it is from."""
+    if reply is None:
+        return None
+    return dataclasses.replace(
+        reply, report=dataclasses.replace(reply.report, replica=replica.name)
+    )
 
 
 class _Again:
