@@ -23,7 +23,15 @@ from agentrt.request import Call, CallReport, Reply
 from agentrt.router import Router, RouterCall
 
 _CHECK_S = 2.0
-_OF_EACH = ("policy", "steps", "computed_tokens", "blocks", "free_blocks", "free_slots")
+_OF_EACH = (
+    "steps",
+    "computed_tokens",
+    "blocks",
+    "free_blocks",
+    "free_slots",
+    "needs_blocks",
+    "levelled",
+)
 """What of an engine's snapshot is told of each replica."""
 
 
