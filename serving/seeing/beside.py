@@ -57,6 +57,7 @@ def _listen(port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((_HOST, port))
+        listening.listen()
     except (OSError, OverflowError) as error:
         listening.close()
         raise ConfigError(

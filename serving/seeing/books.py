@@ -81,7 +81,7 @@ class Books:
     def _end(self, program_id: str) -> None:
         run = self.live.pop(program_id)
         self.metrics.program_ended(run, self._accounts[program_id])
-        if run.row.calls:  # a foreign framework's program may end before its calls do
+        if _is_busy(run):  # a foreign framework's program may end before its calls do
             self._trailing[program_id] = run
             self._bound_trailing()
         else:
@@ -96,19 +96,23 @@ class Books:
                     self.readers.note(run, node)
 
     def _bound_trailing(self) -> None:
-        """Whose calls nobody ever ends is not waited for without end."""
+        """Programs whose calls nobody ever ends are not waited for without end."""
         while len(self._trailing) > self._kept:
             oldest = next(iter(self._trailing))
             del self._trailing[oldest], self._accounts[oldest]
 
     def _node_ended(self, event: NodeEnded) -> None:
         run = self.live.get(event.program_id) or self._trailing.get(event.program_id)
-        if run is None:  # a tool that outlived its program
+        if run is None:  # it outlived its program by far
             return
         node = event.node
         self.metrics.node_ended(run, self._accounts[run.id], node)
         if node.kind is NodeKind.CALL:
             self.tracks.end(call_id(run, node), run, node)
-        if run.id in self._trailing and not run.row.calls:
+        if run.id in self._trailing and not _is_busy(run):
             del self._trailing[run.id], self._accounts[run.id]
         self.readers.note(run, node)
+
+
+def _is_busy(run: Run) -> bool:
+    return bool(run.row.calls or run.row.tools or run.row.humans)

@@ -82,8 +82,7 @@ class Readers:
 
     @contextmanager
     def opened(self, tenant: str | None, wanted: Wanted) -> Iterator[Reader]:
-        """A reader while the body runs. Raises `TooManyReadersError`."""
-        self.check(tenant)
+        """A reader while the body runs; `check` first."""
         reader = Reader(wanted, self._buffer)
         self._open[reader] = tenant
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
@@ -146,10 +146,8 @@ class Seeing:
 
     # -- the page ----------------------------------------------------------------------
 
-    async def dashboard(self, request: Request) -> Response:
+    async def dashboard(self) -> Response:
         """The page. It loads its parts from beneath its own address."""
-        if request.url.path.endswith("/"):
-            return RedirectResponse(request.url.path.rstrip("/"))
         return await self.file("index.html")
 
     async def file(self, name: str) -> Response:

@@ -27,7 +27,10 @@ from agentrt.serving.seeing.render import JSON, Renderer
 from agentrt.serving.server import Server
 
 _VIEW_S = 0.5
-"""How often a reader is told of the engines."""
+"""How often a reader is told of the engines when nothing happens."""
+
+_BUSY_VIEW_S = 0.25
+"""How often when something does: a call that just came has to be found in its queue."""
 
 _BATCH_S = 0.1
 """What changes within this time is told at once."""
@@ -80,7 +83,7 @@ class Watching:
             yield _event("snapshot", first)
             while not self._over():
                 await reader.wait(_VIEW_S)
-                view = await self.lookout.fresh(_VIEW_S)
+                view = await self.lookout.fresh(_BUSY_VIEW_S)
                 try:
                     with self.books.ledger.lock:
                         change = self.change(reader, view)
@@ -106,11 +109,15 @@ class Watching:
         render = self.renderer(view)
         programs = [run for run in self._known() if self.wants(run)]
         self.told = {run.id: render.program(run) for run in programs}
+        nodes = [(node, render.node(run, node)) for run, node in self._nodes(programs)]
+        self.told_nodes = {
+            (told["program"], node.id): told for node, told in nodes if not node.state.ended
+        }
         self.told_engines, self.told_at = render.engines(), view.at
         return {
             "at": render.now,
             "programs": list(self.told.values()),
-            "nodes": [render.node(run, node) for run, node in self._nodes(programs)],
+            "nodes": [told for _, told in nodes],
             "engines": self.told_engines,
         }
 

@@ -26,7 +26,7 @@ export class Engines {
   build(replicas, levels) {
     byId("replicas").replaceChildren(
       ...replicas.map(() =>
-        h("div", { class: "replica" }, h("span", { class: "state" }), h("span"), h("div", { class: "meter", role: "img" }, h("i")), h("small")),
+        h("div", { class: "replica" }, h("span", { class: "dotted" }), h("span"), h("div", { class: "meter", role: "img" }, h("i")), h("small")),
       ),
     );
     const rows = [h("h3", {}, levels.length ? "Calls by queue level: in the batch, and waiting" : "All queues are empty.")];
@@ -66,7 +66,7 @@ export class Engines {
   spark(now) {
     const { rates } = this.store;
     const most = Math.max(1, ...rates.map(({ rate }) => rate));
-    const points = rates.map(({ at, rate }) => `${(60 - (now - at)).toFixed(2)} ${(19 - (17 * rate) / most).toFixed(2)}`);
+    const points = rates.length < 3 ? [] : rates.map(({ at, rate }) => `${(60 - (now - at)).toFixed(2)} ${(19 - (17 * rate) / most).toFixed(2)}`);
     mark(this.line, "d", points.length > 1 ? `M${points.join("L")}` : "");
     const first = rates.length ? (60 - (now - rates[0].at)).toFixed(2) : 0;
     const last = rates.length ? (60 - (now - rates[rates.length - 1].at)).toFixed(2) : 0;

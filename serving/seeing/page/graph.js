@@ -5,7 +5,7 @@ import { curve, layout, NODE } from "./layout.js";
 import { follow } from "./stream.js";
 
 const MOST_NODES = 400;
-const LEAST_SCALE = 0.5;
+const LEAST_SCALE = 0.55;
 const OPEN = new Set(["waiting", "running"]);
 
 export class Graph {
@@ -25,7 +25,7 @@ export class Graph {
     this.program = null;
     this.nodes = [];
     this.shape = "";
-    this.facts = "";
+    this.facts = "Point at a node for its times and tokens.";
     this.stop = follow(`events?program=${encodeURIComponent(id)}`, {
       event: (name, body) => this.tell(name, body),
       state: (state) => state === "gone" && this.gone(),
@@ -71,9 +71,9 @@ export class Graph {
     const box = byId("graph");
     const { places, edges, width, height } = layout(nodes);
     const room = { width: box.clientWidth - 28, height: box.clientHeight - 20 };
-    const fit = Math.min(1, room.width / width, Math.max(room.height / height, 0.75));
+    const fit = Math.min(1, room.width / width, Math.max(room.height / height, 0.8));
     const scale = Math.max(LEAST_SCALE, fit);
-    const atEnd = box.scrollLeft + box.clientWidth >= box.scrollWidth - 60;
+    const atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 60;
     this.lines = edges.map((edge) => ({ ...edge, line: svg("path", { class: "edge", d: curve(places.get(edge.from), places.get(edge.to)) }) }));
     this.drawn = new Map(nodes.map((node) => [node.id, this.node(node, places.get(node.id))]));
     const drawing = svg(
@@ -85,12 +85,13 @@ export class Graph {
         role: "list",
         "aria-label": `Nodes of ${this.id}`,
       },
+      svg("clipPath", { id: "inside" }, svg("rect", { width: NODE.width - 5, height: NODE.height })),
       ...this.lines.map(({ line }) => line),
       ...this.drawn.values(),
     );
     if (nodes.length) box.replaceChildren(drawing);
     else box.replaceChildren(h("p", { class: "empty" }, "It has emitted nothing yet."));
-    if (atEnd) box.scrollLeft = box.scrollWidth;
+    if (atEnd) box.scrollTop = box.scrollHeight;
   }
 
   node(node, { x, y }) {
@@ -99,8 +100,8 @@ export class Graph {
       this.facts = this.tellOf(this.nodes[node.id]);
       this.redraw();
     };
-    const name = svg("text", { x: 9, y: 14.5 });
-    const detail = svg("text", { x: 9, y: 27 });
+    const name = svg("text", { x: 10, y: 15, "clip-path": "url(#inside)" });
+    const detail = svg("text", { x: 10, y: 28, "clip-path": "url(#inside)" });
     return svg(
       "g",
       { class: "node", "data-node": node.id, role: "listitem", tabindex: 0, transform: `translate(${x} ${y})`, onpointerenter: show, onfocus: show },
@@ -118,8 +119,8 @@ export class Graph {
       mark(box, "data-kind", node.kind);
       mark(box, "data-live", OPEN.has(node.state));
       const [, name, detail] = box.children;
-      say(name, clip(label(node), 17));
-      say(detail, clip(this.short(node, now), 22));
+      say(name, clip(label(node), 20));
+      say(detail, clip(this.short(node, now), 26));
       mark(box, "aria-label", this.tellOf(node));
     }
     for (const { from, to, line } of this.lines ?? []) {

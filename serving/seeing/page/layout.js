@@ -1,9 +1,9 @@
-// Where the nodes of a program's DAG go: layers from left to right.
+// Where the nodes of a program's DAG go: layers from top to bottom.
 //
 // A node's layer is the longest way to it from a root. Nodes have parents with smaller ids
 // only, and never get new ones, so one pass places them, and a graph that grows keeps its shape.
 
-export const NODE = { width: 112, height: 34, across: 44, down: 12 };
+export const NODE = { width: 134, height: 36, across: 14, down: 26 };
 
 export function layout(nodes) {
   const layerOf = new Map();
@@ -15,27 +15,27 @@ export function layout(nodes) {
   }
   const places = new Map();
   layers.forEach((layer, index) => placeLayer(layer, index, places));
-  return { places, edges: edges(nodes, places), ...raise(places, layers.length) };
+  return { places, edges: edges(nodes, places), ...measure(places, layers.length) };
 }
 
 // Each node wants to stand at the middle of its parents; those that would collide are
 // spread, and the layer is moved back to where its nodes wanted to be on the whole.
 function placeLayer(layer, index, places) {
-  const step = NODE.height + NODE.down;
+  const step = NODE.width + NODE.across;
   const wishes = layer.map((node) => {
-    const above = node.parents.map((parent) => places.get(parent)?.y).filter((y) => y !== undefined);
-    return { node, y: above.length ? above.reduce((sum, y) => sum + y, 0) / above.length : 0 };
+    const above = node.parents.map((parent) => places.get(parent)?.x).filter((x) => x !== undefined);
+    return { node, x: above.length ? above.reduce((sum, x) => sum + x, 0) / above.length : 0 };
   });
-  wishes.sort((a, b) => a.y - b.y || a.node.id - b.node.id);
+  wishes.sort((a, b) => a.x - b.x || a.node.id - b.node.id);
   let last = -Infinity;
   let drift = 0;
   for (const wish of wishes) {
-    wish.at = last = Math.max(wish.y, last + step);
-    drift += wish.at - wish.y;
+    wish.at = last = Math.max(wish.x, last + step);
+    drift += wish.at - wish.x;
   }
   const shift = drift / wishes.length;
   for (const { node, at } of wishes) {
-    places.set(node.id, { x: index * (NODE.width + NODE.across), y: at - shift });
+    places.set(node.id, { x: at - shift, y: index * (NODE.height + NODE.down) });
   }
 }
 
@@ -50,21 +50,21 @@ function edges(nodes, places) {
 }
 
 // Moves all to positive places, and measures them.
-function raise(places, layers) {
-  let top = Infinity;
-  let bottom = -Infinity;
-  for (const { y } of places.values()) {
-    top = Math.min(top, y);
-    bottom = Math.max(bottom, y);
+function measure(places, layers) {
+  let left = Infinity;
+  let right = -Infinity;
+  for (const { x } of places.values()) {
+    left = Math.min(left, x);
+    right = Math.max(right, x);
   }
   if (!places.size) return { width: 0, height: 0 };
-  for (const place of places.values()) place.y -= top;
-  return { width: layers * (NODE.width + NODE.across) - NODE.across, height: bottom - top + NODE.height };
+  for (const place of places.values()) place.x -= left;
+  return { width: right - left + NODE.width, height: layers * (NODE.height + NODE.down) - NODE.down };
 }
 
 export function curve(from, to) {
-  const [x1, y1] = [from.x + NODE.width, from.y + NODE.height / 2];
-  const [x2, y2] = [to.x, to.y + NODE.height / 2];
-  const bend = Math.max(16, Math.min(60, (x2 - x1) / 2));
-  return `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`;
+  const [x1, y1] = [from.x + NODE.width / 2, from.y + NODE.height];
+  const [x2, y2] = [to.x + NODE.width / 2, to.y];
+  const bend = Math.max(10, Math.min(50, (y2 - y1) / 2));
+  return `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`;
 }

@@ -9,12 +9,13 @@ import { Table } from "./table.js";
 import { Timeline } from "./timeline.js";
 
 const TICK_MS = 500;
-const TOTALS = ["live", "running", "waiting", "outside", "tokens/s"];
+const TOTALS = ["live", "running", "waiting", "in tool", "tokens/s"];
 const LINKS = { live: "live", lost: "no server; trying again", refused: "a key is needed" };
 
 const store = new Store();
 const draw = oncePerFrame(() => {
   const now = store.now();
+  store.measure(now);
   table.draw();
   graph.draw(now);
   engines.draw(now);
@@ -44,11 +45,8 @@ function choose(id) {
 function totals() {
   const live = [...store.programs.values()].filter(isLive);
   const of = (state) => live.filter((program) => program.state === state).length;
-  const [running, waiting] = [of("running"), of("waiting")];
   say(cells.get("live"), count(live.length));
-  say(cells.get("running"), count(running));
-  say(cells.get("waiting"), count(waiting));
-  say(cells.get("outside"), count(live.length - running - waiting));
+  for (const state of ["running", "waiting", "in tool"]) say(cells.get(state), count(of(state)));
   say(cells.get("tokens/s"), engines.rate());
 }
 

@@ -41,7 +41,6 @@ export class Store {
       if (node.kind === "call") this.calls.set(`${node.program}/${node.id}`, node);
     }
     if (body.engines) this.engines = body.engines;
-    this.measure(body.at);
     this.forget(body.at);
   }
 
@@ -61,7 +60,7 @@ export class Store {
     if (this.work && work >= this.work.work) {
       this.rates.push({ at, rate: (work - this.work.work) / (at - this.work.at) });
     }
-    this.work = { at, work };
+    this.work = { at, work: Math.max(work, 0) };
     while (this.rates.length && this.rates[0].at < at - RATE_S) this.rates.shift();
   }
 

@@ -168,8 +168,8 @@ export class Table {
 
   row(program) {
     const name = h("button", { type: "button", title: program.id }, program.id);
-    const cells = COLUMNS.slice(1).map(([column, , , number]) => h("td", { class: number ? "number" : column }));
-    cells[0].append(h("span", { class: "state" }));
+    const cells = COLUMNS.slice(1).map(([column, , , number]) => h("td", { class: number ? "number" : `at-${column}` }));
+    cells[0].append(h("span", { class: "dotted" }));
     return h("tr", { "data-program": program.id }, h("td", {}, name), ...cells);
   }
 

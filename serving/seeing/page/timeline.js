@@ -8,6 +8,9 @@ const HEAD = 20;
 const MOST_LANES = 40;
 const WINDOWS = [30, 60, 120, 300];
 
+// A call's bar begins when it was emitted: most of them wait first.
+const begun = (call) => Math.min(call.created_at, call.spans[0][0]);
+
 export class Timeline {
   constructor(store, choose, redraw) {
     Object.assign(this, { store, choose, redraw });
@@ -53,14 +56,14 @@ export class Timeline {
   bands(from, now) {
     const bands = new Map(this.store.engines.replicas.map(({ name }) => [name, { name, calls: [], lanes: 0, more: 0 }]));
     const calls = [...this.store.calls.values()].filter((call) => call.spans.length && (call.ended_at ?? now) >= from);
-    calls.sort((a, b) => a.spans[0][0] - b.spans[0][0] || a.created_at - b.created_at);
+    calls.sort((a, b) => begun(a) - begun(b));
     const free = new Map();
     for (const call of calls) {
       const name = call.replica || bands.keys().next().value;
       if (!bands.has(name)) bands.set(name, { name, calls: [], lanes: 0, more: 0 });
       const band = bands.get(name);
       const lanes = free.get(name) ?? free.set(name, []).get(name);
-      const begin = call.spans[0][0];
+      const begin = begun(call);
       let lane = lanes.findIndex((end) => end <= begin);
       if (lane < 0) lane = lanes.length;
       if (lane >= MOST_LANES) {
@@ -117,16 +120,15 @@ export class Timeline {
     for (const { call, lane } of band.calls) {
       const y = top + HEAD + lane * (LANE + GAP);
       this.call(pen, colours, call, y, x, now);
-      this.bars.push({ call, y, left: x(call.spans[0][0]), right: x(call.ended_at ?? now) });
+      this.bars.push({ call, y, left: x(begun(call)), right: x(call.ended_at ?? now) });
     }
   }
 
   call(pen, colours, call, y, x, now) {
     const chosen = call.program === this.chosen;
-    const left = x(call.spans[0][0]);
-    pen.fillStyle = colours.waiting; // between its spans it waited again
+    const left = x(begun(call));
+    pen.fillStyle = colours.waiting; // before its first span, and between them
     pen.fillRect(left, y + LANE / 2 - 1, Math.max(0, x(call.ended_at ?? now) - left), 2);
-    pen.fillStyle = chosen ? colours.running : colours.bar;
     call.spans.forEach(([begin, end], index) => {
       const [a, b] = [x(begin), x(end ?? now)];
       pen.fillStyle = chosen ? colours.running : colours.bar;
