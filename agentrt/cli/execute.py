@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrt.cli.dashboard import shown
 from agentrt.cli.human import Human
 from agentrt.cli.plan import Plan, Start
 from agentrt.cli.quiet import EngineLog
@@ -40,7 +41,9 @@ _THREADS = 32
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What `agentrt run` was asked for. ``timeout`` is seconds for each program."""
+    """What `agentrt run` was asked for. ``timeout`` is seconds for each program, ``dashboard``
+    the port of its page (0: any).
+    """
 
     plan: Plan
     options: EngineOptions
@@ -48,6 +51,7 @@ class Job:
     timeout: float | None = None
     answers: Sequence[str] = ()
     dag: Path | None = None
+    dashboard: int | None = None
     timed_out: set[str] = field(default_factory=set)
 
 
@@ -68,7 +72,8 @@ async def execute(job: Job, executor: Executor, screen: Screen, log: EngineLog) 
         with watching(runtime, screen) as watch:
             await _start_engine(runtime, screen, log)
             try:
-                await _play(job, runtime, starts, watch)
+                async with shown(runtime, job.dashboard, screen.announce):
+                    await _play(job, runtime, starts, watch)
                 snapshot = await executor.snapshot()
             finally:
                 screen.progress("stopping the engine")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrt.cli.dashboard import check_dashboard, dashboard_option
 from agentrt.cli.engines import Fleet, fleet_options, make_executor, read_fleet
 from agentrt.cli.graphflags import check_no_graph_flags, graph_options, graph_terms
 from agentrt.cli.options import ARGUMENTS, RunCommand, RunOption, batch_option, model_option
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   agentrt run demos/react.py
+  agentrt run demos/react.py --n 8 --max-num-seqs 2 --dashboard
   agentrt run demos/react.py --input "Who wrote Faust?" --n 8 --max-num-seqs 2
   agentrt run mine.py:planner --input '{"goal": "tea"}' --dag plan.mmd
   agentrt run mine.py --policy fcfs --json | tail -n 1 | jq .programs
@@ -145,6 +147,7 @@ it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
     group="Output",
     help="Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
 )
+@dashboard_option
 @click.option(
     "--verbose",
     is_flag=True,
@@ -233,6 +236,7 @@ def _check_values(options: dict[str, Any]) -> Any:
     from agentrt.cli.values import check_dag_path, read_input
 
     check_dag_path(options["dag"])
+    check_dashboard(options["dashboard"])
     return read_input(options["input_text"])
 
 
@@ -255,6 +259,7 @@ def _job(plan: Plan, engine: Any, options: dict[str, Any]) -> Job:
         timeout=options["timeout"],
         answers=options["answers"],
         dag=options["dag"],
+        dashboard=options["dashboard"],
     )
 
 

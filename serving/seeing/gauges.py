@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,6 +13,9 @@ from agentrt.serving.seeing.engines import EngineView, Replica
 from agentrt.serving.seeing.labels import Labels
 from agentrt.serving.seeing.render import Renderer, queue_levels
 from agentrt.serving.seeing.status import status_of
+
+_Read = dict[str, tuple[str, Callable[[Replica], float]]]
+"""Metrics by name: what each counts, and how to read it of a replica."""
 
 _STATES = ("starting", "ready", "down", "out")
 
@@ -62,7 +65,7 @@ def _replicas(view: EngineView) -> Iterator[Metric]:
         for state in _STATES:
             up.add_metric((replica.name, state), replica.state == state)
     yield up
-    gauges = {
+    gauges: _Read = {
         "agentrt_kv_blocks": ("KV-cache blocks.", lambda r: r.blocks),
         "agentrt_kv_used_blocks": ("KV-cache blocks that are not free.", _used),
     }
@@ -71,7 +74,7 @@ def _replicas(view: EngineView) -> Iterator[Metric]:
         for replica in view.replicas:
             gauge.add_metric((replica.name,), value(replica))
         yield gauge
-    counters = {
+    counters: _Read = {
         "agentrt_engine_steps": ("Engine steps.", lambda r: r.steps),
         "agentrt_computed_tokens": (
             "Tokens computed, of prompts and outputs.",

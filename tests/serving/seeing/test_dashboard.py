@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ from tests.serving.seeing.browser import Watched, opened_browser
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WAIT_MS = 30_000
+CHECK_LAYOUTS = Path(__file__).with_name("check_layouts.js")
 expect.set_options(timeout=WAIT_MS)
 
 
@@ -34,6 +36,10 @@ class Gates:
 
     def __init__(self) -> None:
         self._gates: dict[str, asyncio.Event] = {}
+
+    def close(self) -> None:
+        """All of them, for the next test."""
+        self._gates.clear()
 
     def __getitem__(self, name: str) -> asyncio.Event:
         return self._gates.setdefault(name, asyncio.Event())
@@ -122,11 +128,14 @@ async def shown(
     browser: Browser, executor: ScriptedExecutor | None = None
 ) -> AsyncIterator[tuple[Runtime, Page]]:
     """A runtime, and its dashboard in the browser."""
-    gates.__init__()  # type: ignore[misc]
-    async with Runtime(executor or ScriptedExecutor()) as runtime, dashboard(runtime) as url:
-        async with watched(browser, url) as page:
-            await expect(page.locator("#link")).to_have_text("live")
-            yield runtime, page
+    gates.close()
+    async with (
+        Runtime(executor or ScriptedExecutor()) as runtime,
+        dashboard(runtime) as url,
+        watched(browser, url) as page,
+    ):
+        await expect(page.locator("#link")).to_have_text("live")
+        yield runtime, page
 
 
 async def test_a_program_appears_its_graph_grows_and_it_ends(browser: Browser) -> None:
@@ -212,7 +221,7 @@ async def test_engines_queues_and_wait_reasons_are_shown(browser: Browser) -> No
 
         def call(index: int, replica: str, **more: Any) -> dict[str, Any]:
             place = {"call_id": ids[index], "program_id": runs[index].id, "replica": replica}
-            return {**place, "level": index, "since": now - 2, "served_s": 3.0, **more}
+            return {**place, "level": index, "since": now - 4 + index, "served_s": 0.5, **more}
 
         engine.staged = {
             "running": [call(0, "replica-0")],
@@ -223,8 +232,12 @@ async def test_engines_queues_and_wait_reasons_are_shown(browser: Browser) -> No
             "replicas": [
                 {"name": "replica-0", "state": "ready", "blocks": 200, "free_blocks": 50},
                 {
-                    **{"name": "replica-1", "state": "ready", "blocks": 200, "free_blocks": 9},
-                    **{"free_slots": 1, "needs_blocks": 12},
+                    "name": "replica-1",
+                    "state": "ready",
+                    "blocks": 200,
+                    "free_blocks": 9,
+                    "free_slots": 1,
+                    "needs_blocks": 12,
                 },
             ],
         }
@@ -253,48 +266,18 @@ async def test_it_asks_for_a_key_where_one_is_needed(browser: Browser) -> None:
         keys.append(route.request.headers.get("authorization"))
         await (route.continue_() if keys[-1] else route.fulfill(status=401))
 
-    async with Runtime(ScriptedExecutor()) as runtime, dashboard(runtime) as url:
-        async with watched(browser, url, check=check, expected="401") as page:
-            await page.locator("#key input").fill("secret")
-            await page.get_by_role("button", name="Open").click()
-            await expect(page.locator("#link")).to_have_text("live")
-            await expect(page.locator("#key")).to_be_hidden()
+    async with (
+        Runtime(ScriptedExecutor()) as runtime,
+        dashboard(runtime) as url,
+        watched(browser, url, check=check, expected="401") as page,
+    ):
+        await page.locator("#key input").fill("secret")
+        await page.get_by_role("button", name="Open").click()
+        await expect(page.locator("#link")).to_have_text("live")
+        await expect(page.locator("#key")).to_be_hidden()
     assert keys == [None, "Bearer secret"]
-
-
-# A thousand random graphs, laid out in the page by the page's own module.
-_CHECK_LAYOUTS = """async () => {
-  const { layout, NODE } = await import("/dashboard/layout.js");
-  let state = 7;
-  const random = (n) => (state = (state * 48271) % 2147483647) % n;
-  for (let graph = 0; graph < 300; graph += 1) {
-    const nodes = [];
-    for (let id = 0; id < 1 + random(40); id += 1) {
-      const parents = new Set();
-      for (let i = random(4); id && i > 0; i -= 1) parents.add(random(id));
-      nodes.push({ id, parents: [...parents] });
-    }
-    const { places, edges, width, height } = layout(nodes);
-    const shorter = layout(nodes.slice(0, -1)).places;
-    for (const [id, { y }] of shorter) {
-      if (places.get(id).y !== y) return `node ${id} changed its layer as the graph grew`;
-    }
-    if (edges.length !== nodes.reduce((sum, node) => sum + node.parents.length, 0)) return "an edge is missing";
-    const all = [...places.values()];
-    for (const { from, to } of edges) {
-      if (places.get(from).y >= places.get(to).y) return "a parent is not above its child";
-    }
-    for (const [i, a] of all.entries()) {
-      if (a.x < -1e-6 || a.y < 0 || a.x + NODE.width > width + 1e-6 || a.y + NODE.height > height) return "a node is outside";
-      for (const b of all.slice(i + 1)) {
-        if (a.y === b.y && Math.abs(a.x - b.x) < NODE.width + NODE.across - 1e-6) return "two nodes overlap";
-      }
-    }
-  }
-  return "";
-}"""
 
 
 async def test_layouts_never_overlap_and_keep_their_layers_as_they_grow(browser: Browser) -> None:
     async with shown(browser) as (_, page):
-        assert await page.evaluate(_CHECK_LAYOUTS) == ""
+        assert await page.evaluate(CHECK_LAYOUTS.read_text(encoding="utf-8")) == ""

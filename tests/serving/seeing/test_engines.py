@@ -18,7 +18,12 @@ from agentrt.serving.seeing.spans import Track
 
 
 def a_call(call_id: str, level: int = 0, **more: Any) -> dict[str, Any]:
-    return {"call_id": call_id, "program_id": call_id.split("/")[0], "level": level, **more}
+    return {
+        "call_id": call_id,
+        "program_id": call_id.split("/", maxsplit=1)[0],
+        "level": level,
+        **more,
+    }
 
 
 def one_engine(

@@ -136,7 +136,9 @@ async def test_a_programs_graph_has_nodes_edges_and_times() -> None:
         assert "nobody-7" in missing.json()["detail"]
 
 
-@pytest.mark.parametrize("path", ["/programs?limit=0", "/programs?limit=5000", "/programs?offset=x"])
+@pytest.mark.parametrize(
+    "path", ["/programs?limit=0", "/programs?limit=5000", "/programs?offset=x"]
+)
 async def test_bad_pages_are_refused(path: str) -> None:
     async with served() as at:
         assert (await at.get(path)).status_code == 422

@@ -92,15 +92,10 @@ def test_a_snapshot_and_its_changes_are_what_the_ledger_has(
                     assert mirror.nodes[run.id, node.id] == as_json(render.node(run, node))
         live = {run.id for run in wanted if run.state is RunState.RUNNING}
         still_open = {
-            key
-            for key, node in mirror.nodes.items()
-            if node["ended_at"] is None and key[0] in live
+            key for key, node in mirror.nodes.items() if node["ended_at"] is None and key[0] in live
         }
         assert still_open == {
-            (run.id, node.id)
-            for run in wanted
-            for node in run.dag.nodes()
-            if not node.state.ended
+            (run.id, node.id) for run in wanted for node in run.dag.nodes() if not node.state.ended
         }
         assert mirror.engines == as_json(render.engines())
 
