@@ -75,6 +75,13 @@ class EngineView:
             calls.update((one.call_id, one) for one in placed)
         return cls(at, calls, tuple(_replica(engine, calls.values()) for engine in engines))
 
+    def moved(self, later: EngineView) -> set[str]:
+        """The programs with a call that is not in the ``later`` view as it is here."""
+        here, there = self.calls, later.calls
+        moved = {one.program_id for call, one in there.items() if here.get(call) != one}
+        moved.update(one.program_id for call, one in here.items() if call not in there)
+        return moved
+
     def ready(self) -> bool:
         """Whether an engine takes calls."""
         return self.up and any(replica.state == "ready" for replica in self.replicas)

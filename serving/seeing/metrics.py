@@ -54,6 +54,7 @@ class Metrics:
             for field, (name, text) in _SUMS.items()
         }
         self._hits = self._counter("prefix_hits", "Calls that found some of their prompt cached.")
+        self._bound: dict[tuple[str, str], dict[str, Counter]] = {}
         self._ended = Counter(
             "agentrt_programs_ended",
             "Programs that ended, by how.",
@@ -103,11 +104,16 @@ class Metrics:
         return account.labels
 
     def _count(self, run: Run, account: Account, labels: tuple[str, str]) -> None:
-        for name, counter in self._sums.items():
-            value = getattr(run.row, name)
-            if more := value - account.counted[name]:
-                counter.labels(*labels).inc(more)
-                account.counted[name] = value
+        bound = self._bound.get(labels)
+        if bound is None:  # to look a label up costs more than to count
+            bound = {name: counter.labels(*labels) for name, counter in self._sums.items()}
+            self._bound[labels] = bound
+        counted, row = account.counted, run.row
+        for name, counter in bound.items():
+            value = getattr(row, name)
+            if more := value - counted[name]:
+                counter.inc(more)
+                counted[name] = value
 
 
 class OfTenant(Collector):

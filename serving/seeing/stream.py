@@ -32,6 +32,9 @@ _VIEW_S = 0.5
 _BUSY_VIEW_S = 0.25
 """How often when something does: a call that just came has to be found in its queue."""
 
+_ALL_S = 5.0
+"""How often all live programs are looked at: one may have become stale meanwhile."""
+
 _BATCH_S = 0.1
 """What changes within this time is told at once."""
 
@@ -61,7 +64,8 @@ class Watching:
     told: dict[str, JSON] = field(default_factory=dict)
     told_nodes: dict[tuple[str, int], JSON] = field(default_factory=dict)
     told_engines: JSON = field(default_factory=dict)
-    told_at: float = float("-inf")
+    told_view: EngineView = field(default_factory=EngineView)
+    told_all_at: float = 0.0
 
     def response(self) -> EventStream:
         """The stream. Raises `TooManyReadersError`."""
@@ -113,7 +117,8 @@ class Watching:
         self.told_nodes = {
             (told["program"], node.id): told for node, told in nodes if not node.state.ended
         }
-        self.told_engines, self.told_at = render.engines(), view.at
+        self.told_engines, self.told_view = render.engines(), view
+        self.told_all_at = render.now
         return {
             "at": render.now,
             "programs": list(self.told.values()),
@@ -144,10 +149,9 @@ class Watching:
         runs = {run.id: run for run, _ in changes}
         nodes = {(run.id, node.id): (run, node) for run, node in changes if node is not None}
         engines = None
-        if view.at != self.told_at:  # any call may stand elsewhere now
-            self.told_at = view.at
+        if view.at != self.told_view.at:
             engines = self._engines(render)
-            for run in self._live():
+            for run in self._moved(view, render.now):
                 runs[run.id] = run
                 nodes.update(((run.id, node.id), (run, node)) for node in run.dag.waiting())
         told = self._programs(runs.values(), render), self._told_nodes(nodes.values(), render)
@@ -155,10 +159,15 @@ class Watching:
             return None
         return {"at": render.now, "programs": told[0], "nodes": told[1], "engines": engines}
 
-    def _live(self) -> Iterable[Run]:
-        if self.program is not None:
-            return (self.program,) if self.program.state is RunState.RUNNING else ()
-        return self.books.of(self.tenant)
+    def _moved(self, view: EngineView, now: float) -> list[Run]:
+        """The live programs whose calls stand elsewhere than when they were last told."""
+        before, self.told_view = self.told_view, view
+        live = [run for run in self.books.live.values() if self.wants(run)]
+        if now - self.told_all_at >= _ALL_S or view.ready() != before.ready():
+            self.told_all_at = now
+            return live
+        moved = before.moved(view)
+        return [run for run in live if run.id in moved]
 
     def _programs(self, runs: Iterable[Run], render: Renderer) -> list[JSON]:
         """The programs that look different from what was told. The ended are told once more."""
