@@ -40,6 +40,7 @@ async def dashboard(runtime: Runtime, port: int = 0) -> AsyncIterator[str]:
                 app,
                 lifespan="off",
                 log_config=None,
+                log_level="critical",  # stderr is the command's
                 access_log=False,
                 timeout_graceful_shutdown=_SHUTDOWN_S,
             )
@@ -48,7 +49,7 @@ async def dashboard(runtime: Runtime, port: int = 0) -> AsyncIterator[str]:
             try:
                 yield f"http://{_HOST}:{listening.getsockname()[1]}/dashboard"
             finally:
-                guest.should_exit = True
+                server.draining = guest.should_exit = True
                 await asyncio.wait([task])
 
 

@@ -32,14 +32,25 @@ _SUMS = {
 """Sums of a program's row, each with its counter and what it counts."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The metrics of one pair of labels: to look them up for each call costs more than to count."""
+
+    labels: tuple[str, str]
+    sums: dict[str, Counter]
+    hits: Counter
+    service: Histogram
+    waiting: Histogram
+
+
 @dataclass(slots=True)
 class Account:
-    """A program as the metrics know it: its labels, and how much of its row is counted.
+    """A program as the metrics know it: what is ``bound`` to its labels, how much is counted.
 
     The labels are chosen late: a program's type may change until its first node.
     """
 
-    labels: tuple[str, str] | None = None
+    bound: Bound | None = None
     counted: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
 
 
@@ -54,7 +65,7 @@ class Metrics:
             for field, (name, text) in _SUMS.items()
         }
         self._hits = self._counter("prefix_hits", "Calls that found some of their prompt cached.")
-        self._bound: dict[tuple[str, str], dict[str, Counter]] = {}
+        self._bound: dict[tuple[str, str], Bound] = {}
         self._ended = Counter(
             "agentrt_programs_ended",
             "Programs that ended, by how.",
@@ -81,39 +92,50 @@ class Metrics:
 
     def node_ended(self, run: Run, account: Account, node: Node) -> None:
         """A call or an interrupt is over."""
-        labels = self._labels(run, account)
-        self._count(run, account, labels)
+        bound = self._bind(run, account)
+        _count(run, account, bound)
         if node.kind is NodeKind.CALL and node.report is not None:
-            self._call_service.labels(*labels).observe(node.report.service_s)
-            self._call_waiting.labels(*labels).observe(node.report.waiting_s)
-            self._hits.labels(*labels).inc(node.report.cached_tokens > 0)
+            bound.service.observe(node.report.service_s)
+            bound.waiting.observe(node.report.waiting_s)
+            if node.report.cached_tokens:
+                bound.hits.inc()
 
     def program_ended(self, run: Run, account: Account) -> None:
         """A program ended; calls of foreign code may still end after it."""
-        labels = self._labels(run, account)
-        self._count(run, account, labels)
+        bound = self._bind(run, account)
+        _count(run, account, bound)
         assert run.ended_at is not None
-        self._ended.labels(*labels, str(run.state)).inc()
-        self._latency.labels(*labels).observe(run.ended_at - run.started_at)
-        self._service.labels(*labels).observe(run.row.service_s)
-        self._waiting.labels(*labels).observe(run.row.waiting_s)
+        self._ended.labels(*bound.labels, str(run.state)).inc()
+        self._latency.labels(*bound.labels).observe(run.ended_at - run.started_at)
+        self._service.labels(*bound.labels).observe(run.row.service_s)
+        self._waiting.labels(*bound.labels).observe(run.row.waiting_s)
 
-    def _labels(self, run: Run, account: Account) -> tuple[str, str]:
-        if account.labels is None:
-            account.labels = self.labels.of(run.row.tenant, run.type)
-        return account.labels
+    def _bind(self, run: Run, account: Account) -> Bound:
+        if account.bound is None:
+            labels = self.labels.of(run.row.tenant, run.type)
+            if labels not in self._bound:
+                self._bound[labels] = self._new(labels)
+            account.bound = self._bound[labels]
+        return account.bound
 
-    def _count(self, run: Run, account: Account, labels: tuple[str, str]) -> None:
-        bound = self._bound.get(labels)
-        if bound is None:  # to look a label up costs more than to count
-            bound = {name: counter.labels(*labels) for name, counter in self._sums.items()}
-            self._bound[labels] = bound
-        counted, row = account.counted, run.row
-        for name, counter in bound.items():
-            value = getattr(row, name)
-            if more := value - counted[name]:
-                counter.inc(more)
-                counted[name] = value
+    def _new(self, labels: tuple[str, str]) -> Bound:
+        return Bound(
+            labels,
+            {name: counter.labels(*labels) for name, counter in self._sums.items()},
+            self._hits.labels(*labels),
+            self._call_service.labels(*labels),
+            self._call_waiting.labels(*labels),
+        )
+
+
+def _count(run: Run, account: Account, bound: Bound) -> None:
+    """Add what the program's row has more than was counted."""
+    counted, row = account.counted, run.row
+    for name, counter in bound.sums.items():
+        value = getattr(row, name)
+        if more := value - counted[name]:
+            counter.inc(more)
+            counted[name] = value
 
 
 class OfTenant(Collector):

@@ -54,10 +54,11 @@ class Seeing:
         router.get("/ready", responses={503: {"description": "Not ready"}})(self.ready)
         router.get("/metrics", response_class=Response)(self.metrics)
         router.get("/programs", response_class=JSONResponse)(self.programs)
-        router.get("/programs/{program_id}", responses=_NO_PROGRAM)(self.program)
-        router.get("/events", response_class=Response, responses=_NO_PROGRAM)(self.events)
-        router.get("/dashboard", response_class=Response)(self.dashboard)
-        router.get("/dashboard/{name}", response_class=Response, responses=_NO_FILE)(self.file)
+        router.get("/programs/{program_id:path}", responses=_NO_PROGRAM)(self.program)
+        # A stream without end, and the page, are nothing that a generated client could call.
+        router.get("/events", response_class=Response, include_in_schema=False)(self.events)
+        router.get("/dashboard", response_class=Response, include_in_schema=False)(self.dashboard)
+        router.get("/dashboard/{name}", response_class=Response, include_in_schema=False)(self.file)
         return router
 
     # -- is it there -------------------------------------------------------------------
@@ -165,4 +166,3 @@ def _one(collector: OfTenant) -> CollectorRegistry:
 
 
 _NO_PROGRAM: dict[int | str, dict[str, Any]] = {404: {"description": "No such program"}}
-_NO_FILE: dict[int | str, dict[str, Any]] = {404: {"description": "No such file"}}

@@ -85,8 +85,10 @@ class Watching:
                 reader.take()
                 first = self.snapshot(view)
             yield _event("snapshot", first)
-            while not self._over():
+            over = False
+            while not over:
                 await reader.wait(_VIEW_S)
+                over = self._over()  # before what is told, so that the last end is told
                 view = await self.lookout.fresh(_BUSY_VIEW_S)
                 try:
                     with self.books.ledger.lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -276,6 +276,19 @@ async def test_it_asks_for_a_key_where_one_is_needed(browser: Browser) -> None:
         await expect(page.locator("#link")).to_have_text("live")
         await expect(page.locator("#key")).to_be_hidden()
     assert keys == [None, "Bearer secret"]
+
+
+async def test_the_page_comes_back_with_its_server(browser: Browser) -> None:
+    gates.close()
+    async with Runtime(ScriptedExecutor()) as runtime, AsyncExitStack() as stack:
+        async with dashboard(runtime) as url:
+            page = await stack.enter_async_context(watched(browser, url, expected="ERR_"))
+            await expect(page.locator("#link")).to_have_text("live")
+        await expect(page.locator("#link")).to_have_text("no server; trying again")
+        run = runtime.start(sleeper)
+        async with dashboard(runtime, urlsplit(url).port or 0):
+            await expect(page.locator("#link")).to_have_text("live")
+            await expect(page.locator(f'tr[data-program="{run.id}"]')).to_have_count(1)
 
 
 async def test_layouts_never_overlap_and_keep_their_layers_as_they_grow(browser: Browser) -> None:

@@ -155,6 +155,39 @@ async def test_a_reader_that_falls_behind_is_cut_and_nobody_waits_for_it() -> No
         assert slow._changes == {}
 
 
+async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
+    story = Story()
+    books = Books(story.ledger)
+    books.readers = Readers(buffer=2)
+    books.open()
+    watch = watching(story, books, None, None)
+    events = watch._events()
+    assert (await anext(events)).event == "snapshot"
+    story.tell([("open", 0)] * 5)
+    cut = await anext(events)
+    assert (cut.event, "buffer" in str(cut.data)) == ("cut", True)
+    with pytest.raises(StopAsyncIteration):
+        await anext(events)
+    assert len(books.readers) == 0
+    again = watch._events()
+    assert len(json.loads(str((await anext(again)).data))["programs"]) == 5
+    await again.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() -> None:
+    story = Story()
+    books = Books(story.ledger)
+    books.open()
+    story.tell([("open", 0)])
+    watch = watching(story, books, None, None)
+    events = watch._events()
+    assert (await anext(events)).event == "snapshot"
+    watch.server.draining = True
+    story.tell([("close", 0)])
+    rest = [json.loads(str(event.data)) async for event in events]
+    assert [[program["state"] for program in body["programs"]] for body in rest] == [["done"]]
+
+
 async def test_what_changes_again_takes_no_more_room() -> None:
     story = Story()
     books = Books(story.ledger)
