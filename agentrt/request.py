@@ -110,6 +110,7 @@ class CallReport:
     a preemption; ``cached_tokens`` of the prompt were found in the prefix cache. Its
     program's earlier calls had computed the first ``returned_tokens`` of the prompt, of
     which ``lost_tokens`` were not in the cache any more, and were computed again.
+    ``replica`` is the engine that ran it, "" where there is only one.
     """
 
     service_s: float = 0.0
@@ -127,6 +128,7 @@ class CallReport:
     returned_tokens: int = 0
     lost_tokens: int = 0
     level: int = 0
+    replica: str = ""
 
 
 @dataclass(frozen=True, slots=True)

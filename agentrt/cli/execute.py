@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentrt.cli.dashboard import shown
 from agentrt.cli.drain import Drain
 from agentrt.cli.human import Human
 from agentrt.cli.plan import Plan, Start
@@ -42,7 +43,9 @@ _THREADS = 32
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What `agentrt run` was asked for. ``timeout`` is seconds for each program."""
+    """What `agentrt run` was asked for. ``timeout`` is seconds for each program, ``dashboard``
+    the port of its page (0: any).
+    """
 
     plan: Plan
     options: EngineOptions
@@ -50,6 +53,7 @@ class Job:
     timeout: float | None = None
     answers: Sequence[str] = ()
     dag: Path | None = None
+    dashboard: int | None = None
     timed_out: set[str] = field(default_factory=set)
 
 
@@ -73,7 +77,8 @@ async def execute(
             await start_engine(runtime, screen, log)
             try:
                 with drain.possible(partial(_drain, job, runtime, screen)):
-                    await _play(job, runtime, starts, watch)
+                    async with shown(runtime, job.dashboard, screen.announce):
+                        await _play(job, runtime, starts, watch)
                 snapshot = await executor.snapshot()
             finally:
                 screen.progress("stopping the engine")

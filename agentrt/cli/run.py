@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrt.cli.dashboard import check_dashboard, dashboard_option
 from agentrt.cli.engines import (
     Fleet,
     engine_options,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   agentrt run demos/react.py
+  agentrt run demos/react.py --n 8 --max-num-seqs 2 --dashboard
   agentrt run demos/react.py --input "Who wrote Faust?" --n 8 --max-num-seqs 2
   agentrt run mine.py:planner --input '{"goal": "tea"}' --dag plan.mmd
   agentrt run mine.py --policy fcfs --json | tail -n 1 | jq .programs
@@ -118,6 +120,7 @@ SIGTERM lets the programs finish and starts nothing new; a second one stops them
     group="Output",
     help="Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
 )
+@dashboard_option
 @click.option(
     "--verbose",
     is_flag=True,
@@ -165,6 +168,7 @@ def _check_values(options: dict[str, Any]) -> Any:
     from agentrt.cli.values import check_dag_path, read_input
 
     check_dag_path(options["dag"])
+    check_dashboard(options["dashboard"])
     return read_input(options["input_text"])
 
 
@@ -187,6 +191,7 @@ def _job(plan: Plan, engine: Any, options: dict[str, Any]) -> Job:
         timeout=options["timeout"],
         answers=options["answers"],
         dag=options["dag"],
+        dashboard=options["dashboard"],
     )
 
 

@@ -36,6 +36,9 @@ class Screen(Protocol):
     def progress(self, message: str) -> None:
         """The engine's start has come so far. May be called from any thread."""
 
+    def announce(self, message: str) -> None:
+        """Say something that is to stay on the screen."""
+
     def saw(self, event: Event) -> None:
         """Something happened to a program."""
 
@@ -78,6 +81,9 @@ class PlainScreen:
     def progress(self, message: str) -> None:
         self._say(f"[{time.monotonic() - self._began:.1f} s] {message}")
 
+    def announce(self, message: str) -> None:
+        self._say(message)
+
     def saw(self, event: Event) -> None:
         if isinstance(event, ProgramEnded):
             self._ended += 1
@@ -119,6 +125,9 @@ class LiveScreen:
 
     def progress(self, message: str) -> None:
         self._message = message
+
+    def announce(self, message: str) -> None:
+        self.console.print(message, highlight=False, soft_wrap=True)
 
     def saw(self, event: Event) -> None:
         """The next frame shows it."""

@@ -15,7 +15,9 @@ class QueuedCall:
 
     ``node`` is its name in its program's graph, ``prompt_tokens`` what of its prompt is
     to be computed, as far as its engine knows when it arrives, ``item`` the engine's own request.
-    ``since`` is when its present wait began (None while it runs). ``waited_s`` and
+    ``since`` is when its present wait began (None while it runs), ``began_at`` when it last
+    began to run; ``gave_way_to`` is the program that it was preempted for last, as far as
+    it was for one. ``waited_s`` and
     ``served_s`` cover its whole life;
     ``debt_waited_s`` and ``debt_served_s`` count from its last promotion, for the
     starvation ratio: the paper resets the call's times on promotion, and would then
@@ -34,6 +36,8 @@ class QueuedCall:
     seq: int = 0
     quantum_left: float = math.inf
     since: float | None = None
+    began_at: float = 0.0
+    gave_way_to: str = ""
     queued: bool = False
     held: bool = False
     promoted: bool = False

@@ -85,7 +85,8 @@ class LevelQueues:
             raise InvariantError(f"call {call.call_id} starts but was not taken from its queue")
         call.waited_s += now - call.since
         call.debt_waited_s += now - call.debt_since
-        call.since = None
+        call.since, call.began_at = None, now
+        call.gave_way_to = ""
         call.residency_steps = 0
         if call.promoted:
             self._settle_promotion(call)

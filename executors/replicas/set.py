@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from functools import partial
@@ -22,10 +23,20 @@ from agentrt.executors.replicas.health import Health
 from agentrt.executors.replicas.keeper import Keeper
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState, prompt_tokens
 from agentrt.executors.served import not_served
-from agentrt.request import Call, CallReport
+from agentrt.request import Call, CallReport, Reply
 from agentrt.router import Router, RouterCall
 
 _SNAPSHOT_S = 5.0
+_OF_EACH = (
+    "steps",
+    "computed_tokens",
+    "blocks",
+    "free_blocks",
+    "free_slots",
+    "needs_blocks",
+    "levelled",
+)
+"""What of an engine's snapshot is told of each replica."""
 
 
 class ReplicaSet:
@@ -114,6 +125,10 @@ class ReplicaSet:
                 return replica
         names = ", ".join(replica.name for replica in self.replicas)
         raise ConfigError(f"there is no replica {name!r}; there is {names}")
+
+    def alive(self) -> bool:
+        """Whether a replica is there to run calls."""
+        return any(replica.state is ReplicaState.READY for replica in self.replicas)
 
     # -- calls -------------------------------------------------------------------------
 
@@ -213,13 +228,21 @@ class ReplicaSet:
     async def snapshot(self) -> Mapping[str, Any]:
         found = await asyncio.gather(*map(self._snapshot_of, self.replicas))
         whole: dict[str, Any] = {
-            key: [entry for one in found for entry in one.get(key, ())]
-            for key in ("running", "waiting", "programs")
+            key: [
+                {**entry, "replica": replica.name}
+                for replica, one in zip(self.replicas, found, strict=True)
+                for entry in one.get(key, ())
+            ]
+            for key in ("running", "waiting")
         }
+        whole["programs"] = [program for one in found for program in one.get("programs", ())]
         whole["steps"] = sum(one.get("steps") or 0 for one in found)
         whole["requests"] = sum(one.get("requests") or 0 for one in found)
         whole["levelled"] = all(one.get("levelled", True) for one in found)
-        whole["replicas"] = [replica.describe() for replica in self.replicas]
+        whole["replicas"] = [
+            {**replica.describe(), **{key: one[key] for key in _OF_EACH if key in one}}
+            for replica, one in zip(self.replicas, found, strict=True)
+        ]
         return whole
 
     async def _snapshot_of(self, replica: Replica) -> Mapping[str, Any]:
@@ -238,8 +261,17 @@ async def _read(call: Call, replica: Replica, stream: bool) -> AsyncGenerator[Ch
     following = partial(anext, chunks, None)
     async with contextlib.aclosing(chunks):
         while (chunk := await line.hold(following)) is not None:
-            yield chunk
+            yield dataclasses.replace(chunk, reply=_signed(chunk.reply, replica))
 
 
 def _faults(replicas: list[Replica]) -> str:
     return "; ".join(f"{r.name}: {r.last_error or r.state}" for r in replicas)
+
+
+def _signed(reply: Reply | None, replica: Replica) -> Reply | None:
+    """The reply with the name of the replica that it is from."""
+    if reply is None:
+        return None
+    return dataclasses.replace(
+        reply, report=dataclasses.replace(reply.report, replica=replica.name)
+    )

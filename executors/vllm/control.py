@@ -65,9 +65,15 @@ def _record(scheduler: ProgramScheduler, path: Any) -> Any:
 
 
 def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
-    """What runs and what waits, in order."""
+    """What runs and what waits, in order.
+
+    A call's ``since`` is when it began to run, or to wait, as it does now (seconds on the
+    machine's monotonic clock); ``free_slots`` are seats in the batch that nobody has, and
+    ``needs_blocks`` is what the first waiting call takes of the KV cache.
+    """
     calls = scheduler.queues.calls
     waiting = [calls[request.request_id] for request in scheduler.waiting]
+    free = _compat.free_blocks(scheduler)
     return {
         "policy": scheduler.config.policy,
         "levelled": isinstance(scheduler.queues.policy, AttainedService),
@@ -75,7 +81,11 @@ def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
         "programs": [row.program_id for row in scheduler.table],
         "running": [_describe(scheduler, c) for c in calls.values() if c.since is None],
         "waiting": [{**_describe(scheduler, c), "ahead": i} for i, c in enumerate(waiting)],
-        "free_blocks": _compat.free_blocks(scheduler),
+        "free_blocks": free,
+        "needs_blocks": _compat.blocks_needed(scheduler, waiting[0].item, free) if waiting else 0,
+        "blocks": _compat.all_blocks(scheduler),
+        "free_slots": _compat.free_slots(scheduler),
+        "computed_tokens": scheduler.computed_tokens,
         "requests": len(scheduler.requests),
     }
 
@@ -87,6 +97,9 @@ def _describe(scheduler: ProgramScheduler, call: QueuedCall) -> dict[str, Any]:
         "level": call.level,
         "in_lane": call.in_lane,
         "preemptions": call.preemptions,
+        "gave_way_to": call.gave_way_to,
+        "since": call.began_at if call.since is None else call.since,
+        "served_s": call.served_s,
     }
 
 

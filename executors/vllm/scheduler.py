@@ -53,6 +53,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = 0
+        self.computed_tokens = 0
         self.recorder: Recorder | None = None
         self._accounts: dict[str, Account] = {}
         self.aborted: OrderedDict[str, CallReport] = OrderedDict()
@@ -157,6 +158,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
             ),
         )
         for call in victims:
+            call.gave_way_to = head.program.program_id
             self._preempt(call, now)
 
     def _preempt(self, call: QueuedCall, now: float) -> None:
@@ -198,6 +200,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         seconds = now - max(dispatched, self._last_update)
         self._last_update = now
         self.steps += 1
+        self.computed_tokens += output.total_num_scheduled_tokens
         calls, charge = self.queues.calls, self.queues.charge
         for request_id in output.num_scheduled_tokens:
             call = calls.get(request_id)

@@ -1,0 +1,56 @@
+"""Asks the engines how they stand, as often as somebody looks, and no more often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from agentrt.errors import AgentrtError
+from agentrt.executors.base import Executor
+from agentrt.serving.seeing.engines import EngineView
+
+_PATIENCE_S = 1.0
+"""An engine in a long step answers late; nobody who looks is to wait for it."""
+
+
+class Lookout:
+    """The last `EngineView`; ``on_view`` is told of each new one. ``clock`` gives seconds."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        clock: Callable[[], float],
+        on_view: Callable[[EngineView], None] = lambda view: None,
+    ) -> None:
+        self.view = EngineView(at=float("-inf"), up=False)
+        self._executor = executor
+        self._clock = clock
+        self._on_view = on_view
+        self._asking = asyncio.Lock()
+
+    def up(self) -> bool:
+        """Whether the engine is there, as far as is known without asking it."""
+        alive = getattr(self._executor, "alive", None)
+        return True if alive is None else bool(alive())
+
+    async def fresh(self, age_s: float) -> EngineView:
+        """A view not older than ``age_s`` seconds; the last one where the engine is busy."""
+        async with self._asking:
+            if self._clock() - self.view.at >= age_s:
+                await self._look()
+            return self.view
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                snapshot = await self._executor.snapshot()
+        except TimeoutError:
+            return
+        except AgentrtError:
+            snapshot = {}
+        now = self._clock()
+        if snapshot and self.up():
+            self.view = EngineView.of(snapshot, now)
+        else:
+            self.view = EngineView(at=now, up=False)
+        self._on_view(self.view)

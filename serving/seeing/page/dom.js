@@ -1,0 +1,63 @@
+// Small things that all parts need: elements, numbers in words, one frame for many changes.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const byId = (id) => document.getElementById(id);
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) {
+      element.setAttribute(name, value === true ? "" : value);
+    }
+  }
+  element.append(...children);
+  return element;
+}
+
+export function h(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+// Setting what is there already would make the browser lay the page out again.
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function mark(element, name, value) {
+  const text = String(value);
+  if (element.getAttribute(name) !== text) element.setAttribute(name, text);
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 10) return `${value.toFixed(2)} s`;
+  if (value < 100) return `${value.toFixed(1)} s`;
+  if (value < 6000) return `${Math.floor(value / 60)} m ${String(Math.floor(value % 60)).padStart(2, "0")} s`;
+  return `${(value / 3600).toFixed(1)} h`;
+}
+
+const whole = new Intl.NumberFormat("en");
+export const count = (value) => whole.format(value);
+
+export function brief(value) {
+  if (value < 10000) return whole.format(Math.round(value));
+  return value < 1e6 ? `${(value / 1e3).toFixed(1)}k` : `${(value / 1e6).toFixed(1)}M`;
+}
+
+// Calls `draw` once in the next frame, however often it is asked to.
+export function oncePerFrame(draw) {
+  let asked = false;
+  return () => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      draw();
+    });
+  };
+}

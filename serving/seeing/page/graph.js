@@ -1,0 +1,170 @@
+// The chosen program's execution DAG, drawn as it grows.
+
+import { byId, count, h, mark, say, seconds, svg } from "./dom.js";
+import { curve, layout, NODE } from "./layout.js";
+import { follow } from "./stream.js";
+
+const MOST_NODES = 400;
+const LEAST_SCALE = 0.55;
+const OPEN = new Set(["waiting", "running"]);
+
+export class Graph {
+  constructor(redraw) {
+    this.redraw = redraw;
+    this.stop = () => {};
+    this.program = null;
+    this.nodes = [];
+    this.drawn = new Map();
+    this.shape = "";
+    this.facts = "";
+  }
+
+  choose(id) {
+    this.stop();
+    this.id = id;
+    this.program = null;
+    this.nodes = [];
+    this.shape = "";
+    this.facts = "Point at a node for its times and tokens.";
+    this.stop = follow(`events?program=${encodeURIComponent(id)}`, {
+      event: (name, body) => this.tell(name, body),
+      state: (state) => state === "gone" && this.gone(),
+    });
+    this.redraw();
+  }
+
+  gone() {
+    if (!this.program) this.facts = "This program is not known any more.";
+    this.redraw();
+  }
+
+  tell(name, body) {
+    if (name === "snapshot") this.nodes = [];
+    for (const program of body.programs ?? []) this.program = program;
+    for (const node of body.nodes ?? []) this.nodes[node.id] = node;
+    this.redraw();
+  }
+
+  draw(now) {
+    say(byId("node-facts"), this.facts);
+    if (!this.id) return;
+    const { program } = this;
+    say(byId("program-title"), this.id);
+    say(byId("program-facts"), program ? this.about(program, now) : "");
+    const known = this.nodes.filter(Boolean);
+    const nodes = known.slice(-MOST_NODES);
+    const ids = nodes.map((node) => node.id);
+    const shape = `${ids[0]}-${ids[ids.length - 1]}-${ids.length}`;
+    if (shape !== this.shape) this.build(nodes, known.length);
+    this.shape = shape;
+    this.fill(nodes, now);
+  }
+
+  about(program, now) {
+    const age = seconds((program.ended_at ?? now) - program.started_at);
+    const known = this.nodes.filter(Boolean).length;
+    const left = known > MOST_NODES ? `last ${MOST_NODES} of ${count(known)} nodes` : `${count(known)} node${known === 1 ? "" : "s"}`;
+    return `${program.state} · ${age} · ${left} · critical path ${seconds(program.critical_path_s)}`;
+  }
+
+  build(nodes) {
+    const box = byId("graph");
+    const { places, edges, width, height } = layout(nodes);
+    const room = { width: box.clientWidth - 28, height: box.clientHeight - 20 };
+    const fit = Math.min(1, room.width / width, Math.max(room.height / height, 0.8));
+    const scale = Math.max(LEAST_SCALE, fit);
+    const atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 60;
+    this.lines = edges.map((edge) => ({ ...edge, line: svg("path", { class: "edge", d: curve(places.get(edge.from), places.get(edge.to)) }) }));
+    this.drawn = new Map(nodes.map((node) => [node.id, this.node(node, places.get(node.id))]));
+    const drawing = svg(
+      "svg",
+      {
+        viewBox: `-3 -3 ${width + 6} ${height + 6}`,
+        width: (width + 6) * scale,
+        height: (height + 6) * scale,
+        role: "list",
+        "aria-label": `Nodes of ${this.id}`,
+      },
+      svg("clipPath", { id: "inside" }, svg("rect", { width: NODE.width - 5, height: NODE.height })),
+      ...this.lines.map(({ line }) => line),
+      ...this.drawn.values(),
+    );
+    if (nodes.length) box.replaceChildren(drawing);
+    else box.replaceChildren(h("p", { class: "empty" }, "It has emitted nothing yet."));
+    if (atEnd) box.scrollTop = box.scrollHeight;
+  }
+
+  node(node, { x, y }) {
+    const show = () => {
+      this.pointed = node.id;
+      this.facts = this.tellOf(this.nodes[node.id]);
+      this.redraw();
+    };
+    const name = svg("text", { x: 10, y: 15, "clip-path": "url(#inside)" });
+    const detail = svg("text", { x: 10, y: 28, "clip-path": "url(#inside)" });
+    return svg(
+      "g",
+      { class: "node", "data-node": node.id, role: "listitem", tabindex: 0, transform: `translate(${x} ${y})`, onpointerenter: show, onfocus: show },
+      svg("rect", { width: NODE.width, height: NODE.height, rx: 7 }),
+      name,
+      detail,
+    );
+  }
+
+  fill(nodes, now) {
+    const critical = this.critical(nodes);
+    for (const node of nodes) {
+      const box = this.drawn.get(node.id);
+      mark(box, "data-state", node.state);
+      mark(box, "data-kind", node.kind);
+      mark(box, "data-live", OPEN.has(node.state));
+      const [, name, detail] = box.children;
+      say(name, clip(label(node), 20));
+      say(detail, clip(this.short(node, now), 26));
+      mark(box, "aria-label", this.tellOf(node));
+    }
+    for (const { from, to, line } of this.lines ?? []) {
+      mark(line, "class", critical.has(from) && critical.has(to) ? "edge critical" : "edge");
+    }
+  }
+
+  // The path with the most service, from its end back: each node's longest parent.
+  critical(nodes) {
+    const end = (node) => node.path_s + node.service_s;
+    const best = nodes.reduce((a, b) => (a && end(a) >= end(b) ? a : b), null);
+    const path = new Set();
+    let step = best && end(best) > 0 ? best : null;
+    while (step) {
+      path.add(step.id);
+      const parents = step.parents.map((id) => this.nodes[id]).filter(Boolean);
+      step = parents.reduce((a, b) => (a && end(a) >= end(b) ? a : b), null);
+    }
+    return path;
+  }
+
+  short(node, now) {
+    const time = seconds((node.ended_at ?? now) - node.created_at);
+    if (node.wait) return node.wait;
+    return node.output_tokens ? `${time} · ${node.output_tokens} tok` : time;
+  }
+
+  tellOf(node) {
+    const parts = [`#${node.id} ${node.kind} ${label(node)}`, node.state];
+    if (node.wait) parts.push(node.wait);
+    if (node.replica) parts.push(`on ${node.replica}`);
+    if (node.service_s) parts.push(`service ${seconds(node.service_s)}`);
+    if (node.waiting_s) parts.push(`waited ${seconds(node.waiting_s)}`);
+    if (node.prompt_tokens) parts.push(`${count(node.prompt_tokens)} → ${count(node.output_tokens)} tokens, ${count(node.cached_tokens)} cached`);
+    if (node.preemptions) parts.push(`preempted ${node.preemptions} ×`);
+    if (node.error) parts.push(node.error);
+    return parts.join(" · ");
+  }
+}
+
+function label(node) {
+  if (node.kind !== "call") return node.name;
+  const parts = node.scope.split("/");
+  return parts.length > 1 ? parts[parts.length - 1] : node.name;
+}
+
+const clip = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

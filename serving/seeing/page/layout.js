@@ -1,0 +1,70 @@
+// Where the nodes of a program's DAG go: layers from top to bottom.
+//
+// A node's layer is the longest way to it from a root. Nodes have parents with smaller ids
+// only, and never get new ones, so one pass places them, and a graph that grows keeps its shape.
+
+export const NODE = { width: 134, height: 36, across: 14, down: 26 };
+
+export function layout(nodes) {
+  const layerOf = new Map();
+  const layers = [];
+  for (const node of nodes) {
+    const layer = 1 + Math.max(-1, ...node.parents.map((parent) => layerOf.get(parent) ?? -1));
+    layerOf.set(node.id, layer);
+    (layers[layer] ??= []).push(node);
+  }
+  const places = new Map();
+  layers.forEach((layer, index) => placeLayer(layer, index, places));
+  return { places, edges: edges(nodes, places), ...measure(places, layers.length) };
+}
+
+// Each node wants to stand at the middle of its parents; those that would collide are
+// spread, and the layer is moved back to where its nodes wanted to be on the whole.
+function placeLayer(layer, index, places) {
+  const step = NODE.width + NODE.across;
+  const wishes = layer.map((node) => {
+    const above = node.parents.map((parent) => places.get(parent)?.x).filter((x) => x !== undefined);
+    return { node, x: above.length ? above.reduce((sum, x) => sum + x, 0) / above.length : 0 };
+  });
+  wishes.sort((a, b) => a.x - b.x || a.node.id - b.node.id);
+  let last = -Infinity;
+  let drift = 0;
+  for (const wish of wishes) {
+    wish.at = last = Math.max(wish.x, last + step);
+    drift += wish.at - wish.x;
+  }
+  const shift = drift / wishes.length;
+  for (const { node, at } of wishes) {
+    places.set(node.id, { x: at - shift, y: index * (NODE.height + NODE.down) });
+  }
+}
+
+function edges(nodes, places) {
+  const found = [];
+  for (const node of nodes) {
+    for (const parent of node.parents) {
+      if (places.has(parent)) found.push({ from: parent, to: node.id });
+    }
+  }
+  return found;
+}
+
+// Moves all to positive places, and measures them.
+function measure(places, layers) {
+  let left = Infinity;
+  let right = -Infinity;
+  for (const { x } of places.values()) {
+    left = Math.min(left, x);
+    right = Math.max(right, x);
+  }
+  if (!places.size) return { width: 0, height: 0 };
+  for (const place of places.values()) place.x -= left;
+  return { width: right - left + NODE.width, height: layers * (NODE.height + NODE.down) - NODE.down };
+}
+
+export function curve(from, to) {
+  const [x1, y1] = [from.x + NODE.width / 2, from.y + NODE.height];
+  const [x2, y2] = [to.x + NODE.width / 2, to.y];
+  const bend = Math.max(10, Math.min(50, (y2 - y1) / 2));
+  return `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`;
+}

@@ -1,0 +1,82 @@
+// Puts the page together: the stream feeds the store, and each frame draws what changed.
+
+import { byId, count, h, oncePerFrame, say } from "./dom.js";
+import { Engines } from "./engines.js";
+import { Graph } from "./graph.js";
+import { isLive, Store } from "./store.js";
+import { follow, setKey } from "./stream.js";
+import { Table } from "./table.js";
+import { Timeline } from "./timeline.js";
+
+const TICK_MS = 500;
+const TOTALS = ["live", "running", "waiting", "in tool", "tokens/s"];
+const LINKS = { live: "live", lost: "no server; trying again", refused: "a key is needed" };
+
+const store = new Store();
+const draw = oncePerFrame(() => {
+  const now = store.now();
+  store.measure(now);
+  table.draw();
+  graph.draw(now);
+  engines.draw(now);
+  timeline.draw(now);
+  totals();
+});
+const table = new Table(store, choose, draw);
+const graph = new Graph(draw);
+const timeline = new Timeline(store, choose, draw);
+const engines = new Engines(store);
+const cells = new Map(
+  TOTALS.map((name) => {
+    const cell = h("dd", { "data-total": name }, "–");
+    byId("totals").append(h("div", {}, h("dt", {}, name), cell));
+    return [name, cell];
+  }),
+);
+
+function choose(id) {
+  if (id === table.chosen) return;
+  table.chosen = timeline.chosen = id;
+  history.replaceState(null, "", `#${encodeURIComponent(id)}`);
+  graph.choose(id);
+  draw();
+}
+
+function totals() {
+  const live = [...store.programs.values()].filter(isLive);
+  const of = (state) => live.filter((program) => program.state === state).length;
+  say(cells.get("live"), count(live.length));
+  for (const state of ["running", "waiting", "in tool"]) say(cells.get(state), count(of(state)));
+  say(cells.get("tokens/s"), engines.rate());
+}
+
+function link(state) {
+  byId("link").dataset.state = state;
+  say(byId("link"), LINKS[state] ?? state);
+  byId("key").hidden = state !== "refused";
+}
+
+function watch() {
+  follow("events", {
+    event(name, body) {
+      if (name === "snapshot") store.snapshot(body);
+      if (name === "change") store.change(body);
+      draw();
+    },
+    state: link,
+  });
+}
+
+byId("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setKey(new FormData(event.target).get("key"));
+  watch();
+});
+watch();
+if (location.hash.length > 1) choose(decodeURIComponent(location.hash.slice(1)));
+// Ages and waits grow although nothing happens.
+setInterval(draw, TICK_MS);
+window.addEventListener("resize", () => {
+  graph.shape = "";
+  draw();
+});

@@ -1,0 +1,199 @@
+// The table of programs: chosen by state and text, sorted, a page of rows at a time.
+
+import { byId, brief, count, h, mark, say, seconds } from "./dom.js";
+import { isLive } from "./store.js";
+
+const ROWS = 100;
+const STATES = ["running", "waiting", "in tool", "waiting for a human", "between calls", "stale"];
+
+export const waited = (program, now) =>
+  program.waiting_s + (program.state === "waiting" && program.waiting_since ? now - program.waiting_since : 0);
+const age = (program, now) => (program.ended_at ?? now) - program.started_at;
+
+// Name, heading, what to sort by, whether a number.
+const COLUMNS = [
+  ["id", "Program", (p) => p.started_at, false],
+  ["state", "State", (p) => p.state, false],
+  ["wait", "Waits for", (p) => p.wait, false],
+  ["service", "Service", (p) => p.attained_s, true],
+  ["waiting", "Waiting", waited, true],
+  ["path", "Critical path", (p) => p.critical_path_s, true],
+  ["calls", "Calls", (p) => p.calls + p.open_calls, true],
+  ["tokens", "Tokens", (p) => p.prompt_tokens + p.output_tokens, true],
+  ["age", "Age", age, true],
+];
+
+export class Table {
+  constructor(store, choose, redraw) {
+    Object.assign(this, { store, choose, redraw });
+    this.sort = { column: 0, down: true };
+    this.only = "all";
+    this.text = "";
+    this.offset = 0;
+    this.chosen = null;
+    this.rows = new Map();
+    this.head();
+    this.tools();
+  }
+
+  head() {
+    COLUMNS.forEach(([name, title, , number], index) => {
+      const button = h("button", { type: "button", onclick: () => this.sortBy(index) }, title);
+      byId("columns").append(h("th", { scope: "col", class: number ? "number" : null, "data-column": name }, button));
+    });
+    this.markSort();
+  }
+
+  sortBy(column) {
+    const again = this.sort.column === column;
+    this.sort = { column, down: again ? !this.sort.down : COLUMNS[column][3] || column === 0 };
+    this.markSort();
+    this.redraw();
+  }
+
+  markSort() {
+    [...byId("columns").children].forEach((cell, index) => {
+      if (index !== this.sort.column) cell.removeAttribute("aria-sort");
+      else cell.setAttribute("aria-sort", this.sort.down ? "descending" : "ascending");
+    });
+  }
+
+  tools() {
+    this.chips = ["all", "live", ...STATES, "ended"].map((name) => {
+      const chip = h("button", { type: "button", "data-only": name, "data-state": name, onclick: () => this.show(name) });
+      byId("states").append(chip);
+      return chip;
+    });
+    byId("filter").addEventListener("input", (event) => {
+      this.text = event.target.value.trim().toLowerCase();
+      this.offset = 0;
+      this.redraw();
+    });
+    byId("rows").addEventListener("click", (event) => {
+      const row = event.target.closest("tr");
+      if (row) this.choose(row.dataset.program);
+    });
+    byId("rows").addEventListener("keydown", (event) => this.step(event));
+    this.label = h("span", { role: "status" });
+    this.back = h("button", { type: "button", onclick: () => this.turn(-ROWS) }, "‹ back");
+    this.next = h("button", { type: "button", onclick: () => this.turn(ROWS) }, "next ›");
+    byId("pages").append(this.label, this.back, this.next);
+  }
+
+  show(name) {
+    this.only = name;
+    this.offset = 0;
+    this.redraw();
+  }
+
+  turn(by) {
+    this.offset += by;
+    byId("rows").closest(".scroll").scrollTop = 0;
+    this.redraw();
+  }
+
+  // Up and down go from row to row.
+  step(event) {
+    const by = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    const row = by && event.target.closest("tr")[by];
+    if (!row) return;
+    event.preventDefault();
+    row.querySelector("button").focus();
+  }
+
+  matches(program) {
+    const { only, text } = this;
+    if (only === "live" && !isLive(program)) return false;
+    if (only === "ended" && isLive(program)) return false;
+    if (STATES.includes(only) && program.state !== only) return false;
+    if (!text) return true;
+    const { id, type, tenant, session } = program;
+    return [id, type, tenant, session ?? ""].some((field) => field.toLowerCase().includes(text));
+  }
+
+  draw() {
+    const now = this.store.now();
+    const programs = [...this.store.programs.values()];
+    this.count(programs);
+    const chosen = programs.filter((program) => this.matches(program));
+    const value = COLUMNS[this.sort.column][2];
+    const sign = this.sort.down ? -1 : 1;
+    const keys = new Map(chosen.map((program) => [program, value(program, now)]));
+    const compare = (a, b) => (keys.get(a) < keys.get(b) ? -sign : keys.get(a) > keys.get(b) ? sign : 0);
+    // Live programs come first, whatever the order.
+    chosen.sort((a, b) => isLive(b) - isLive(a) || compare(a, b));
+    this.offset = Math.max(0, Math.min(this.offset, Math.floor((chosen.length - 1) / ROWS) * ROWS));
+    const shown = chosen.slice(this.offset, this.offset + ROWS);
+    this.place(shown, now);
+    this.foot(shown.length, chosen.length);
+    byId("none").hidden = shown.length > 0;
+    say(byId("none"), programs.length ? "No program is like that now." : "No programs yet. They appear here as they begin.");
+  }
+
+  count(programs) {
+    const counts = { all: programs.length, live: 0, ended: 0 };
+    for (const program of programs) {
+      counts[isLive(program) ? "live" : "ended"] += 1;
+      if (isLive(program)) counts[program.state] = (counts[program.state] ?? 0) + 1;
+    }
+    for (const chip of this.chips) {
+      const name = chip.dataset.only;
+      const of = counts[name] ?? 0;
+      chip.hidden = STATES.includes(name) && !of && this.only !== name;
+      mark(chip, "aria-pressed", this.only === name);
+      if (!chip.firstChild) chip.append(`${name} `, h("b"));
+      say(chip.lastChild, count(of));
+    }
+  }
+
+  // Rows are kept and only filled anew, so that focus and selection stay where they are.
+  place(shown, now) {
+    const body = byId("rows");
+    const wanted = new Set(shown.map((program) => program.id));
+    for (const [id, row] of this.rows) {
+      if (!wanted.has(id)) {
+        row.remove();
+        this.rows.delete(id);
+      }
+    }
+    let at = body.firstElementChild;
+    for (const program of shown) {
+      let row = this.rows.get(program.id);
+      if (!row) this.rows.set(program.id, (row = this.row(program)));
+      if (row === at) at = at.nextElementSibling;
+      else body.insertBefore(row, at);
+      this.fill(row, program, now);
+    }
+  }
+
+  row(program) {
+    const name = h("button", { type: "button", title: program.id }, program.id);
+    const cells = COLUMNS.slice(1).map(([column, , , number]) => h("td", { class: number ? "number" : `at-${column}` }));
+    cells[0].append(h("span", { class: "dotted" }));
+    return h("tr", { "data-program": program.id }, h("td", {}, name), ...cells);
+  }
+
+  fill(row, program, now) {
+    mark(row, "data-state", program.state);
+    mark(row, "data-live", isLive(program));
+    mark(row, "aria-selected", program.id === this.chosen);
+    const [, state, wait, service, waiting, path, calls, tokens, old] = row.children;
+    say(state.firstChild, program.state);
+    say(wait, program.error ?? program.wait);
+    mark(wait, "title", program.error ?? program.wait);
+    say(service, seconds(program.attained_s));
+    say(waiting, seconds(waited(program, now)));
+    say(path, seconds(program.critical_path_s));
+    say(calls, program.open_calls ? `${program.calls} + ${program.open_calls}` : `${program.calls}`);
+    say(tokens, `${brief(program.prompt_tokens)} → ${brief(program.output_tokens)}`);
+    say(old, seconds(age(program, now)));
+  }
+
+  foot(rows, of) {
+    const first = this.offset + 1;
+    say(this.label, of > rows ? `showing ${count(first)}–${count(this.offset + rows)} of ${count(of)}` : `${count(of)} shown`);
+    this.back.hidden = this.next.hidden = of <= ROWS;
+    this.back.disabled = this.offset === 0;
+    this.next.disabled = this.offset + rows >= of;
+  }
+}

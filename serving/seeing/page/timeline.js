@@ -1,0 +1,160 @@
+// When calls were in each replica's batch, over the last minutes.
+
+import { byId, h, mark } from "./dom.js";
+
+const LANE = 11;
+const GAP = 3;
+const HEAD = 20;
+const MOST_LANES = 40;
+const WINDOWS = [30, 60, 120, 300];
+
+// A call's bar begins when it was emitted: most of them wait first.
+const begun = (call) => Math.min(call.created_at, call.spans[0][0]);
+
+export class Timeline {
+  constructor(store, choose, redraw) {
+    Object.assign(this, { store, choose, redraw });
+    this.length = 60;
+    this.chosen = null;
+    this.bars = [];
+    this.canvas = h("canvas", { role: "img", "aria-label": "Calls in each replica's batch over time" });
+    this.tip = h("output", { hidden: true });
+    byId("bars").append(this.canvas, this.tip);
+    this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
+    this.canvas.addEventListener("click", (event) => {
+      const bar = this.at(event);
+      if (bar) this.choose(bar.call.program);
+    });
+    this.buttons = WINDOWS.map((seconds) => {
+      const set = () => ((this.length = seconds), this.redraw());
+      const text = seconds < 60 ? `${seconds} s` : `${seconds / 60} min`;
+      return h("button", { type: "button", "data-seconds": seconds, onclick: set }, text);
+    });
+    byId("windows").append(...this.buttons);
+  }
+
+  draw(now) {
+    for (const button of this.buttons) mark(button, "aria-pressed", Number(button.dataset.seconds) === this.length);
+    const from = now - this.length;
+    const bands = this.bands(from, now);
+    const width = byId("bars").clientWidth;
+    const height = bands.reduce((sum, band) => sum + HEAD + band.lanes * (LANE + GAP) + 6, 18);
+    const pen = this.pen(width, Math.max(height, byId("bars").clientHeight));
+    const colours = this.colours();
+    const x = (at) => ((at - from) / this.length) * width;
+    this.grid(pen, colours, width, Math.max(height, byId("bars").clientHeight));
+    this.bars = [];
+    let top = 16;
+    for (const band of bands) {
+      this.band(pen, colours, band, top, x, now);
+      top += HEAD + band.lanes * (LANE + GAP) + 6;
+    }
+  }
+
+  // The calls of each replica, each in the first lane that is free.
+  bands(from, now) {
+    const bands = new Map(this.store.engines.replicas.map(({ name }) => [name, { name, calls: [], lanes: 0, more: 0 }]));
+    const calls = [...this.store.calls.values()].filter((call) => call.spans.length && (call.ended_at ?? now) >= from);
+    calls.sort((a, b) => begun(a) - begun(b));
+    const free = new Map();
+    for (const call of calls) {
+      const name = call.replica || bands.keys().next().value;
+      if (!bands.has(name)) bands.set(name, { name, calls: [], lanes: 0, more: 0 });
+      const band = bands.get(name);
+      const lanes = free.get(name) ?? free.set(name, []).get(name);
+      const begin = begun(call);
+      let lane = lanes.findIndex((end) => end <= begin);
+      if (lane < 0) lane = lanes.length;
+      if (lane >= MOST_LANES) {
+        band.more += 1;
+        continue;
+      }
+      lanes[lane] = call.ended_at ?? Infinity;
+      band.lanes = Math.max(band.lanes, lane + 1);
+      band.calls.push({ call, lane });
+    }
+    return [...bands.values()];
+  }
+
+  pen(width, height) {
+    const ratio = window.devicePixelRatio || 1;
+    const { canvas } = this;
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
+      canvas.style.height = `${height}px`;
+    }
+    const pen = canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    return pen;
+  }
+
+  colours() {
+    const style = getComputedStyle(document.documentElement);
+    const names = ["bar", "running", "waiting", "failed", "line", "faint", "soft", "surface"];
+    return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  }
+
+  grid(pen, colours, width, height) {
+    pen.font = "10.5px system-ui, sans-serif";
+    pen.textAlign = "center";
+    const step = this.length / 6;
+    for (let ago = step; ago < this.length; ago += step) {
+      const x = Math.round(width - (ago / this.length) * width) + 0.5;
+      pen.strokeStyle = colours.line;
+      pen.beginPath();
+      pen.moveTo(x, 16);
+      pen.lineTo(x, height);
+      pen.stroke();
+      pen.fillStyle = colours.faint;
+      pen.fillText(ago < 60 ? `−${Math.round(ago)} s` : `−${(ago / 60).toFixed(1)} min`, x, 11);
+    }
+  }
+
+  band(pen, colours, band, top, x, now) {
+    pen.textAlign = "left";
+    pen.fillStyle = colours.soft;
+    pen.fillText(band.more ? `${band.name} · ${band.more} more` : band.name, 0, top + 12);
+    for (const { call, lane } of band.calls) {
+      const y = top + HEAD + lane * (LANE + GAP);
+      this.call(pen, colours, call, y, x, now);
+      this.bars.push({ call, y, left: x(begun(call)), right: x(call.ended_at ?? now) });
+    }
+  }
+
+  call(pen, colours, call, y, x, now) {
+    const chosen = call.program === this.chosen;
+    const left = x(begun(call));
+    pen.fillStyle = colours.waiting; // before its first span, and between them
+    pen.fillRect(left, y + LANE / 2 - 1, Math.max(0, x(call.ended_at ?? now) - left), 2);
+    call.spans.forEach(([begin, end], index) => {
+      const [a, b] = [x(begin), x(end ?? now)];
+      pen.fillStyle = chosen ? colours.running : colours.bar;
+      pen.beginPath();
+      pen.roundRect(a, y, Math.max(1.5, b - a - 0.75), LANE, Math.min(2.5, (b - a) / 2));
+      pen.fill();
+      const preempted = end !== null && (index < call.spans.length - 1 || call.ended_at === null);
+      if (!preempted) return;
+      pen.fillStyle = colours.failed;
+      pen.fillRect(b - 2, y - 1.5, 2.5, LANE + 3);
+    });
+  }
+
+  at(event) {
+    return this.bars.find((bar) => event.offsetY >= bar.y - 1 && event.offsetY <= bar.y + LANE + 1 && event.offsetX >= bar.left - 1 && event.offsetX <= bar.right + 1);
+  }
+
+  point(event) {
+    const bar = this.at(event);
+    this.tip.hidden = !bar;
+    this.canvas.style.cursor = bar ? "pointer" : "";
+    if (!bar) return;
+    const { call } = bar;
+    const times = call.preemptions ? `, preempted ${call.preemptions} ×` : "";
+    this.tip.textContent = `${call.program} #${call.id} ${call.state}${times}`;
+    this.tip.style.top = `${bar.y + LANE + 5}px`;
+    this.tip.style.left = `${Math.max(0, Math.min(event.offsetX, this.canvas.clientWidth - 190))}px`;
+  }
+}

@@ -1,0 +1,99 @@
+"""What a program or a node does now, and what it waits for, in words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentrt.graph import Node, NodeKind
+from agentrt.ledger import call_id
+from agentrt.run import Run, RunState
+from agentrt.scheduler.table import ProgramState
+from agentrt.serving.seeing.engines import EngineView, Placed
+
+WAITING = "waiting"
+"""All calls that the program has open wait in a queue."""
+
+BETWEEN_CALLS = "between calls"
+"""The program runs code of its own, or is kept for a client that makes its calls."""
+
+STALE_AFTER_S = 600.0
+"""A program with nothing open that was not heard of for so long counts as stale."""
+
+_MOST_CHARACTERS = 200
+
+Name = Callable[[str], str]
+"""How to name a program to whoever asks: another tenant's has no name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A program now. ``attained_s`` is its service with that of its running calls (seconds).
+
+    ``level`` and ``replica`` are those of the call that got furthest.
+    """
+
+    state: str
+    wait: str = ""
+    level: int | None = None
+    replica: str = ""
+    attained_s: float = 0.0
+
+
+def clipped(text: str) -> str:
+    """The text in one line, and not too long."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MOST_CHARACTERS else line[: _MOST_CHARACTERS - 1] + "…"
+
+
+def why(placed: Placed | None, view: EngineView, name: Name) -> str:
+    """What a call that is open, and does not run, waits for."""
+    if placed is None:
+        return "on its way to an engine" if view.ready() else "no engine is ready"
+    if placed.preempted_by:
+        return f"preempted by {name(placed.preempted_by)}"
+    return placed.why
+
+
+def status_of(run: Run, view: EngineView, now: float, name: Name) -> Status:
+    """What the program does at ``now`` (the ledger's clock)."""
+    row = run.row
+    if run.state is not RunState.RUNNING:
+        return Status(str(run.state), attained_s=row.service_s)
+    if row.calls:
+        return _in_engine(run, view, name)
+    state = row.state(now, STALE_AFTER_S)
+    if state is ProgramState.RUNNING:
+        return Status(BETWEEN_CALLS, attained_s=row.service_s)
+    return Status(str(state), _outside(run), attained_s=row.service_s)
+
+
+def _in_engine(run: Run, view: EngineView, name: Name) -> Status:
+    placed = [view.calls.get(call) for call in run.row.calls]
+    attained = run.row.service_s + sum(one.served_s for one in placed if one is not None)
+    running = next((one for one in placed if one is not None and one.running), None)
+    first = running or placed[0]
+    return Status(
+        state=str(ProgramState.RUNNING) if running else WAITING,
+        wait="" if running else why(first, view, name),
+        level=first.level if first else None,
+        replica=first.replica if first else "",
+        attained_s=attained,
+    )
+
+
+def _outside(run: Run) -> str:
+    """The tool or the question that is open for the longest."""
+    wanted = NodeKind.TOOL if run.row.tools else NodeKind.HUMAN
+    node = next((node for node in run.dag.running() if node.kind is wanted), None)
+    return "" if node is None else clipped(node.name)
+
+
+def node_state(run: Run, node: Node, view: EngineView, name: Name) -> tuple[str, str]:
+    """A node's state, and what it waits for."""
+    if node.state.ended or node.kind is not NodeKind.CALL:
+        return str(node.state), ""
+    placed = view.calls.get(call_id(run, node))
+    if placed is not None and placed.running:
+        return "running", ""
+    return str(node.state), why(placed, view, name)

@@ -1,0 +1,101 @@
+"""`agentrt run --dashboard`, on an engine that echoes."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from tests.cli.conftest import Invoke, Write
+
+# Looks at its own dashboard, while it runs.
+LOOK = """
+import asyncio, urllib.request
+
+def fetch(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/programs", timeout=30) as answer:
+        return answer.read().decode()
+
+@program
+async def look(ctx, port):
+    await ctx.llm("hello")
+    return await asyncio.to_thread(fetch, port)
+"""
+
+
+def a_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_the_dashboard_shows_a_commands_programs(
+    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = a_free_port()
+    assert invoke("run", write(LOOK), "--input", port, "--dashboard", port) == 0
+    seen = capfd.readouterr()
+    assert f"dashboard: http://127.0.0.1:{port}/dashboard" in seen.err
+    [program] = json.loads(seen.out)["programs"]
+    assert (program["id"], program["calls"]) == ("look-1", 1)
+
+
+def test_without_a_value_any_port_is_taken(
+    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
+    assert invoke("run", path, "--dashboard", "--seed", 1) == 0
+    seen = capfd.readouterr()
+    assert "dashboard: http://127.0.0.1:" in seen.err
+    assert seen.out == "ok\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("prog.py", "put --dashboard after the program"),
+        ("70000", "70000 is no port: give one below 65536"),
+    ],
+)
+def test_a_bad_port_is_a_usage_error(
+    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str], value: str, message: str
+) -> None:
+    path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
+    assert invoke("run", path, f"--dashboard={value}") == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_program_in_the_place_of_the_port_is_explained(
+    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
+    assert invoke("run", "--dashboard", path) == 2
+    assert "put --dashboard after the program" in capfd.readouterr().err
+
+
+def test_a_port_in_use_is_one_clear_error(
+    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert invoke("run", path, "--dashboard", port) == 2
+    error = capfd.readouterr().err
+    assert f"--dashboard {port}: " in error
+    assert "Traceback" not in error
+
+
+def test_missing_packages_are_named(
+    write: Write,
+    invoke: Invoke,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
+    assert invoke("run", path, "--dashboard") == 2
+    assert "pip install 'agentrt[serve]'" in capfd.readouterr().err

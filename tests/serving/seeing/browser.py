@@ -1,0 +1,68 @@
+"""Headless Chromium for the dashboard's tests and its screenshot."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from playwright.async_api import Browser, Page, async_playwright
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+# Nothing of the browser's own goes out, and it needs no privileges of the machine.
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def chromium() -> str:
+    """The browser's path. Raises `FileNotFoundError` where there is none."""
+    for name in _NAMES:
+        if path := shutil.which(name):
+            return path
+    raise FileNotFoundError(
+        "the dashboard's tests need Chromium: apt-get install chromium, or run .ci/setup as root"
+    )
+
+
+@asynccontextmanager
+async def opened_browser() -> AsyncIterator[Browser]:
+    """A browser with an empty profile."""
+    path = chromium()
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=_FLAGS)
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@dataclass(slots=True)
+class Watched:
+    """A page, and what must not happen on it."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+
+    @classmethod
+    def over(cls, page: Page) -> Watched:
+        """Watch this page from its beginning."""
+        watched = cls(page)
+        page.on("console", lambda m: watched.saw_console(m.type, m.text))
+        page.on("pageerror", lambda error: watched.complaints.append(str(error)))
+        page.on("request", lambda r: watched.hosts.add(urlsplit(r.url).netloc))
+        return watched
+
+    def saw_console(self, kind: str, text: str) -> None:
+        """The page wrote to its console."""
+        if kind in ("error", "warning"):
+            self.complaints.append(f"{kind}: {text}")
