@@ -82,9 +82,9 @@ def _fault(error: Any) -> str:
     return message.removeprefix("Value error, ")
 
 
-def missing(what: str, id: object) -> HTTPException:
+def missing(what: str, key: object) -> HTTPException:
     """There is none, or it is another tenant's: nobody can tell which."""
-    return HTTPException(404, f"{what} {str(id)!r} not found")
+    return HTTPException(404, f"{what} {str(key)!r} not found")
 
 
 def conflict(detail: str) -> HTTPException:

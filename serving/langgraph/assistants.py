@@ -249,7 +249,5 @@ def _fits(tenant: str, body: bodies.AssistantCount, only: Filter) -> Sequence[Co
         asked.append(column.graph_id == body.graph_id)
     if body.name is not None:
         asked.append(func.lower(column.name).contains(body.name.lower(), autoescape=True))
-    for wanted in (body.metadata, only):
-        if wanted:
-            asked.append(has(column.metadata, wanted))
+    asked.extend(has(column.metadata, wanted) for wanted in (body.metadata, only) if wanted)
     return asked

@@ -53,7 +53,8 @@ class User:
         return list(self._get("permissions") or ())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or (value := self._get(name)) is None:
+        value = None if name.startswith("_") else self._get(name)
+        if value is None:
             raise AttributeError(name)
         return value
 

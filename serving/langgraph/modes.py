@@ -20,6 +20,7 @@ from agentrt.integrations.langgraph.graphs import Graph
 
 Part = tuple[str, Any]
 """The name and the data of an event."""
+_ASKED = "__interrupt__"
 _GROWING = 64
 """So many messages may grow at once; of the longest ago, a new one would begin."""
 
@@ -32,6 +33,7 @@ class Modes:
         self._asked = frozenset(asked)
         self._subgraphs = subgraphs
         self._growing: dict[str, BaseMessage] = {}
+        self._questions: dict[str, Any] = {}
 
     def inner(self) -> list[str]:
         """LangGraph's modes, values always among them."""
@@ -59,11 +61,20 @@ class Modes:
         """LangGraph's chunk: where subgraphs are asked for, it begins with a namespace."""
         namespace, mode, data = chunk if self._subgraphs else ((), *chunk)
         if mode == "values" and not namespace:
-            self.result = data
+            self._see(data)
         if mode == "messages":
             yield from self._messages(namespace, *data)
         elif mode in self._asked:
             yield _named(mode, namespace), data
+
+    def _see(self, values: Any) -> None:
+        """Each of several questions comes in values of its own."""
+        if isinstance(values, dict) and _ASKED in values:
+            self._questions.update({one.id: one for one in values[_ASKED]})
+        self.result = values
+        if self._questions:
+            known = values if isinstance(values, dict) else {}
+            self.result = {**known, _ASKED: tuple(self._questions.values())}
 
     def _messages(self, namespace: Sequence[str], message: Any, about: Any) -> Iterator[Part]:
         if "messages-tuple" in self._asked:

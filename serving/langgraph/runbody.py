@@ -66,7 +66,7 @@ class RunBody(Body):
     config: Config = Field(default_factory=lambda: Config())
     context: Object | None = None
     metadata: Object = Field(default_factory=dict)
-    stream_mode: StreamModes = ["values"]
+    stream_mode: StreamModes = Field(default=["values"])
     stream_subgraphs: bool = False
     stream_resumable: bool = False
     interrupt_before: Nodes | None = None

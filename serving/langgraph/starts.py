@@ -75,7 +75,9 @@ class Starts:
     async def _order(
         self, caller: Caller, thread: UUID | None, body: RunBody, assistant: Mapping[str, Any]
     ) -> tuple[Order, Any]:
-        kwargs = {**_kwargs(body, assistant), "user": caller.config()}
+        kwargs = _kwargs(body, assistant)
+        if user := caller.config():
+            kwargs["user"] = user
         strategy = getattr(body, "multitask_strategy", "enqueue")
         value: dict[str, Any] = {
             "thread_id": thread,
