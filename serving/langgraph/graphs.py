@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -94,7 +95,9 @@ def schemas_of(graph: PregelProtocol[Any, Any, Any, Any], name: str) -> dict[str
 def _schema(graph: Any, method: str) -> dict[str, Any] | None:
     """A schema, or None if pydantic cannot say it."""
     try:
-        schema: dict[str, Any] | None = getattr(graph, method)()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the API has a config schema, deprecated or not
+            schema: dict[str, Any] | None = getattr(graph, method)()
     except Exception:  # whatever a type of the user's makes pydantic raise
         return None
     return schema

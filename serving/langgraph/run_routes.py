@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BeforeValidator
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
@@ -25,6 +26,17 @@ from agentrt.serving.langgraph.threads import ACTIVE
 
 _R = "/threads/{thread_id}/runs/{run_id}"
 Action = Literal["interrupt", "rollback"]
+
+
+def _given(modes: Any) -> Any:
+    """The stock client sends an empty text for a mode that was not given."""
+    return [mode for mode in modes if mode] or None if isinstance(modes, list) else modes
+
+
+_Modes = Annotated[list[StreamMode] | None, BeforeValidator(_given), Query()]
+_ThreadModes = Annotated[
+    list[Literal["run_modes", "lifecycle"]] | None, BeforeValidator(_given), Query()
+]
 RunField = Literal[
     "run_id",
     "thread_id",
@@ -101,7 +113,7 @@ class RunRoutes:
         thread_id: UUID,
         run_id: UUID,
         caller: Asking,
-        stream_mode: Annotated[list[StreamMode] | None, Query()] = None,
+        stream_mode: _Modes = None,
         cancel_on_disconnect: bool = False,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> EventSourceResponse:
@@ -168,7 +180,7 @@ class RunRoutes:
         self,
         thread_id: UUID,
         caller: Asking,
-        stream_mode: Annotated[list[Literal["run_modes", "lifecycle"]] | None, Query()] = None,
+        stream_mode: _ThreadModes = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> EventSourceResponse:
         """Follow a thread: each of its runs that begins from now on."""

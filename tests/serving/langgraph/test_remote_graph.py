@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
 
-import pytest
+import pytest_asyncio
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
@@ -20,13 +20,11 @@ from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_runs import DONE, IN
 
 
-@pytest.fixture
-def remote(it: Serving) -> Iterator[Any]:
-    sync_client = get_sync_client(url=it.url)
-    yield lambda name: RemoteGraph(
-        name, client=get_client(url=it.url), sync_client=sync_client
-    )
-    sync_client.http.client.close()
+@pytest_asyncio.fixture
+async def remote(it: Serving) -> AsyncIterator[Callable[[str], RemoteGraph]]:
+    async with get_client(url=it.url) as client:
+        with get_sync_client(url=it.url) as sync_client:
+            yield lambda name: RemoteGraph(name, client=client, sync_client=sync_client)
 
 
 def in_thread() -> RunnableConfig:
@@ -42,7 +40,6 @@ async def test_it_is_invoked_and_streamed(remote: Any) -> None:
     assert any(namespace for namespace, _ in [part async for part in inside])
     tokens = remote("chat").astream({"messages": "hi"}, stream_mode="messages")
     assert len([chunk async for chunk, _ in tokens]) > 2
-    await graph.client.aclose()
 
 
 async def test_its_state_is_read_changed_and_gone_back_to(remote: Any) -> None:
@@ -60,7 +57,6 @@ async def test_its_state_is_read_changed_and_gone_back_to(remote: Any) -> None:
     assert past.values == history[2].values
     forked = await graph.aupdate_state(history[2].config, {"steps": ["x"]}, as_node="first")
     assert (await graph.aget_state(forked)).values["steps"][-1] == "x"
-    await graph.client.aclose()
 
 
 async def test_it_draws_itself(remote: Any) -> None:
@@ -69,7 +65,6 @@ async def test_it_draws_itself(remote: Any) -> None:
     assert list(drawn.nodes) == ["__start__", "first", "sub", "last", "__end__"]
     assert (await graph.aget_graph()).edges == drawn.edges
     assert await asyncio.to_thread(graph.invoke, IN) == DONE
-    await graph.client.aclose()
 
 
 async def test_it_is_a_node_of_another_graph(remote: Any) -> None:
@@ -84,5 +79,3 @@ async def test_it_is_a_node_of_another_graph(remote: Any) -> None:
     whole = builder.compile(checkpointer=InMemorySaver())
     asked = await whole.ainvoke({"steps": ["in"]}, in_thread())
     assert asked["__interrupt__"][0].value == {"question": "which way?"}
-    for one in (graph, asking):
-        await one.client.aclose()

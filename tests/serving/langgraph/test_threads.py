@@ -139,14 +139,18 @@ async def test_assistants_are_found(client: LangGraphClient) -> None:
 
 
 async def test_a_graph_tells_its_form(client: LangGraphClient) -> None:
-    drawn = await client.assistants.get_graph("steps", xray=True)
-    assert {"__start__", "first", "sub", "last", "__end__"} == {n["id"] for n in drawn["nodes"]}
+    drawn = await client.assistants.get_graph("steps")
+    assert [n["id"] for n in drawn["nodes"]] == ["__start__", "first", "sub", "last", "__end__"]
+    inside = await client.assistants.get_graph("steps", xray=True)
+    assert "sub:inner" in [n["id"] for n in inside["nodes"]]
     key = (await client.assistants.get("steps"))["assistant_id"]
     schemas = await client.assistants.get_schemas(key)
     assert schemas["graph_id"] == "steps"
     assert schemas["input_schema"] is not None
     assert "steps" in schemas["input_schema"]["properties"]
-    assert await client.assistants.get_subgraphs("steps") == {}
+    assert list(await client.assistants.get_subgraphs("steps")) == ["sub"]
+    assert list(await client.assistants.get_subgraphs("steps", "sub")) == ["sub"]
+    assert await client.assistants.get_subgraphs("ask") == {}
     with pytest.raises(NotFoundError, match="there is: steps, ask"):
         await client.assistants.get("nothing of the kind")
     with pytest.raises(NotFoundError, match="graph"):
