@@ -7,7 +7,7 @@ its nodes, tools and questions into that program's DAG.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from agentrt.run import Run
 
 Graph = Pregel[Any, Any, Any, Any]
 Durability = Literal["sync", "async", "exit"] | None
+Drive = Callable[[Context, Any], Awaitable[Any]]
 _NAMELESS = "LangGraph"
 """What LangGraph calls a graph that was given no name."""
 
@@ -104,16 +105,25 @@ def _described(value: object) -> str:
 
 
 def graph_program(
-    graph: Graph, name: str, config: RunnableConfig, durability: Durability = None
+    graph: Graph,
+    name: str,
+    config: RunnableConfig,
+    durability: Durability = None,
+    *,
+    drive: Drive | None = None,
 ) -> Program:
     """A program that runs ``graph`` on its input, under ``config``.
 
-    Its result is what the graph returns, or None where the graph waits for a human.
+    Its result is what the graph returns, or None where the graph waits for a human. With
+    ``drive``, that is what runs the graph; it returns the last of the graph's values.
     """
     follow()
 
     async def run(ctx: Context, given: Any) -> Any:
-        result = await graph.ainvoke(given, config, durability=durability)
+        if drive is None:
+            result = await graph.ainvoke(given, config, durability=durability)
+        else:
+            result = await drive(ctx, given)
         if isinstance(result, dict) and result.pop("__interrupt__", None):
             return None
         return None if graph.checkpointer and await _paused(graph, config) else result

@@ -1,0 +1,311 @@
+"""What clients send: a model for each request. A field that is not here is refused by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MAX_LIMIT = 1000
+"""So many things are listed at once, at most."""
+
+Object = dict[str, Any]
+Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
+Offset = Annotated[int, Field(ge=0, le=2**31)]
+Order = Literal["asc", "desc"]
+Label = Annotated[str, Field(min_length=1, max_length=512)]
+Conflict = Literal["raise", "do_nothing"]
+ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
+RunStatus = Literal["pending", "running", "error", "success", "timeout", "interrupted"]
+
+_OWN = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph_id"}
+_LANGGRAPHS = "__pregel_"
+"""What a graph that calls another server's graph hands on of its own run: it means nothing here."""
+
+
+class Body(BaseModel):
+    """Any request. Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Config(Body):
+    """The parts of LangChain's ``RunnableConfig`` that can travel."""
+
+    tags: list[str] = Field(default_factory=list, max_length=64)
+    recursion_limit: int | None = Field(default=None, ge=1, le=10_000)
+    max_concurrency: int | None = Field(default=None, ge=1, le=1024)
+    run_name: str | None = Field(default=None, max_length=256)
+    configurable: Object = Field(default_factory=dict)
+    metadata: Object = Field(default_factory=dict)
+
+    @field_validator("configurable")
+    @classmethod
+    def _not_ours(cls, given: Object) -> Object:
+        kept = {key: value for key, value in given.items() if not key.startswith(_LANGGRAPHS)}
+        taken = sorted(_OWN & kept.keys()) + sorted(
+            key for key in kept if key.startswith(("__", "langgraph_auth"))
+        )
+        if taken:
+            raise ValueError(f"{', '.join(taken)}: set by the server, and by nobody else")
+        return kept
+
+    def given(self) -> Object:
+        """What the client gave, as LangChain takes it."""
+        return self.model_dump(exclude_unset=True, exclude_none=True)
+
+
+class Checkpoint(Body):
+    """Where in a thread: by default its end."""
+
+    thread_id: UUID | None = None
+    checkpoint_ns: str | None = Field(default=None, max_length=4096)
+    checkpoint_id: str | None = Field(default=None, max_length=128)
+    checkpoint_map: Object | None = None
+
+    def configurable(self) -> Object:
+        """As a graph's config names it, without the thread."""
+        return self.model_dump(exclude={"thread_id"}, exclude_none=True)
+
+
+# -- assistants ---------------------------------------------------------------------------
+
+
+class AssistantCreate(Body):
+    """A new assistant."""
+
+    graph_id: Label
+    assistant_id: UUID | None = None
+    config: Config = Field(default_factory=lambda: Config())
+    context: Object = Field(default_factory=dict)
+    metadata: Object = Field(default_factory=dict)
+    if_exists: Conflict = "raise"
+    name: Label | None = None
+    description: str | None = Field(default=None, max_length=4096)
+
+
+class AssistantPatch(Body):
+    """What of an assistant is to be changed."""
+
+    graph_id: Label | None = None
+    config: Config | None = None
+    context: Object | None = None
+    metadata: Object | None = None
+    name: Label | None = None
+    description: str | None = Field(default=None, max_length=4096)
+
+
+class AssistantCount(Body):
+    """Which assistants."""
+
+    metadata: Object | None = None
+    graph_id: str | None = None
+    name: str | None = None
+
+
+AssistantField = Literal[
+    "assistant_id",
+    "graph_id",
+    "name",
+    "description",
+    "config",
+    "context",
+    "created_at",
+    "updated_at",
+    "metadata",
+    "version",
+]
+
+
+class AssistantSearch(AssistantCount):
+    """Which assistants, some at a time."""
+
+    limit: Limit = 10
+    offset: Offset = 0
+    sort_by: Literal["assistant_id", "graph_id", "name", "created_at", "updated_at"] = "created_at"
+    sort_order: Order = "desc"
+    select: list[AssistantField] | None = None
+
+
+class VersionSearch(Body):
+    """Which versions of an assistant."""
+
+    metadata: Object | None = None
+    limit: Limit = 10
+    offset: Offset = 0
+
+
+class Latest(Body):
+    """The version that is to be used."""
+
+    version: int = Field(ge=1, le=2**31 - 1)
+
+
+# -- threads ------------------------------------------------------------------------------
+
+
+class Update(Body):
+    """Values as if a node had written them."""
+
+    values: Any = None
+    command: None = None
+    as_node: str | None = None
+
+
+class Superstep(Body):
+    """What nodes have written at once."""
+
+    updates: list[Update] = Field(min_length=1, max_length=64)
+
+
+class ThreadCreate(Body):
+    """A new thread, with a history or without."""
+
+    thread_id: UUID | None = None
+    metadata: Object = Field(default_factory=dict)
+    if_exists: Conflict = "raise"
+    supersteps: list[Superstep] | None = Field(default=None, max_length=256)
+
+
+class ThreadPatch(Body):
+    """What is merged into a thread's metadata."""
+
+    metadata: Object
+
+
+class ThreadCount(Body):
+    """Which threads."""
+
+    metadata: Object | None = None
+    values: Object | None = None
+    status: ThreadStatus | None = None
+
+
+ThreadField = Literal[
+    "thread_id",
+    "created_at",
+    "updated_at",
+    "state_updated_at",
+    "metadata",
+    "config",
+    "status",
+    "values",
+    "interrupts",
+    "error",
+]
+
+
+class ThreadSearch(ThreadCount):
+    """Which threads, some at a time."""
+
+    ids: list[UUID] | None = Field(default=None, max_length=MAX_LIMIT)
+    limit: Limit = 10
+    offset: Offset = 0
+    sort_by: Literal["thread_id", "status", "created_at", "updated_at", "state_updated_at"] = (
+        "created_at"
+    )
+    sort_order: Order = "desc"
+    select: list[ThreadField] | None = None
+
+
+class Prune(Body):
+    """Threads of which all, or the past, is to be forgotten."""
+
+    thread_ids: list[UUID] = Field(max_length=MAX_LIMIT)
+    strategy: Literal["delete", "keep_latest"] = "delete"
+
+
+# -- state --------------------------------------------------------------------------------
+
+StateField = Annotated[
+    str,
+    Field(
+        pattern=r"^(values(\..+)?|next|tasks|checkpoint|metadata|created_at|parent_checkpoint|interrupts)$"
+    ),
+]
+
+
+class StateAt(Body):
+    """Which state of a thread."""
+
+    checkpoint: Checkpoint
+    subgraphs: bool = False
+    select: list[StateField] | None = None
+
+
+class StateUpdate(Body):
+    """What is to be written into a thread's state."""
+
+    values: Object | list[Object] | None = None
+    as_node: str | None = None
+    checkpoint: Checkpoint | None = None
+    checkpoint_id: str | None = Field(default=None, max_length=128)
+
+
+class History(Body):
+    """Which states of a thread."""
+
+    limit: Limit = 10
+    before: Checkpoint | str | None = None
+    metadata: dict[str, str | int | float | bool] | None = None
+    checkpoint: Checkpoint | None = None
+    select: list[StateField] | None = None
+
+
+# -- store --------------------------------------------------------------------------------
+
+Namespace = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]],
+    Field(max_length=32),
+]
+
+
+class ItemPut(Body):
+    """An item for the store."""
+
+    namespace: Namespace = Field(min_length=1)
+    key: Label
+    value: Object
+    index: Literal[False] | list[str] | None = None
+
+
+class ItemDelete(Body):
+    """An item that is to be forgotten."""
+
+    namespace: Namespace = Field(default_factory=list)
+    key: Label
+
+
+class ItemSearch(Body):
+    """Which items of the store."""
+
+    namespace_prefix: Namespace = Field(default_factory=list)
+    filter: Object | None = None
+    limit: Limit = 10
+    offset: Offset = 0
+
+
+class NamespaceSearch(Body):
+    """Which namespaces of the store."""
+
+    prefix: Namespace | None = None
+    suffix: Namespace | None = None
+    max_depth: int | None = Field(default=None, ge=1, le=32)
+    limit: Limit = 100
+    offset: Offset = 0
+
+
+class RunCancel(Body):
+    """Which runs: those of a thread by their ids, or all of a status."""
+
+    thread_id: UUID | None = None
+    run_ids: list[UUID] | None = Field(default=None, max_length=MAX_LIMIT)
+    status: Literal["pending", "running", "all"] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> RunCancel:
+        by_ids = self.thread_id is not None and self.run_ids is not None
+        if by_ids == (self.status is not None):
+            raise ValueError("give thread_id and run_ids, or else status")
+        return self

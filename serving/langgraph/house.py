@@ -1,0 +1,115 @@
+"""Opens the LangGraph API: database, graphs, queue, and the routes over them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Depends
+from langgraph_sdk import Auth
+
+from agentrt import tracking
+from agentrt.integrations.langchain.door import Door
+from agentrt.integrations.langchain.shared import lend
+from agentrt.serving.langgraph.answers import Route
+from agentrt.serving.langgraph.assistants import Assistants
+from agentrt.serving.langgraph.auth import Gate
+from agentrt.serving.langgraph.execution import Services
+from agentrt.serving.langgraph.graphs import Graphs, open_graphs
+from agentrt.serving.langgraph.keepers import Storage, open_storage
+from agentrt.serving.langgraph.runqueue import RunQueue, open_queue
+from agentrt.serving.langgraph.runs import Runs
+from agentrt.serving.langgraph.threads import Threads
+from agentrt.serving.server import Server
+
+LINGER_S = 300.0
+"""How long a run without a thread can still be joined after its end."""
+_SWEEP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What the routes work with."""
+
+    server: Server
+    storage: Storage
+    graphs: Graphs
+    assistants: Assistants
+    threads: Threads
+    runs: Runs
+    queue: RunQueue
+
+
+@asynccontextmanager
+async def open_house(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter]:
+    """The routes of the LangGraph API. Runs that were under way go on.
+
+    Meanwhile chat models without an engine of their own use the server's.
+    """
+    async with AsyncExitStack() as stack:
+        storage = await stack.enter_async_context(open_storage(server.database))
+        stack.enter_context(lend(Door.borrow(server.runtime)))
+        graphs = await stack.enter_async_context(open_graphs(server, storage))
+        runs, threads = Runs(storage.database), Threads(storage.database)
+        services = Services(server.runtime, storage, graphs, runs, threads)
+        queue = await stack.enter_async_context(open_queue(services))
+        house = House(
+            server, storage, graphs, Assistants(storage.database, graphs), threads, runs, queue
+        )
+        await stack.enter_async_context(_sweeping(house))
+        yield _routes(house, Gate(auth))
+
+
+def _routes(house: House, gate: Gate) -> APIRouter:
+    from agentrt.serving.langgraph.assistant_routes import AssistantRoutes
+    from agentrt.serving.langgraph.info_routes import InfoRoutes
+    from agentrt.serving.langgraph.run_routes import RunRoutes
+    from agentrt.serving.langgraph.start_routes import StartRoutes
+    from agentrt.serving.langgraph.state_routes import StateRoutes
+    from agentrt.serving.langgraph.store_routes import StoreRoutes
+    from agentrt.serving.langgraph.thread_routes import ThreadRoutes
+
+    guarded = APIRouter(route_class=Route, dependencies=[Depends(gate.admit)], tags=["langgraph"])
+    AssistantRoutes(house).add_to(guarded)
+    # What is more specific comes first: /threads/search is no thread.
+    ThreadRoutes(house).add_to(guarded)
+    StateRoutes(house).add_to(guarded)
+    StartRoutes(house).add_to(guarded)
+    RunRoutes(house).add_to(guarded)
+    StoreRoutes(house).add_to(guarded)
+    router = APIRouter()
+    InfoRoutes(house).add_to(router)
+    router.include_router(guarded)
+    return router
+
+
+@asynccontextmanager
+async def _sweeping(house: House) -> AsyncIterator[None]:
+    """Meanwhile, what runs without a thread have left is cleared away some time after."""
+    with tracking.outside():
+        task = asyncio.create_task(_sweep(house), name="agentrt-sweep")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _sweep(house: House) -> None:
+    while True:
+        await clear_away(house, time.time() - LINGER_S)
+        await asyncio.sleep(_SWEEP_S)
+
+
+async def clear_away(house: House, before: float) -> None:
+    """Forget temporary threads whose runs had ended at that time."""
+    left = await house.threads.left_over(before)
+    for thread in left:
+        await house.storage.saver.adelete_thread(thread)
+    if left:
+        await house.threads.remove(left)

@@ -1,0 +1,245 @@
+"""The routes of runs that were started before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BeforeValidator
+from sqlalchemy import Row
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from agentrt.serving.langgraph import bodies, sse
+from agentrt.serving.langgraph.answers import JSON, conflict, unfit
+from agentrt.serving.langgraph.auth import Asking, Caller
+from agentrt.serving.langgraph.encoding import encode
+from agentrt.serving.langgraph.eventlog import StreamEvent, replay
+from agentrt.serving.langgraph.execution import Live
+from agentrt.serving.langgraph.house import House
+from agentrt.serving.langgraph.runbody import StreamMode
+from agentrt.serving.langgraph.runs import as_json
+from agentrt.serving.langgraph.start_routes import headers_of
+from agentrt.serving.langgraph.threads import ACTIVE
+
+_R = "/threads/{thread_id}/runs/{run_id}"
+Action = Literal["interrupt", "rollback"]
+
+
+def _given(modes: Any) -> Any:
+    """The stock client sends an empty text for a mode that was not given."""
+    return [mode for mode in modes if mode] or None if isinstance(modes, list) else modes
+
+
+_Modes = Annotated[list[StreamMode] | None, BeforeValidator(_given), Query()]
+_ThreadModes = Annotated[
+    list[Literal["run_modes", "lifecycle"]] | None, BeforeValidator(_given), Query()
+]
+RunField = Literal[
+    "run_id",
+    "thread_id",
+    "assistant_id",
+    "created_at",
+    "updated_at",
+    "status",
+    "metadata",
+    "kwargs",
+    "multitask_strategy",
+    "cancel_reason",
+]
+
+
+class RunRoutes:
+    """Asks for runs, joins them, stops them."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._all = house.runs
+
+    def add_to(self, router: APIRouter) -> None:
+        """Enter the routes."""
+        add = router.add_api_route
+        add("/runs/cancel", self.cancel_many, methods=["POST"], status_code=204)
+        add("/threads/{thread_id}/runs", self.of_thread)
+        add(_R, self.get)
+        add(_R, self.delete, methods=["DELETE"], status_code=204)
+        add(f"{_R}/join", self.join, response_model=None)
+        add(f"{_R}/stream", self.join_stream, response_model=None)
+        add(f"{_R}/cancel", self.cancel, methods=["POST"])
+        add("/threads/{thread_id}/stream", self.thread_stream, response_model=None)
+
+    async def of_thread(
+        self,
+        thread_id: UUID,
+        caller: Asking,
+        limit: bodies.Limit = 10,
+        offset: bodies.Offset = 0,
+        status: bodies.RunStatus | None = None,
+        select: Annotated[list[RunField] | None, Query()] = None,
+    ) -> JSON:
+        """The runs of a thread, the last one first."""
+        await self._check(caller, thread_id, "read")
+        found = await self._all.of_thread(caller.tenant, thread_id, status, limit, offset)
+        return JSON([{k: one[k] for k in select} for one in found] if select else found)
+
+    async def get(self, thread_id: UUID, run_id: UUID, caller: Asking) -> JSON:
+        """One run."""
+        return JSON(as_json(await self._row(caller, thread_id, run_id, "read")))
+
+    async def delete(self, thread_id: UUID, run_id: UUID, caller: Asking) -> Response:
+        """Forget a run that has ended; what it did to its thread stays."""
+        row = await self._row(caller, thread_id, run_id, "delete")
+        if row._mapping["status"] in ACTIVE:
+            raise conflict(f"run {run_id} has not ended; cancel it first")
+        await self._all.remove(str(run_id))
+        return Response(status_code=204)
+
+    async def join(
+        self, thread_id: UUID, run_id: UUID, caller: Asking, request: Request
+    ) -> Response:
+        """What a run gives, when it has ended."""
+        row = await self._row(caller, thread_id, run_id, "read")
+        live = self._house.queue.get(str(run_id))
+        if live is not None:
+            return sse.at_end(live, request, headers_of(row, "join"))
+        row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
+        result = row._mapping["result"]
+        return JSON(None if result is None else json.loads(result), headers=headers_of(row))
+
+    async def join_stream(
+        self,
+        thread_id: UUID,
+        run_id: UUID,
+        caller: Asking,
+        stream_mode: _Modes = None,
+        cancel_on_disconnect: bool = False,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> EventSourceResponse:
+        """Follow a run from now on; a resumable one from after the event of an id.
+
+        The id -1 is before the first event.
+        """
+        row = await self._row(caller, thread_id, run_id, "read")
+        live = self._house.queue.get(str(run_id))
+        kwargs = json.loads(row._mapping["kwargs"])
+        if stream_mode and (absent := sorted(set(stream_mode) - set(kwargs["stream_mode"]))):
+            raise unfit(f"stream_mode: the run was not started with {', '.join(absent)}")
+        resumable = bool(kwargs.get("stream_resumable"))
+        after = _after(last_event_id)
+        if after is not None and not resumable:
+            raise unfit("Last-Event-ID: the run was not started with stream_resumable")
+        return sse.event_stream(
+            self._events(live, str(run_id), after),
+            headers_of(row, "stream"),
+            numbered=resumable,
+            modes=stream_mode,
+            left=self._left(live, cancel_on_disconnect),
+        )
+
+    async def cancel(
+        self,
+        thread_id: UUID,
+        run_id: UUID,
+        caller: Asking,
+        wait: bool = False,
+        action: Action = "interrupt",
+    ) -> JSON:
+        """Stop a run; with ``rollback``, make it as if it had never been."""
+        await self._row(caller, thread_id, run_id, "update")
+        live = self._house.queue.get(str(run_id))
+        if live is None:
+            raise conflict(f"run {run_id} has ended")
+        self._house.queue.cancel(live, action)
+        if wait:
+            await live.done.wait()
+        return JSON({})
+
+    async def cancel_many(
+        self, body: bodies.RunCancel, caller: Asking, action: Action = "interrupt"
+    ) -> Response:
+        """Stop some runs of a thread, or all of a status. Those that have ended are left."""
+        if body.thread_id is not None:
+            await self._check(caller, body.thread_id, "update")
+            wanted = {str(one) for one in body.run_ids or ()}
+            wanted &= set(self._house.queue.live_in(str(body.thread_id)))
+        else:
+            only = await caller.may("threads", "update", body.model_dump())
+            if only:
+                raise unfit("status: give thread_id and run_ids; you do not see all threads")
+            statuses = ACTIVE if body.status == "all" else (str(body.status),)
+            wanted = set(await self._all.ids(caller.tenant, statuses))
+        for key in wanted:
+            live = self._house.queue.get(key)
+            if live is not None:
+                self._house.queue.cancel(live, action)
+        return Response(status_code=204)
+
+    async def thread_stream(
+        self,
+        thread_id: UUID,
+        caller: Asking,
+        stream_mode: _ThreadModes = None,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> EventSourceResponse:
+        """Follow a thread: each of its runs that begins from now on."""
+        await self._check(caller, thread_id, "read")
+        if last_event_id:
+            raise unfit("Last-Event-ID: a thread's stream begins now; join a run to go back")
+        whole = "run_modes" in (stream_mode or ["run_modes"])
+        headers = {"Location": f"/threads/{thread_id}/stream"}
+        runs = self._thread_events(str(thread_id), whole)
+        return EventSourceResponse(runs, headers=headers, ping=sse.PING_S)
+
+    # -- inside ------------------------------------------------------------------------
+
+    async def _check(self, caller: Caller, thread_id: UUID, action: str) -> None:
+        only = await caller.may("threads", action, {"thread_id": thread_id})
+        await self._house.threads.get(caller.tenant, thread_id, only)
+
+    async def _row(self, caller: Caller, thread_id: UUID, run_id: UUID, action: str) -> Row[Any]:
+        await self._check(caller, thread_id, action)
+        return await self._all.get(caller.tenant, thread_id, run_id)
+
+    async def _events(
+        self, live: Live | None, run_id: str, after: int | None
+    ) -> AsyncIterator[StreamEvent]:
+        if live is not None:
+            async for one in live.log.follow(live.log.last if after is None else after):
+                yield one
+        elif after is not None:
+            async for one in replay(self._house.storage.database, run_id, after):
+                yield one
+
+    def _left(self, live: Live | None, cancel: bool) -> sse.Left:
+        def left() -> None:
+            if cancel and live is not None and not live.done.is_set():
+                self._house.queue.cancel(live, "interrupt")
+
+        return left
+
+    async def _thread_events(self, thread: str, whole: bool) -> AsyncIterator[ServerSentEvent]:
+        with self._house.queue.listeners.to(thread) as beginning:
+            while True:
+                live = await beginning.get()
+                yield _told(live, "run_started")
+                if whole:
+                    async for one in live.log.follow(0):
+                        yield sse.as_sse(one, numbered=False)
+                await live.done.wait()
+                yield _told(live, "run_done")
+
+
+def _told(live: Live, status: str) -> ServerSentEvent:
+    about = {"run_id": live.record.run_id, "status": status}
+    return ServerSentEvent(encode(about).decode(), event="metadata")
+
+
+def _after(last_event_id: str | None) -> int | None:
+    """The number after which to go on; None is from now on."""
+    if not last_event_id:
+        return None
+    if last_event_id != "-1" and not (last_event_id.isdecimal() and len(last_event_id) < 16):
+        raise unfit(f"Last-Event-ID {last_event_id!r}: it is the number of an event, or -1")
+    return max(0, int(last_event_id))

@@ -1,0 +1,38 @@
+"""A server for the tests of a module, and clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+
+from tests.serving.langgraph.graphs import all_graphs, approval, poem
+from tests.serving.langgraph.serve import Serving, serving
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server of all graphs, with a database of its own."""
+    folder: Path = tmp_path_factory.mktemp("server")
+    things = {**all_graphs(), "poem": poem, "approval": approval}
+    with serving(things, folder / "agentrt.db") as it:
+        yield it
+
+
+@pytest_asyncio.fixture
+async def client(it: Serving) -> AsyncIterator[LangGraphClient]:
+    """The stock client."""
+    async with get_client(url=it.url) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def http(it: Serving) -> AsyncIterator[httpx.AsyncClient]:
+    """Bare HTTP."""
+    async with httpx.AsyncClient(base_url=it.url, timeout=30) as http:
+        yield http

@@ -1,0 +1,216 @@
+"""Graphs that the tests serve, and the gates at which some of them wait."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections import defaultdict
+from concurrent.futures import Future
+from typing import Annotated, Any
+
+from langchain_core.messages import AIMessage
+from langgraph.config import get_store, get_stream_writer
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.runtime import Runtime as GraphRuntime
+from langgraph.types import Send, interrupt
+from typing_extensions import TypedDict
+
+from agentrt import Context, program
+from agentrt.integrations.langchain import ChatAgentRT
+
+TURN_S = 20.0
+"""The longest that anything in these tests waits."""
+
+
+class Gates:
+    """A test holds a node at a gate, and learns when it is there. Threads may differ."""
+
+    def __init__(self) -> None:
+        self._reached: dict[str, Future[None]] = defaultdict(Future)
+        self._opened: dict[str, Future[None]] = defaultdict(Future)
+
+    async def passing(self, name: str) -> None:
+        """Called by a node: it is here now, and goes on when the test says so."""
+        _once(self._reached[name])
+        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._opened[name])), TURN_S)
+
+    async def reached(self, name: str) -> None:
+        """Wait until a node is at the gate."""
+        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._reached[name])), TURN_S)
+
+    def open(self, name: str) -> None:
+        """Let through who waits, and all who come."""
+        _once(self._opened[name])
+
+
+def _once(future: Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+GATES = Gates()
+
+
+class Steps(TypedDict):
+    steps: Annotated[list[str], operator.add]
+
+
+class Gated(TypedDict):
+    gate: str
+    steps: Annotated[list[str], operator.add]
+
+
+def first(state: Steps) -> Steps:
+    get_stream_writer()({"note": "from first"})
+    return {"steps": ["first"]}
+
+
+def inner(state: Steps) -> Steps:
+    return {"steps": ["inner"]}
+
+
+def last(state: Steps) -> Steps:
+    return {"steps": ["last"]}
+
+
+def steps_graph() -> StateGraph[Any]:
+    """first, a subgraph with one node, last."""
+    sub = StateGraph(Steps).add_node("inner", inner).add_edge(START, "inner")
+    builder = StateGraph(Steps)
+    builder.add_node("first", first).add_node("sub", _only_new(sub.compile()))
+    builder.add_node("last", last)
+    return builder.add_edge(START, "first").add_edge("first", "sub").add_edge("sub", "last")
+
+
+def _only_new(sub: Any) -> Any:
+    async def run(state: Steps) -> Steps:
+        before = len(state["steps"])
+        result = await sub.ainvoke(state)
+        return {"steps": result["steps"][before:]}
+
+    return run
+
+
+def ask(state: Steps) -> Steps:
+    answer = interrupt({"question": "which way?"})
+    return {"steps": [f"answered {answer}"]}
+
+
+def ask_graph() -> StateGraph[Any]:
+    """first, then a question to a human, then last."""
+    builder = StateGraph(Steps)
+    builder.add_node("first", lambda _: {"steps": ["first"]})
+    builder.add_node("ask", ask).add_node("last", last)
+    return builder.add_edge(START, "first").add_edge("first", "ask").add_edge("ask", "last")
+
+
+def twice(state: Steps) -> Steps:
+    return {"steps": [interrupt("one"), interrupt("two")]}
+
+
+def twice_graph() -> StateGraph[Any]:
+    """One node that asks two questions, one after the other."""
+    return StateGraph(Steps).add_node("twice", twice).add_edge(START, "twice")
+
+
+async def wait(state: Gated) -> dict[str, Any]:
+    await GATES.passing(state["gate"])
+    return {"steps": ["waited"]}
+
+
+def gate_graph() -> StateGraph[Any]:
+    """before, then a node that waits at the gate that the input names, then after."""
+    builder = StateGraph(Gated)
+    builder.add_node("before", lambda _: {"steps": ["before"]})
+    builder.add_node("wait", wait)
+    builder.add_node("after", lambda _: {"steps": ["after"]})
+    return builder.add_edge(START, "before").add_edge("before", "wait").add_edge("wait", "after")
+
+
+def fail(state: Steps) -> Steps:
+    raise ValueError("no such luck")
+
+
+def fail_graph() -> StateGraph[Any]:
+    """One node that raises."""
+    return StateGraph(Steps).add_node("fail", fail).add_edge(START, "fail")
+
+
+class Settings(TypedDict, total=False):
+    who: str
+
+
+async def remember(state: Steps, runtime: GraphRuntime[Settings]) -> Steps:
+    """Count the visits of somebody in the store."""
+    store = get_store()
+    who = (runtime.context or {}).get("who", "nobody")
+    item = await store.aget(("visits",), who)
+    visits = 1 + (item.value["visits"] if item is not None else 0)
+    await store.aput(("visits",), who, {"visits": visits})
+    return {"steps": [f"{who} {visits}"]}
+
+
+def memory_graph() -> StateGraph[Any]:
+    """A graph with a context, which uses the store."""
+    builder = StateGraph(Steps, context_schema=Settings)
+    return builder.add_node("remember", remember).add_edge(START, "remember")
+
+
+def chat_graph() -> StateGraph[Any]:
+    """One call of the server's model."""
+    model = ChatAgentRT(max_tokens=16)
+
+    async def reply(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    return StateGraph(MessagesState).add_node("reply", reply).add_edge(START, "reply")
+
+
+def fan_graph() -> StateGraph[Any]:
+    """Some questions at once."""
+
+    def ask_one(state: Steps) -> Steps:
+        return {"steps": [str(interrupt(state["steps"][0]))]}
+
+    def spread(state: Steps) -> list[Send]:
+        return [Send("ask_one", {"steps": [name]}) for name in ("a", "b")]
+
+    builder = StateGraph(Steps).add_node("ask_one", ask_one)
+    return builder.add_conditional_edges(START, spread, ["ask_one"])
+
+
+def bare_graph() -> StateGraph[Any]:
+    """A message that is made without a model."""
+
+    def reply(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage("hello", id="m1")]}
+
+    return StateGraph(MessagesState).add_node("reply", reply).add_edge(START, "reply")
+
+
+@program
+async def poem(ctx: Context, topic: str = "tea") -> dict[str, str]:
+    """A native program."""
+    reply = await ctx.llm(f"a poem on {topic}")
+    return {"topic": topic, "poem": reply.text}
+
+
+@program
+async def approval(ctx: Context, what: str) -> str:
+    """A native program that asks a human."""
+    return f"{what}: {await ctx.human(f'approve {what}?')}"
+
+
+def all_graphs() -> dict[str, Any]:
+    """Every graph of this file, by name; new ones for each server."""
+    return {
+        "steps": steps_graph().compile(name="steps"),
+        "ask": ask_graph(),
+        "twice": twice_graph(),
+        "gate": gate_graph,
+        "fail": fail_graph(),
+        "memory": memory_graph(),
+        "chat": chat_graph(),
+        "fan": fan_graph(),
+        "bare": bare_graph(),
+    }

@@ -1,0 +1,113 @@
+"""Stopping runs, and forgetting them."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import ConflictError, NotFoundError
+
+from tests.serving.langgraph.graphs import GATES
+from tests.serving.langgraph.serve import Serving
+from tests.serving.langgraph.test_runs import IN, a_thread
+
+
+async def at_a_gate(client: LangGraphClient) -> tuple[str, str]:
+    thread, gate = await a_thread(client), str(uuid4())
+    await client.runs.wait(thread, "steps", input=IN)
+    given: Any = {"gate": gate, "steps": ["2"]}
+    run = await client.runs.create(thread, "gate", input=given)
+    await GATES.reached(gate)
+    return thread, run["run_id"]
+
+
+async def test_an_interrupted_run_keeps_what_it_did(client: LangGraphClient) -> None:
+    thread, run = await at_a_gate(client)
+    await client.runs.cancel(thread, run, wait=True)
+    kept = await client.threads.get(thread)
+    status = (await client.runs.get(thread, run))["status"]
+    assert (status, kept["status"]) == ("interrupted", "interrupted")
+    assert kept["error"]["error"] == "UserInterrupt"  # type: ignore[typeddict-item]
+    state = await client.threads.get_state(thread)
+    assert (state["values"]["steps"][-1], state["next"]) == ("before", ["wait"])  # type: ignore[call-overload]
+
+
+async def test_a_run_that_is_rolled_back_never_was(client: LangGraphClient) -> None:
+    thread, run = await at_a_gate(client)
+    await client.runs.cancel(thread, run, wait=True, action="rollback")
+    with pytest.raises(NotFoundError):
+        await client.runs.get(thread, run)
+    state = await client.threads.get_state(thread)
+    assert state["values"] == {"steps": ["in", "first", "inner", "last"]}
+    assert state["next"] == []
+    kept = await client.threads.get(thread)
+    assert (kept["status"], kept["values"]) == ("idle", state["values"])
+    assert all(run != (one["metadata"] or {})["run_id"] for one in await _history(client, thread))
+
+
+async def _history(client: LangGraphClient, thread: str) -> list[Any]:
+    return list(await client.threads.get_history(thread, limit=100))
+
+
+async def test_an_answer_that_is_rolled_back_can_be_given_again(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "ask", input=IN)
+    run = await client.runs.create(thread, "ask", command={"resume": "x"}, after_seconds=3600)
+    await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
+    done = await client.runs.wait(thread, "ask", command={"resume": "y"})
+    assert isinstance(done, dict)
+    assert done["steps"] == ["in", "first", "answered y", "last"]
+
+
+async def test_a_run_that_has_ended_cannot_be_stopped(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "steps", input=IN)
+    (run,) = await client.runs.list(thread)
+    with pytest.raises(ConflictError, match="has ended"):
+        await client.runs.cancel(thread, run["run_id"])
+
+
+async def test_many_runs_are_stopped_at_once(client: LangGraphClient) -> None:
+    threads = [await at_a_gate(client) for _ in range(3)]
+    thread, run = threads[0]
+    await client.runs.cancel_many(thread_id=thread, run_ids=[run, str(uuid4())])
+    await client.runs.join(thread, run)
+    assert (await client.runs.get(thread, run))["status"] == "interrupted"
+    await client.runs.cancel_many(status="running")
+    for thread, run in threads[1:]:
+        await client.runs.join(thread, run)
+        assert (await client.runs.get(thread, run))["status"] == "interrupted"
+
+
+async def test_a_stopped_run_stops_its_program(client: LangGraphClient, it: Serving) -> None:
+    """Nothing of it is left in the runtime: no row, no task."""
+    thread, run = await at_a_gate(client)
+    assert it.server is not None
+    runtime = it.server.runtime
+    (program,) = [one for one in runtime.runs.values() if one.row.session == thread]
+    await client.runs.cancel(thread, run, wait=True)
+    assert str(program.state) == "cancelled"
+    assert program.task is not None
+    assert program.task.done()
+    assert program.id not in runtime.table
+
+
+async def test_a_run_is_forgotten(client: LangGraphClient) -> None:
+    thread, run = await at_a_gate(client)
+    with pytest.raises(ConflictError, match="cancel it first"):
+        await client.runs.delete(thread, run)
+    await client.runs.cancel(thread, run, wait=True)
+    await client.runs.delete(thread, run)
+    with pytest.raises(NotFoundError):
+        await client.runs.get(thread, run)
+
+
+async def test_a_thread_that_is_deleted_stops_its_run(client: LangGraphClient) -> None:
+    thread, run = await at_a_gate(client)
+    await client.threads.delete(thread)
+    with pytest.raises(NotFoundError):
+        await client.threads.get(thread)
+    with pytest.raises(NotFoundError):
+        await client.runs.get(thread, run)

@@ -1,0 +1,261 @@
+"""Streams of runs: every mode, joining, coming back, going away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import UnprocessableEntityError
+from langgraph_sdk.schema import StreamPart
+
+from tests.serving.langgraph.graphs import GATES, TURN_S
+from tests.serving.langgraph.serve import Serving
+from tests.serving.langgraph.test_runs import DONE, IN, a_thread
+
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+async def streamed(
+    client: LangGraphClient, graph: str, modes: Any, **more: Any
+) -> list[StreamPart]:
+    thread = await a_thread(client)
+    given = more.pop("input", IN)
+    stream = client.runs.stream(thread, graph, input=given, stream_mode=modes, **more)
+    return [part async for part in stream]
+
+
+def names(parts: Sequence[StreamPart]) -> list[str]:
+    return [part.event for part in parts]
+
+
+async def test_values(client: LangGraphClient) -> None:
+    parts = await streamed(client, "steps", "values")
+    assert names(parts) == ["metadata"] + ["values"] * 4
+    assert parts[0].data["attempt"] == 1
+    assert parts[-1].data == DONE
+    assert {part.id for part in parts} == {None}
+
+
+async def test_updates_and_custom(client: LangGraphClient) -> None:
+    parts = await streamed(client, "steps", ["updates", "custom"])
+    assert names(parts) == ["metadata", "custom", "updates", "updates", "updates"]
+    assert parts[1].data == {"note": "from first"}
+    assert parts[2].data == {"first": {"steps": ["first"]}}
+
+
+async def test_an_interrupt_is_in_the_updates(client: LangGraphClient) -> None:
+    parts = await streamed(client, "ask", "updates")
+    (question,) = parts[-1].data["__interrupt__"]
+    assert question["value"] == {"question": "which way?"}
+
+
+@pytest.mark.parametrize("mode", ["tasks", "checkpoints", "debug"])
+async def test_tasks_checkpoints_debug(client: LangGraphClient, mode: str) -> None:
+    parts = await streamed(client, "steps", mode)
+    assert set(names(parts)) == {"metadata", mode}
+    if mode == "tasks":
+        assert [part.data["name"] for part in parts[1:]] == [
+            name for name in ("first", "sub", "last") for _ in range(2)
+        ]
+    elif mode == "checkpoints":
+        assert parts[-1].data["values"] == DONE
+    else:
+        assert {part.data["type"] for part in parts[1:]} == {"checkpoint", "task", "task_result"}
+
+
+async def test_events(client: LangGraphClient) -> None:
+    parts = await streamed(client, "chat", ["events", "values"], input=HI)
+    assert set(names(parts)) == {"metadata", "events", "values"}
+    kinds = {part.data["event"] for part in parts if part.event == "events"}
+    assert {"on_chain_start", "on_chat_model_stream", "on_chat_model_end"} <= kinds
+    assert [part for part in parts if part.event == "values"][-1].data["messages"][-1]["content"]
+
+
+async def test_tokens_as_tuples(client: LangGraphClient) -> None:
+    parts = await streamed(client, "chat", "messages-tuple", input=HI)
+    assert set(names(parts)) == {"metadata", "messages"}
+    chunks = [part.data[0] for part in parts[1:]]
+    assert len(chunks) > 2
+    assert {chunk["type"] for chunk in chunks} == {"AIMessageChunk"}
+    assert {part.data[1]["langgraph_node"] for part in parts[1:]} == {"reply"}
+
+
+async def test_messages_as_they_grow(client: LangGraphClient) -> None:
+    parts = await streamed(client, "chat", ["messages", "values"], input=HI)
+    growing = [part.data[0] for part in parts if part.event == "messages/partial"]
+    contents = [message["content"] for message in growing]
+    assert contents == sorted(contents, key=len)
+    assert {message["type"] for message in growing} == {"ai"}
+    final = [part for part in parts if part.event == "values"][-1].data["messages"][-1]
+    assert contents[-1] == final["content"]
+    (about,) = [part.data for part in parts if part.event == "messages/metadata"]
+    assert about[growing[0]["id"]]["metadata"]["langgraph_node"] == "reply"
+
+
+async def test_a_whole_message(client: LangGraphClient) -> None:
+    parts = await streamed(client, "bare", "messages", input=HI)
+    assert names(parts) == ["metadata", "messages/metadata", "messages/complete"]
+    assert parts[-1].data[0]["content"] == "hello"
+
+
+async def test_subgraphs_are_streamed_by_their_namespaces(client: LangGraphClient) -> None:
+    parts = await streamed(client, "steps", ["values", "updates"], stream_subgraphs=True)
+    inside = [part for part in parts if "|" in part.event]
+    assert {part.event.partition("|")[0] for part in inside} == {"values", "updates"}
+    assert all(part.event.partition("|")[2].startswith("sub:") for part in inside)
+    without = await streamed(client, "steps", ["values", "updates"])
+    assert not [part for part in without if "|" in part.event]
+
+
+async def test_a_stream_of_the_second_version(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    stream = client.runs.stream(thread, "ask", input=IN, stream_mode="values", version="v2")
+    parts: list[Any] = [part async for part in stream]
+    assert parts[-1]["type"] == "values"
+    assert [one["value"] for one in parts[-1]["interrupts"]] == [{"question": "which way?"}]
+
+
+async def test_an_error_ends_the_stream(client: LangGraphClient) -> None:
+    parts = await streamed(client, "fail", "values")
+    assert names(parts) == ["metadata", "values", "error"]
+    assert parts[-1].data == {"error": "ValueError", "message": "no such luck"}
+
+
+async def test_a_mode_that_there_is_not_is_refused(client: LangGraphClient) -> None:
+    with pytest.raises(UnprocessableEntityError, match="stream_mode"):
+        await streamed(client, "steps", ["lifecycle"])
+
+
+# -- joining ------------------------------------------------------------------------------
+
+
+async def test_joining_a_stream_shows_what_is_to_come(client: LangGraphClient) -> None:
+    thread, gate = await a_thread(client), str(uuid4())
+    run = await client.runs.create(
+        thread, "gate", input={"gate": gate, "steps": []}, stream_mode=["values", "updates"]
+    )
+    await GATES.reached(gate)
+    joined = client.runs.join_stream(thread, run["run_id"], stream_mode="updates")
+    reading = asyncio.create_task(_all(joined))
+    await _following(client, thread, run["run_id"])
+    GATES.open(gate)
+    parts = await reading
+    assert [part.data for part in parts] == [
+        {"wait": {"steps": ["waited"]}},
+        {"after": {"steps": ["after"]}},
+    ]
+
+
+async def _all(stream: Any) -> list[StreamPart]:
+    return [part async for part in stream]
+
+
+async def _following(client: LangGraphClient, thread: str, run: str) -> None:
+    """Questions are answered in turn: when some are, the one before has been taken up."""
+    for _ in range(20):
+        await client.runs.get(thread, run)
+
+
+async def test_a_resumable_stream_is_replayed_from_an_id(client: LangGraphClient) -> None:
+    """1. A run streams with ids. 2. Its end is asked for again, after it has ended."""
+    parts = await streamed(client, "steps", ["values", "updates"], stream_resumable=True)
+    assert [part.id for part in parts] == [str(n) for n in range(1, len(parts) + 1)]
+    run = parts[0].data["run_id"]
+    thread = (await client.threads.search(sort_by="created_at", limit=1))[0]["thread_id"]
+    for at in ("-1", "3", str(len(parts))):
+        again = await _all(client.runs.join_stream(thread, run, last_event_id=at))
+        assert again == parts[max(0, int(at)) :]
+    only = client.runs.join_stream(thread, run, last_event_id="-1", stream_mode="values")
+    assert {part.event for part in await _all(only)} == {"metadata", "values"}
+    assert await _all(client.runs.join_stream(thread, run)) == []
+
+
+@pytest.mark.parametrize("bad", ["x", "1.5", "9" * 30])
+async def test_a_bad_id_is_refused(client: LangGraphClient, bad: str) -> None:
+    thread = await a_thread(client)
+    run = await client.runs.create(thread, "steps", input=IN, stream_resumable=True)
+    with pytest.raises(UnprocessableEntityError, match="Last-Event-ID"):
+        await _all(client.runs.join_stream(thread, run["run_id"], last_event_id=bad))
+
+
+async def test_a_stream_without_ids_is_not_replayed(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    run = await client.runs.create(thread, "steps", input=IN)
+    with pytest.raises(UnprocessableEntityError, match="stream_resumable"):
+        await _all(client.runs.join_stream(thread, run["run_id"], last_event_id="1"))
+    with pytest.raises(UnprocessableEntityError, match="not started with events"):
+        await _all(client.runs.join_stream(thread, run["run_id"], stream_mode="events"))
+
+
+async def test_a_threads_stream_has_all_its_runs(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    parts: list[StreamPart] = []
+    listening = asyncio.Event()
+
+    async def listen() -> None:
+        stream = await client.threads.join_stream(thread)  # type: ignore[misc]
+        listening.set()
+        async for part in stream:
+            parts.append(part)
+            if part.data.get("status") == "run_done" and len(parts) > 8:
+                return
+
+    task = asyncio.create_task(listen())
+    await listening.wait()
+    async with asyncio.timeout(TURN_S):
+        while not task.done():  # the stream begins when its request is there
+            await client.runs.wait(thread, "bare", input=HI)
+    marks = [part.data["status"] for part in parts if "status" in part.data]
+    assert marks == ["run_started", "run_done"] * (len(marks) // 2)
+    assert "values" in names(parts)
+
+
+# -- going away ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["stream", "wait"])
+@pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
+async def test_a_client_that_goes_away(
+    client: LangGraphClient, it: Serving, way: str, on_disconnect: str
+) -> None:
+    thread, gate = await a_thread(client), str(uuid4())
+    body = {
+        "assistant_id": "gate",
+        "input": {"gate": gate, "steps": []},
+        "on_disconnect": on_disconnect,
+    }
+    async with httpx.AsyncClient(base_url=it.url) as http:
+        asking = asyncio.create_task(http.post(f"/threads/{thread}/runs/{way}", json=body))
+        await GATES.reached(gate)
+        asking.cancel()
+        await asyncio.wait([asking])
+    (run,) = await client.runs.list(thread)
+    if on_disconnect == "continue":
+        GATES.open(gate)
+    await client.runs.join(thread, run["run_id"])
+    status = (await client.runs.get(thread, run["run_id"]))["status"]
+    assert status == ("interrupted" if on_disconnect == "cancel" else "success")
+
+
+async def test_a_stream_that_is_left_cancels_its_run_when_told(
+    client: LangGraphClient, it: Serving
+) -> None:
+    thread, gate = await a_thread(client), str(uuid4())
+    run = await client.runs.create(
+        thread, "gate", input={"gate": gate, "steps": []}, stream_resumable=True
+    )
+    await GATES.reached(gate)
+    where = f"/threads/{thread}/runs/{run['run_id']}/stream?cancel_on_disconnect=true"
+    async with (
+        httpx.AsyncClient(base_url=it.url) as http,
+        http.stream("GET", where, headers={"Last-Event-ID": "-1"}) as response,
+    ):
+        async for _ in response.aiter_lines():
+            break
+    await client.runs.join(thread, run["run_id"])
+    assert (await client.runs.get(thread, run["run_id"]))["status"] == "interrupted"

@@ -1,0 +1,197 @@
+"""Threads, assistants and the store, by the stock client."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
+
+from tests.serving.langgraph.test_runs import DONE, IN
+
+
+async def test_a_thread_is_made_once(client: LangGraphClient) -> None:
+    key = str(uuid4())
+    made = await client.threads.create(thread_id=key, metadata={"a": 1})
+    assert made["thread_id"] == key
+    with pytest.raises(ConflictError, match="exists already"):
+        await client.threads.create(thread_id=key)
+    again = await client.threads.create(thread_id=key, if_exists="do_nothing")
+    assert again["metadata"] == {"a": 1}
+
+
+async def test_a_threads_metadata_is_merged(client: LangGraphClient) -> None:
+    thread = (await client.threads.create(metadata={"a": 1, "b": {"c": 2}}))["thread_id"]
+    await client.threads.update(thread, metadata={"d": 3})
+    assert (await client.threads.get(thread))["metadata"] == {"a": 1, "b": {"c": 2}, "d": 3}
+    nothing = await client.threads.update(thread, metadata={"e": 4}, return_minimal=True)
+    assert nothing is None
+
+
+async def test_threads_are_found(client: LangGraphClient) -> None:
+    mark = str(uuid4())
+    threads = [
+        (await client.threads.create(metadata={"mark": mark, "n": n, "tags": [n, "x"]}))["thread_id"]
+        for n in range(4)
+    ]
+    await client.runs.wait(threads[2], "steps", input=IN)
+
+    async def found(**asked: Any) -> list[str]:
+        metadata = {"mark": mark, **asked.pop("metadata", {})}
+        got = await client.threads.search(metadata=metadata, sort_order="asc", **asked)
+        assert await client.threads.count(metadata=metadata, **_counted(asked)) >= len(got)
+        return [one["thread_id"] for one in got]
+
+    assert await found() == threads
+    assert await found(limit=2, offset=1) == threads[1:3]
+    assert await found(metadata={"n": 3}) == threads[3:]
+    assert await found(metadata={"tags": [1]}) == threads[1:2]
+    assert await found(values=DONE) == threads[2:3]
+    assert await found(status="idle") == threads
+    assert await found(status="busy") == []
+    assert await found(ids=threads[:2]) == threads[:2]
+    (chosen,) = await client.threads.search(ids=threads[:1], select=["thread_id", "metadata"])
+    assert chosen.keys() == {"thread_id", "metadata"}
+
+
+def _counted(asked: dict[str, Any]) -> dict[str, Any]:
+    return {key: asked[key] for key in ("values", "status") if key in asked}
+
+
+async def test_a_copy_goes_its_own_way(client: LangGraphClient) -> None:
+    thread = (await client.threads.create())["thread_id"]
+    await client.runs.wait(thread, "ask", input=IN)
+    copy: Any = await client.threads.copy(thread)
+    assert copy["thread_id"] != thread
+    assert copy["status"] == "interrupted"
+    old: Any = await client.threads.get_history(thread)
+    new: Any = await client.threads.get_history(copy["thread_id"])
+    assert [one["values"] for one in new] == [one["values"] for one in old]
+    done = await client.runs.wait(copy["thread_id"], "ask", command={"resume": "copy"})
+    assert done == {"steps": ["in", "first", "answered copy", "last"]}
+    assert (await client.threads.get(thread))["status"] == "interrupted"
+
+
+async def test_the_past_is_pruned(client: LangGraphClient) -> None:
+    thread = (await client.threads.create())["thread_id"]
+    await client.runs.wait(thread, "ask", input=IN)
+    assert await client.threads.prune([thread, str(uuid4())], strategy="keep_latest") == {
+        "pruned_count": 1
+    }
+    assert len(await client.threads.get_history(thread)) == 1
+    done = await client.runs.wait(thread, "ask", command={"resume": "y"})
+    assert isinstance(done, dict)
+    assert done["steps"][-1] == "last"
+    await client.threads.prune([thread])
+    with pytest.raises(NotFoundError):
+        await client.threads.get(thread)
+
+
+# -- assistants ---------------------------------------------------------------------------
+
+
+async def test_each_graph_has_its_assistant(client: LangGraphClient) -> None:
+    found = await client.assistants.search(graph_id="steps", metadata={"created_by": "system"})
+    (own,) = found
+    assert (own["name"], own["version"]) == ("steps", 1)
+    assert await client.assistants.get("steps") == own
+    assert await client.runs.wait(None, own["assistant_id"], input=IN) == DONE
+    with pytest.raises(ConflictError, match="comes with the graph"):
+        await client.assistants.delete(own["assistant_id"])
+
+
+async def test_assistants_have_versions(client: LangGraphClient) -> None:
+    made = await client.assistants.create(
+        "memory", context={"who": "Bob"}, name="Bob's", metadata={"x": 1}
+    )
+    key = made["assistant_id"]
+    bob = await client.runs.wait(None, key, input=IN)
+    assert isinstance(bob, dict)
+    assert bob["steps"][-1] == "Bob 1"
+    changed = await client.assistants.update(key, context={"who": "Eve"}, metadata={"y": 2})
+    assert (changed["version"], changed["metadata"]) == (2, {"x": 1, "y": 2})
+    eve = await client.runs.wait(None, key, input=IN)
+    assert isinstance(eve, dict)
+    assert eve["steps"][-1] == "Eve 1"
+    back = await client.assistants.set_latest(key, 1)
+    assert (back["version"], back["context"]) == (1, {"who": "Bob"})
+    versions = await client.assistants.get_versions(key)
+    assert [one["version"] for one in versions] == [2, 1]
+    with pytest.raises(NotFoundError):
+        await client.assistants.set_latest(key, 9)
+    await client.assistants.delete(key)
+    with pytest.raises(NotFoundError):
+        await client.assistants.get(key)
+
+
+async def test_assistants_are_found(client: LangGraphClient) -> None:
+    mark = str(uuid4())
+    for n in range(3):
+        await client.assistants.create("steps", name=f"{mark} {n}", metadata={"mark": mark})
+    page: Any = await client.assistants.search(
+        metadata={"mark": mark}, limit=2, sort_by="name", response_format="object"
+    )
+    assert ([one["name"][-1] for one in page["assistants"]], page["next"]) == (["2", "1"], "2")
+    assert await client.assistants.count(name=mark.upper()) == 3
+    assert await client.assistants.count(graph_id="ask", metadata={"mark": mark}) == 0
+
+
+async def test_a_graph_tells_its_form(client: LangGraphClient) -> None:
+    drawn = await client.assistants.get_graph("steps")
+    assert [n["id"] for n in drawn["nodes"]] == ["__start__", "first", "sub", "last", "__end__"]
+    inside = await client.assistants.get_graph("steps", xray=True)
+    assert "sub:inner" in [n["id"] for n in inside["nodes"]]
+    key = (await client.assistants.get("steps"))["assistant_id"]
+    schemas = await client.assistants.get_schemas(key)
+    assert schemas["graph_id"] == "steps"
+    assert schemas["input_schema"] is not None
+    assert "steps" in schemas["input_schema"]["properties"]
+    assert list(await client.assistants.get_subgraphs("steps")) == ["sub"]
+    assert list(await client.assistants.get_subgraphs("steps", "sub")) == ["sub"]
+    assert await client.assistants.get_subgraphs("ask") == {}
+    with pytest.raises(NotFoundError, match="there is: steps, ask"):
+        await client.assistants.get("nothing of the kind")
+    with pytest.raises(NotFoundError, match="graph"):
+        await client.assistants.create("nothing of the kind")
+
+
+# -- the store ----------------------------------------------------------------------------
+
+
+async def test_items_are_kept_by_namespace_and_key(client: LangGraphClient) -> None:
+    root = str(uuid4())
+    store = client.store
+    for n, place in enumerate((["a"], ["a", "b"], ["c"])):
+        await store.put_item([root, *place], "k", {"n": n})
+    item = await store.get_item([root, "a", "b"], "k")
+    assert (item["namespace"], item["value"]) == ([root, "a", "b"], {"n": 1})
+    under = await store.search_items([root, "a"])
+    assert sorted(one["value"]["n"] for one in under["items"]) == [0, 1]
+    (only,) = (await store.search_items([root], filter={"n": 2}))["items"]
+    assert only["namespace"] == [root, "c"]
+    listed = await store.list_namespaces(prefix=[root])
+    assert sorted(listed["namespaces"]) == [[root, "a"], [root, "a", "b"], [root, "c"]]
+    short = await store.list_namespaces(prefix=[root], max_depth=2)
+    assert sorted(short["namespaces"]) == [[root, "a"], [root, "c"]]
+    assert (await store.list_namespaces(suffix=["b"], prefix=[root]))["namespaces"] == [
+        [root, "a", "b"]
+    ]
+    await store.delete_item([root, "c"], "k")
+    with pytest.raises(NotFoundError):
+        await store.get_item([root, "c"], "k")
+
+
+async def test_what_a_graph_remembers_is_in_the_store(client: LangGraphClient) -> None:
+    who = str(uuid4())
+    await client.runs.wait(None, "memory", input=IN, context={"who": who})
+    assert (await client.store.get_item(["visits"], who))["value"] == {"visits": 1}
+
+
+@pytest.mark.parametrize("place", [[], ["a.b"], [""], ["langgraph"]])
+async def test_a_namespace_that_cannot_be_is_refused(
+    client: LangGraphClient, place: list[str]
+) -> None:
+    with pytest.raises((UnprocessableEntityError, ValueError)):
+        await client.store.put_item(place, "k", {})
