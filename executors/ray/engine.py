@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-_PLACE_S = 60.0
+_PLACE_S = 180.0
 _CLOSE_S = 5.0
 
 

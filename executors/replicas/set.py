@@ -43,7 +43,7 @@ class ReplicaSet:
         count: int,
         router: Router,
         *,
-        patience_s: float = 120.0,
+        patience_s: float = 600.0,
         health: Health | None = None,
         backoff: Backoff | None = None,
         notice: Progress = lambda message: None,
