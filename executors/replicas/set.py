@@ -55,7 +55,7 @@ class ReplicaSet:
         self._patience_s = patience_s
         self._where: dict[str, Replica] = {}
         self._keeper = Keeper(
-            self.replicas, health or Health(), backoff or Backoff(), notice, router.replica_lost
+            self.replicas, health or Health(), backoff or Backoff(), notice, self._lost
         )
 
     @property
@@ -190,6 +190,9 @@ class ReplicaSet:
             return await replica.lifeline.hold(lambda: engine.aborted(call_id))
         except EngineDiedError:
             return CallReport()
+
+    def _lost(self, replica: Replica) -> None:
+        self.router.replica_lost(replica.name)
 
     # -- programs ----------------------------------------------------------------------
 
