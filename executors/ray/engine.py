@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-_PLACE_S = 60.0
-_CLOSE_S = 5.0
+_PLACE_S = 180.0
+_CLOSE_S = 3.0
 
 
 class RayEngine:
@@ -84,7 +84,7 @@ class RayEngine:
             await asyncio.wait([pump])
         actor, self._actor = self._actor, None
         if actor is not None:
-            await _end(actor)
+            await _end(actor, kindly=pump is not None)
         if self._joined:
             self._joined = False
             await self._cluster.leave()
@@ -188,12 +188,13 @@ def _seen(answer: asyncio.Future[Any]) -> None:
         answer.exception()
 
 
-async def _end(actor: ActorHandle[Any]) -> None:
-    """Stop the actor: kindly, since its engine has processes of its own, then for good."""
+async def _end(actor: ActorHandle[Any], *, kindly: bool) -> None:
+    """Stop the actor for good; one that runs is asked first, for its engine has processes."""
     import ray
 
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(_CLOSE_S):
-            await actor.close.remote()
+    if kindly:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_CLOSE_S):
+                await _translated(actor.close.remote())
     with contextlib.suppress(Exception):
         ray.kill(actor, no_restart=True)

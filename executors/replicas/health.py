@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Executor
 
+_TURNS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -41,8 +43,9 @@ class Health:
         owed, used = 0.0, None
         while owed < self.hang_s:
             patience = min(self.stall_s, self.hang_s - owed)
-            done, _ = await asyncio.wait([answer], timeout=patience)
-            if done:
+            await asyncio.wait([answer], timeout=patience)
+            await _read_what_is_there()
+            if answer.done():
                 return answer.result()
             owed += patience
             before, used = used, await self._pulse(engine)
@@ -63,6 +66,12 @@ class Health:
                 return float(await pulse())
         except TimeoutError:
             return -1.0
+
+
+async def _read_what_is_there() -> None:
+    """A program may have kept this loop busy: the answer may have come, and not be read yet."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
 
 
 async def _answer(engine: Executor) -> None:

@@ -15,7 +15,7 @@ from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaStat
 
 
 class Keeper:
-    """The lives of ``replicas``. ``lost`` is told the name of each that dies."""
+    """The lives of ``replicas``. ``lost`` is told of each whose engine is gone."""
 
     def __init__(
         self,
@@ -23,14 +23,14 @@ class Keeper:
         health: Health,
         backoff: Backoff,
         notice: Progress,
-        lost: Callable[[str], None],
+        lost: Callable[[Replica], None],
     ) -> None:
         self.open = False
         self._replicas = replicas
         self._health = health
         self._backoff = backoff
         self._notice = notice
-        self._told_lost = lost
+        self._tell_lost = lost
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -93,7 +93,7 @@ class Keeper:
         """``engine`` died. The first of its calls that says so has it replaced."""
         if not self.open or replica.executor is not engine or replica.state not in UP:
             return
-        self._told_lost(replica.name)
+        self._tell_lost(replica)
         rest = replica.died(error, time.monotonic(), self._backoff)
         self.tell()
         if rest is None:
@@ -166,7 +166,7 @@ class Keeper:
 
     async def _restart_now(self, replica: Replica) -> None:
         replica.state = ReplicaState.STARTING  # at once: two may ask for it
-        self._told_lost(replica.name)
+        self._tell_lost(replica)
         replica.forget()
         rest = await self._bring_up(replica)
         if replica.state is ReplicaState.DOWN and rest is not None:

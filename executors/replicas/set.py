@@ -54,7 +54,7 @@ class ReplicaSet:
         count: int,
         router: Router,
         *,
-        patience_s: float = 120.0,
+        patience_s: float = 600.0,
         health: Health | None = None,
         backoff: Backoff | None = None,
         notice: Progress = lambda message: None,
@@ -66,7 +66,7 @@ class ReplicaSet:
         self._patience_s = patience_s
         self._where: dict[str, Replica] = {}
         self._keeper = Keeper(
-            self.replicas, health or Health(), backoff or Backoff(), notice, router.replica_lost
+            self.replicas, health or Health(), backoff or Backoff(), notice, self._lost
         )
 
     @property
@@ -205,6 +205,9 @@ class ReplicaSet:
             return await replica.lifeline.hold(lambda: engine.aborted(call_id))
         except EngineDiedError:
             return CallReport()
+
+    def _lost(self, replica: Replica) -> None:
+        self.router.replica_lost(replica.name)
 
     # -- programs ----------------------------------------------------------------------
 

@@ -222,3 +222,24 @@ def test_questions_are_in_the_drawing(write: Write, command: Command, tmp_path: 
     assert (question["kind"], question["scope"]) == ("human", "graph/approve")
     assert (question["name"], question["state"]) == ("Is it good?", "interrupted")
     assert question["parents"] == [call["id"]]
+
+
+def test_after_sigterm_questions_are_left_open(write: Write, command: Command) -> None:
+    """The answers are there in advance, but nothing new is begun; another command goes on."""
+    path = write(
+        "import asyncio, os, signal\n"
+        + ASKS.replace(
+            "async def draft(state: Tea) -> Tea:\n",
+            "async def draft(state: Tea) -> Tea:\n"
+            "    if state.get('cups') == 1: os.kill(os.getpid(), signal.SIGTERM)\n"
+            "    await asyncio.sleep(0)\n",
+        )
+    )
+    answers = ["--interrupt-reply", "yes", "--interrupt-reply", "Ann"]
+    where = ["--checkpointer", "sqlite:t.db", "--thread", "tea"]
+    code, value = command(path, "--input", '{"cups": 1}', *where, *answers)
+    assert (code, states(value)) == (3, ["interrupted"])
+    assert [one["value"] for one in value["interrupts"]] == ["Is it good?"]
+    code, value = command(path, *where, *answers)
+    assert code == 0
+    assert value["results"][-1]["seen"] == ["draft", "'yes'", "'Ann'"]

@@ -106,11 +106,11 @@ async def test_the_texts_are_those_of_one_engine(
 
 
 async def test_a_stream_comes_piece_by_piece(replicas: ReplicaSet) -> None:
-    chunks = [c async for c in replicas.generate(_call(1, max_tokens=30), stream=True)]
-    assert len(chunks) > 5
+    chunks = [c async for c in replicas.generate(_call(1, max_tokens=200), stream=True)]
+    assert len(chunks) > 1
     assert chunks[-1].reply is not None
     assert "".join(chunk.text for chunk in chunks) == chunks[-1].reply.text
-    assert chunks[-1].reply.report.output_tokens == 30
+    assert chunks[-1].reply.report.output_tokens == 200
 
 
 async def test_an_aborted_call_is_gone_from_its_engine(replicas: ReplicaSet) -> None:

@@ -1,0 +1,123 @@
+"""What the actor does around its engine, without Ray: batches, ends, errors, aborted calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentrt.errors import AgentrtError, CallRejectedError, EngineError
+from agentrt.executors.base import Chunk
+from agentrt.executors.boundary import Boundary
+from agentrt.executors.ray.actor import PROGRESS, EngineActor, Output
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.request import Call
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.executors.replicas.cast import TEXT, call_of
+
+
+class Engine(ScriptedExecutor):
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(self._say_or_fail)
+        self.max_num_seqs = 4
+        self.notes: list[Boundary] = []
+
+    def _say_or_fail(self, call: Call) -> str:
+        if call.program_id == "rejected":
+            raise CallRejectedError("too long") from ValueError("the cause stays at home")
+        if call.program_id == "odd":
+            raise ZeroDivisionError("what?")
+        return TEXT
+
+    def pids(self) -> list[int]:
+        return [7]
+
+    def alive(self) -> bool:
+        return self._open
+
+    def boundary(self, note: Boundary) -> None:
+        self.notes.append(note)
+
+    async def pulse(self) -> float:
+        return 1.5
+
+
+@pytest.fixture
+async def actor(monkeypatch: pytest.MonkeyPatch) -> EngineActor:
+    monkeypatch.setattr("agentrt.executors.ray.actor.VLLMEngine", Engine)
+    actor = EngineActor(EngineOptions())
+    assert await actor.start() == {"model": "scripted", "max_num_seqs": 4, "pids": [7]}
+    assert await actor.collect() == [(PROGRESS, Chunk("ready"))]
+    return actor
+
+
+async def all_of(actor: EngineActor, calls: int) -> tuple[list[Output], int]:
+    """The outputs until so many calls have ended, and how many answers they came in."""
+    outputs: list[Output] = []
+    batches = 0
+    async with asyncio.timeout(30):
+        while sum(not isinstance(output, Chunk) for _, output in outputs) < calls:
+            outputs += await actor.collect()
+            batches += 1
+            for _ in range(50):  # the answer travels
+                await asyncio.sleep(0)
+    return outputs, batches
+
+
+async def test_outputs_of_all_calls_leave_together(actor: EngineActor) -> None:
+    for number in range(8):
+        await actor.begin(call_of(number), True)
+    outputs, batches = await all_of(actor, 8)
+    for number in range(8):
+        own = [output for call_id, output in outputs if call_id == f"p/{number}"]
+        assert own[-1] is None
+        chunks = [output for output in own if isinstance(output, Chunk)]
+        assert "".join(chunk.text for chunk in chunks) == TEXT
+        assert chunks[-1].reply is not None
+    assert batches <= 3 < len(outputs)
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "words"),
+    [
+        ("rejected", CallRejectedError, "too long"),
+        ("odd", EngineError, "call odd/0: ZeroDivisionError: what?"),
+    ],
+)
+async def test_an_error_ends_a_call(
+    actor: EngineActor, program: str, kind: type[AgentrtError], words: str
+) -> None:
+    await actor.begin(call_of(0, program), False)
+    [(call_id, error)], _ = await all_of(actor, 1)
+    assert call_id == f"{program}/0"
+    assert type(error) is kind
+    assert str(error) == words
+    assert error.__cause__ is None
+
+
+async def test_an_aborted_call_says_what_it_used(actor: EngineActor) -> None:
+    await actor.begin(call_of(0), True)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    report = await actor.aborted("p/0")
+    assert 0 < report.steps < len(TEXT.split())
+    outputs, _ = await all_of(actor, 1)
+    assert outputs[-1] == ("p/0", None)
+    await actor.stop("p/0")  # it is gone already
+
+
+async def test_notes_and_questions_reach_the_engine(actor: EngineActor) -> None:
+    note = Boundary("p", "tool", "search")
+    await actor.boundaries([note])
+    await actor.end_program("p")
+    engine: Any = actor._engine
+    assert (engine.notes, engine.ended) == ([note], ["p"])
+    assert await actor.pulse() == 1.5
+    assert (await actor.snapshot())["running"] == []
+
+
+async def test_a_dead_engine_does_not_say_that_it_is_well(actor: EngineActor) -> None:
+    await actor.close()
+    with pytest.raises(EngineError, match="the engine core is dead"):
+        await actor.snapshot()

@@ -1,0 +1,42 @@
+"""An engine that works for long, or whose answer could not be read, is well."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from agentrt.executors.replicas import Health
+from tests.executors.replicas.cast import Mortal
+
+
+async def test_an_answer_that_a_busy_loop_has_not_read_counts() -> None:
+    """A program blocks the loop again and again while the answer is on its way."""
+
+    class Idle(Mortal):
+        """Uses no processor time; its answer takes some turns of the loop."""
+
+        async def snapshot(self) -> dict[str, object]:
+            for _ in range(12):
+                await asyncio.sleep(0)
+            return {}
+
+    async def block() -> None:
+        while True:
+            time.sleep(0.005)  # noqa: ASYNC251  # what a rude program does
+            await asyncio.sleep(0)
+
+    blocking = asyncio.create_task(block())
+    await Health(stall_s=0.001, hang_s=0.002).ask("replica-0", Idle(beats=False))
+    blocking.cancel()
+
+
+async def test_a_long_step_is_no_hang() -> None:
+    class Busy(Mortal):
+        async def snapshot(self) -> dict[str, object]:
+            while self._used < 0.05:  # five questions after its pulse
+                await asyncio.sleep(0)
+            return {}
+
+    engine = Busy(beats=True)
+    await Health(stall_s=0.002, hang_s=30).ask("replica-0", engine)
+    assert engine._used > 0.04

@@ -1,0 +1,26 @@
+"""The GPUs that an engine was given reach vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrt.executors.vllm.options import EngineOptions, engine_args
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.engine
+
+
+def test_devices_are_handed_on() -> None:
+    given = EngineOptions(device_ids=(2, 3), flags=("--tensor-parallel-size", "2"))
+    args = engine_args(given, "lab/model", on_gpu=True)
+    assert args.device_ids == [2, 3]
+    assert args.tensor_parallel_size == 2
+
+
+def test_without_any_the_choice_is_vllm_s() -> None:
+    assert engine_args(EngineOptions(), "lab/model", on_gpu=True).device_ids is None
+
+
+def test_the_user_s_own_choice_wins() -> None:
+    given = EngineOptions(device_ids=(2,), flags=("--device-ids", "1"))
+    assert engine_args(given, "lab/model", on_gpu=True).device_ids in ([1], ["1"])
