@@ -19,7 +19,8 @@ ONE_ENGINE = "engine"
 class Placed:
     """A call in an engine. ``since`` is when it began to run, or to wait, as it does now.
 
-    A waiting one says ``why``; ``preempted_by`` is the program that it gave way to.
+    ``waited_s`` is how long it waited before, in all. A waiting one says ``why``;
+    ``preempted_by`` is the program that it gave way to.
     """
 
     call_id: str
@@ -29,6 +30,7 @@ class Placed:
     level: int | None = None
     since: float | None = None
     served_s: float = 0.0
+    waited_s: float = 0.0
     preemptions: int = 0
     why: str = ""
     preempted_by: str = ""
@@ -134,6 +136,7 @@ def _placed(
         level=call.get("level") if engine.get("levelled", True) else None,
         since=call.get("since"),
         served_s=call.get("served_s", 0.0),
+        waited_s=call.get("waited_s", 0.0),
         preemptions=call.get("preemptions", 0),
         why=why,
         preempted_by=call.get("gave_way_to", "") if why else "",

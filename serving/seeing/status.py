@@ -28,7 +28,9 @@ Name = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A program now. ``attained_s`` is its service with that of its running calls (seconds).
+    """A program now. ``attained_s`` is its service with that of its open calls (seconds), and
+    ``waited_s`` its waiting with theirs, but for the waits that last: those of
+    ``waiting_calls`` calls, which began at ``waiting_since`` on average.
 
     ``level`` and ``replica`` are those of the call that got furthest.
     """
@@ -38,6 +40,9 @@ class Status:
     level: int | None = None
     replica: str = ""
     attained_s: float = 0.0
+    waited_s: float = 0.0
+    waiting_calls: int = 0
+    waiting_since: float | None = None
 
 
 def clipped(text: str) -> str:
@@ -59,26 +64,34 @@ def status_of(run: Run, view: EngineView, now: float, name: Name) -> Status:
     """What the program does at ``now`` (the ledger's clock)."""
     row = run.row
     if run.state is not RunState.RUNNING:
-        return Status(str(run.state), attained_s=row.service_s)
+        return _idle(run, str(run.state))
     if row.calls:
         return _in_engine(run, view, name)
     state = row.state(now, STALE_AFTER_S)
     if state is ProgramState.RUNNING:
-        return Status(BETWEEN_CALLS, attained_s=row.service_s)
-    return Status(str(state), _outside(run), attained_s=row.service_s)
+        return _idle(run, BETWEEN_CALLS)
+    return _idle(run, str(state), _outside(run))
+
+
+def _idle(run: Run, state: str, wait: str = "") -> Status:
+    return Status(state, wait, attained_s=run.row.service_s, waited_s=run.row.waiting_s)
 
 
 def _in_engine(run: Run, view: EngineView, name: Name) -> Status:
     placed = [view.calls.get(call) for call in run.row.calls]
-    attained = run.row.service_s + sum(one.served_s for one in placed if one is not None)
-    running = next((one for one in placed if one is not None and one.running), None)
+    known = [one for one in placed if one is not None]
+    running = next((one for one in known if one.running), None)
     first = running or placed[0]
+    waits = [one.since for one in known if not one.running and one.since is not None]
     return Status(
         state=str(ProgramState.RUNNING) if running else WAITING,
         wait="" if running else why(first, view, name),
         level=first.level if first else None,
         replica=first.replica if first else "",
-        attained_s=attained,
+        attained_s=run.row.service_s + sum(one.served_s for one in known),
+        waited_s=run.row.waiting_s + sum(one.waited_s for one in known),
+        waiting_calls=len(waits),
+        waiting_since=sum(waits) / len(waits) if waits else None,
     )
 
 

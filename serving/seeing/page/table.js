@@ -6,8 +6,8 @@ import { isLive } from "./store.js";
 const ROWS = 100;
 const STATES = ["running", "waiting", "in tool", "waiting for a human", "between calls", "stale"];
 
-export const waited = (program, now) =>
-  program.waiting_s + (program.state === "waiting" && program.waiting_since ? now - program.waiting_since : 0);
+const waited = (program, now) =>
+  program.waited_s + program.waiting_calls * Math.max(0, now - program.waiting_since);
 const age = (program, now) => (program.ended_at ?? now) - program.started_at;
 
 // Name, heading, what to sort by, whether a number.
