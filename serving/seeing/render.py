@@ -40,7 +40,7 @@ class Renderer:
             "type": clipped(run.type),
             "tenant": row.tenant,
             "session": row.session,
-            "state": status.state,
+            "state": str(status.state),
             "wait": status.wait,
             "level": status.level,
             "replica": status.replica,

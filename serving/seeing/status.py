@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from agentrt.graph import Node, NodeKind
 from agentrt.ledger import call_id
@@ -11,11 +12,25 @@ from agentrt.run import Run, RunState
 from agentrt.scheduler.table import ProgramState
 from agentrt.serving.seeing.engines import EngineView, Placed
 
-WAITING = "waiting"
-"""All calls that the program has open wait in a queue."""
 
-BETWEEN_CALLS = "between calls"
-"""The program runs code of its own, or is kept for a client that makes its calls."""
+class Doing(StrEnum):
+    """What a program does, as people are told: its states in the process table and as a run.
+
+    It is waiting while all calls that it has open wait in queues. Between calls it runs code
+    of its own, or is kept for a client that makes its calls.
+    """
+
+    RUNNING = ProgramState.RUNNING
+    WAITING = "waiting"
+    IN_TOOL = ProgramState.IN_TOOL
+    WAITING_FOR_HUMAN = ProgramState.WAITING_FOR_HUMAN
+    BETWEEN_CALLS = "between calls"
+    STALE = ProgramState.STALE
+    DONE = RunState.DONE
+    FAILED = RunState.FAILED
+    CANCELLED = RunState.CANCELLED
+    INTERRUPTED = RunState.INTERRUPTED
+
 
 STALE_AFTER_S = 600.0
 """A program with nothing open that was not heard of for so long counts as stale."""
@@ -35,7 +50,7 @@ class Status:
     ``level`` and ``replica`` are those of the call that got furthest.
     """
 
-    state: str
+    state: Doing
     wait: str = ""
     level: int | None = None
     replica: str = ""
@@ -64,16 +79,16 @@ def status_of(run: Run, view: EngineView, now: float, name: Name) -> Status:
     """What the program does at ``now`` (the ledger's clock)."""
     row = run.row
     if run.state is not RunState.RUNNING:
-        return _idle(run, str(run.state))
+        return _idle(run, Doing(run.state))
     if row.calls:
         return _in_engine(run, view, name)
     state = row.state(now, STALE_AFTER_S)
     if state is ProgramState.RUNNING:
-        return _idle(run, BETWEEN_CALLS)
-    return _idle(run, str(state), _outside(run))
+        return _idle(run, Doing.BETWEEN_CALLS)
+    return _idle(run, Doing(state), _outside(run))
 
 
-def _idle(run: Run, state: str, wait: str = "") -> Status:
+def _idle(run: Run, state: Doing, wait: str = "") -> Status:
     return Status(state, wait, attained_s=run.row.service_s, waited_s=run.row.waiting_s)
 
 
@@ -84,7 +99,7 @@ def _in_engine(run: Run, view: EngineView, name: Name) -> Status:
     first = running or placed[0]
     waits = [one.since for one in known if not one.running and one.since is not None]
     return Status(
-        state=str(ProgramState.RUNNING) if running else WAITING,
+        state=Doing.RUNNING if running else Doing.WAITING,
         wait="" if running else why(first, view, name),
         level=first.level if first else None,
         replica=first.replica if first else "",
