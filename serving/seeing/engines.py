@@ -54,12 +54,16 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The engines ``at`` some time. ``up`` says whether they answered."""
+    """The engines ``at`` some time. ``up`` says whether they answered.
+
+    ``outside`` are the tenants with calls that wait before the engines, for their share of them.
+    """
 
     at: float = 0.0
     calls: Mapping[str, Placed] = field(default_factory=dict)
     replicas: tuple[Replica, ...] = ()
     up: bool = True
+    outside: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, snapshot: Mapping[str, Any], at: float) -> EngineView:
@@ -75,7 +79,10 @@ class EngineView:
             queue = _Queue(engine, runs)
             placed = [*(_placed(call, name, engine) for call in runs), *queue.places(waits)]
             calls.update((one.call_id, one) for one in placed)
-        return cls(at, calls, tuple(_replica(engine, calls.values()) for engine in engines))
+        shares = snapshot.get("tenants") or {}
+        outside = frozenset(name for name, share in shares.items() if share.get("waiting"))
+        replicas = tuple(_replica(engine, calls.values()) for engine in engines)
+        return cls(at, calls, replicas, outside=outside)
 
     def moved(self, later: EngineView) -> set[str]:
         """The programs with a call that is not in the ``later`` view as it is here."""

@@ -29,10 +29,10 @@ _MOST_ROWS = 1000
 
 
 def seen_by(request: Request) -> str | None:
-    """Whose programs the request may see; None: all, on a server without keys or an operator's.
+    """Whose programs the request may see; None: all.
 
-    Whoever checks keys sets ``request.state.tenant``, and ``request.state.operator`` for
-    those who run the server.
+    Whoever checks keys sets ``request.state.tenant``, and ``request.state.operator`` where it
+    is one of those who run the server, as everybody is on a server without keys.
     """
     state = request.state
     keyed = getattr(state, "tenant", None) is not None

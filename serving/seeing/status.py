@@ -66,10 +66,13 @@ def clipped(text: str) -> str:
     return line if len(line) <= _MOST_CHARACTERS else line[: _MOST_CHARACTERS - 1] + "…"
 
 
-def why(placed: Placed | None, view: EngineView, name: Name) -> str:
+def why(run: Run, placed: Placed | None, view: EngineView, name: Name) -> str:
     """What a call that is open, and does not run, waits for."""
+    if placed is None and not view.ready():
+        return "no engine is ready"
     if placed is None:
-        return "on its way to an engine" if view.ready() else "no engine is ready"
+        is_outside = run.row.tenant in view.outside
+        return "its tenant's share is used" if is_outside else "on its way to an engine"
     if placed.preempted_by:
         return f"preempted by {name(placed.preempted_by)}"
     return placed.why
@@ -100,7 +103,7 @@ def _in_engine(run: Run, view: EngineView, name: Name) -> Status:
     waits = [one.since for one in known if not one.running and one.since is not None]
     return Status(
         state=Doing.RUNNING if running else Doing.WAITING,
-        wait="" if running else why(first, view, name),
+        wait="" if running else why(run, first, view, name),
         level=first.level if first else None,
         replica=first.replica if first else "",
         attained_s=run.row.service_s + sum(one.served_s for one in known),
@@ -124,4 +127,4 @@ def node_state(run: Run, node: Node, view: EngineView, name: Name) -> tuple[str,
     placed = view.calls.get(call_id(run, node))
     if placed is not None and placed.running:
         return "running", ""
-    return str(node.state), why(placed, view, name)
+    return str(node.state), why(run, placed, view, name)

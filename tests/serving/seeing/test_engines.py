@@ -128,6 +128,13 @@ def test_a_call_that_no_engine_has_is_on_its_way(stage: Stage) -> None:
     assert stage.status(stage.ann, down) == ("waiting", "no engine is ready")
 
 
+def test_a_call_that_waits_for_its_tenants_share_says_so(stage: Stage) -> None:
+    shares = {"ann": {"waiting": 1, "inside": 2}, "bob": {"waiting": 0, "inside": 1}}
+    view = one_engine([], [], tenants=shares)
+    assert stage.status(stage.ann, view) == ("waiting", "its tenant's share is used")
+    assert stage.status(stage.bob, view) == ("waiting", "on its way to an engine")
+
+
 def test_a_preempted_call_names_whom_it_gave_way_to_but_no_other_tenant(stage: Stage) -> None:
     view = one_engine([a_call("agent-1/0")], [a_call("agent-2/0", gave_way_to="agent-1")])
     assert stage.status(stage.bob, view) == ("waiting", "preempted by agent-1")
