@@ -68,8 +68,9 @@ def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
     """What runs and what waits, in order.
 
     A call's ``since`` is when it began to run, or to wait, as it does now (seconds on the
-    machine's monotonic clock); ``free_slots`` are seats in the batch that nobody has, and
-    ``needs_blocks`` is what the first waiting call takes of the KV cache.
+    machine's monotonic clock), ``waited_s`` its waits before that one; ``free_slots`` are seats
+    in the batch that nobody has, and ``needs_blocks`` is what the first waiting call takes of
+    the KV cache.
     """
     calls = scheduler.queues.calls
     waiting = [calls[request.request_id] for request in scheduler.waiting]
@@ -100,6 +101,7 @@ def _describe(scheduler: ProgramScheduler, call: QueuedCall) -> dict[str, Any]:
         "gave_way_to": call.gave_way_to,
         "since": call.began_at if call.since is None else call.since,
         "served_s": call.served_s,
+        "waited_s": call.waited_s,
     }
 
 

@@ -51,6 +51,7 @@ async def dashboard(runtime: Runtime, port: int = 0) -> AsyncIterator[str]:
             finally:
                 server.draining = guest.should_exit = True
                 await asyncio.wait([task])
+                task.result()  # a fault of the server must not pass unseen
 
 
 def _listen(port: int) -> socket.socket:

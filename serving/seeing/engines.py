@@ -19,7 +19,8 @@ ONE_ENGINE = "engine"
 class Placed:
     """A call in an engine. ``since`` is when it began to run, or to wait, as it does now.
 
-    A waiting one says ``why``; ``preempted_by`` is the program that it gave way to.
+    ``waited_s`` is how long it waited before, in all. A waiting one says ``why``;
+    ``preempted_by`` is the program that it gave way to.
     """
 
     call_id: str
@@ -29,6 +30,7 @@ class Placed:
     level: int | None = None
     since: float | None = None
     served_s: float = 0.0
+    waited_s: float = 0.0
     preemptions: int = 0
     why: str = ""
     preempted_by: str = ""
@@ -52,12 +54,16 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The engines ``at`` some time. ``up`` says whether they answered."""
+    """The engines ``at`` some time. ``up`` says whether they answered.
+
+    ``outside`` are the tenants with calls that wait before the engines, for their share of them.
+    """
 
     at: float = 0.0
     calls: Mapping[str, Placed] = field(default_factory=dict)
     replicas: tuple[Replica, ...] = ()
     up: bool = True
+    outside: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, snapshot: Mapping[str, Any], at: float) -> EngineView:
@@ -73,7 +79,10 @@ class EngineView:
             queue = _Queue(engine, runs)
             placed = [*(_placed(call, name, engine) for call in runs), *queue.places(waits)]
             calls.update((one.call_id, one) for one in placed)
-        return cls(at, calls, tuple(_replica(engine, calls.values()) for engine in engines))
+        shares = snapshot.get("tenants") or {}
+        outside = frozenset(name for name, share in shares.items() if share.get("waiting"))
+        replicas = tuple(_replica(engine, calls.values()) for engine in engines)
+        return cls(at, calls, replicas, outside=outside)
 
     def moved(self, later: EngineView) -> set[str]:
         """The programs with a call that is not in the ``later`` view as it is here."""
@@ -134,6 +143,7 @@ def _placed(
         level=call.get("level") if engine.get("levelled", True) else None,
         since=call.get("since"),
         served_s=call.get("served_s", 0.0),
+        waited_s=call.get("waited_s", 0.0),
         preemptions=call.get("preemptions", 0),
         why=why,
         preempted_by=call.get("gave_way_to", "") if why else "",

@@ -32,7 +32,7 @@ class Gauges(Collector):
         self._programs: Counter[tuple[str, str, str]] = Counter()
         for run in runs:
             status = status_of(run, renderer.view, renderer.now, str)
-            self._programs[*labels.of(run.row.tenant, run.type), status.state] += 1
+            self._programs[*labels.of(run.row.tenant, run.type), str(status.state)] += 1
 
     def collect(self) -> Iterator[Metric]:
         yield self._live()

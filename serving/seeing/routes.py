@@ -18,6 +18,7 @@ from agentrt.serving.seeing.metrics import OfTenant
 from agentrt.serving.seeing.page_files import HEADERS, page_files
 from agentrt.serving.seeing.readers import TooManyReadersError
 from agentrt.serving.seeing.render import Renderer
+from agentrt.serving.seeing.status import Doing
 from agentrt.serving.seeing.stream import Watching
 from agentrt.serving.server import Server
 from agentrt.serving.tenant import tenant_of
@@ -28,10 +29,10 @@ _MOST_ROWS = 1000
 
 
 def seen_by(request: Request) -> str | None:
-    """Whose programs the request may see; None: all, on a server without keys or an operator's.
+    """Whose programs the request may see; None: all.
 
-    Whoever checks keys sets ``request.state.tenant``, and ``request.state.operator`` for
-    those who run the server.
+    Whoever checks keys sets ``request.state.tenant``, and ``request.state.operator`` where it
+    is one of those who run the server, as everybody is on a server without keys.
     """
     state = request.state
     keyed = getattr(state, "tenant", None) is not None
@@ -95,7 +96,7 @@ class Seeing:
     async def programs(
         self,
         request: Request,
-        state: Annotated[str | None, Query(max_length=40)] = None,
+        state: Doing | None = None,
         type: Annotated[str | None, Query(max_length=200)] = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 100,
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from agentrt.graph import Node, NodeKind
 from agentrt.ledger import call_id
@@ -11,11 +12,25 @@ from agentrt.run import Run, RunState
 from agentrt.scheduler.table import ProgramState
 from agentrt.serving.seeing.engines import EngineView, Placed
 
-WAITING = "waiting"
-"""All calls that the program has open wait in a queue."""
 
-BETWEEN_CALLS = "between calls"
-"""The program runs code of its own, or is kept for a client that makes its calls."""
+class Doing(StrEnum):
+    """What a program does, as people are told: its states in the process table and as a run.
+
+    It is waiting while all calls that it has open wait in queues. Between calls it runs code
+    of its own, or is kept for a client that makes its calls.
+    """
+
+    RUNNING = ProgramState.RUNNING
+    WAITING = "waiting"
+    IN_TOOL = ProgramState.IN_TOOL
+    WAITING_FOR_HUMAN = ProgramState.WAITING_FOR_HUMAN
+    BETWEEN_CALLS = "between calls"
+    STALE = ProgramState.STALE
+    DONE = RunState.DONE
+    FAILED = RunState.FAILED
+    CANCELLED = RunState.CANCELLED
+    INTERRUPTED = RunState.INTERRUPTED
+
 
 STALE_AFTER_S = 600.0
 """A program with nothing open that was not heard of for so long counts as stale."""
@@ -28,16 +43,21 @@ Name = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A program now. ``attained_s`` is its service with that of its running calls (seconds).
+    """A program now. ``attained_s`` is its service with that of its open calls (seconds), and
+    ``waited_s`` its waiting with theirs, but for the waits that last: those of
+    ``waiting_calls`` calls, which began at ``waiting_since`` on average.
 
     ``level`` and ``replica`` are those of the call that got furthest.
     """
 
-    state: str
+    state: Doing
     wait: str = ""
     level: int | None = None
     replica: str = ""
     attained_s: float = 0.0
+    waited_s: float = 0.0
+    waiting_calls: int = 0
+    waiting_since: float | None = None
 
 
 def clipped(text: str) -> str:
@@ -46,10 +66,13 @@ def clipped(text: str) -> str:
     return line if len(line) <= _MOST_CHARACTERS else line[: _MOST_CHARACTERS - 1] + "…"
 
 
-def why(placed: Placed | None, view: EngineView, name: Name) -> str:
+def why(run: Run, placed: Placed | None, view: EngineView, name: Name) -> str:
     """What a call that is open, and does not run, waits for."""
+    if placed is None and not view.ready():
+        return "no engine is ready"
     if placed is None:
-        return "on its way to an engine" if view.ready() else "no engine is ready"
+        is_outside = run.row.tenant in view.outside
+        return "its tenant's share is used" if is_outside else "on its way to an engine"
     if placed.preempted_by:
         return f"preempted by {name(placed.preempted_by)}"
     return placed.why
@@ -59,26 +82,34 @@ def status_of(run: Run, view: EngineView, now: float, name: Name) -> Status:
     """What the program does at ``now`` (the ledger's clock)."""
     row = run.row
     if run.state is not RunState.RUNNING:
-        return Status(str(run.state), attained_s=row.service_s)
+        return _idle(run, Doing(run.state))
     if row.calls:
         return _in_engine(run, view, name)
     state = row.state(now, STALE_AFTER_S)
     if state is ProgramState.RUNNING:
-        return Status(BETWEEN_CALLS, attained_s=row.service_s)
-    return Status(str(state), _outside(run), attained_s=row.service_s)
+        return _idle(run, Doing.BETWEEN_CALLS)
+    return _idle(run, Doing(state), _outside(run))
+
+
+def _idle(run: Run, state: Doing, wait: str = "") -> Status:
+    return Status(state, wait, attained_s=run.row.service_s, waited_s=run.row.waiting_s)
 
 
 def _in_engine(run: Run, view: EngineView, name: Name) -> Status:
     placed = [view.calls.get(call) for call in run.row.calls]
-    attained = run.row.service_s + sum(one.served_s for one in placed if one is not None)
-    running = next((one for one in placed if one is not None and one.running), None)
+    known = [one for one in placed if one is not None]
+    running = next((one for one in known if one.running), None)
     first = running or placed[0]
+    waits = [one.since for one in known if not one.running and one.since is not None]
     return Status(
-        state=str(ProgramState.RUNNING) if running else WAITING,
-        wait="" if running else why(first, view, name),
+        state=Doing.RUNNING if running else Doing.WAITING,
+        wait="" if running else why(run, first, view, name),
         level=first.level if first else None,
         replica=first.replica if first else "",
-        attained_s=attained,
+        attained_s=run.row.service_s + sum(one.served_s for one in known),
+        waited_s=run.row.waiting_s + sum(one.waited_s for one in known),
+        waiting_calls=len(waits),
+        waiting_since=sum(waits) / len(waits) if waits else None,
     )
 
 
@@ -96,4 +127,4 @@ def node_state(run: Run, node: Node, view: EngineView, name: Name) -> tuple[str,
     placed = view.calls.get(call_id(run, node))
     if placed is not None and placed.running:
         return "running", ""
-    return str(node.state), why(placed, view, name)
+    return str(node.state), why(run, placed, view, name)

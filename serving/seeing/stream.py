@@ -165,7 +165,8 @@ class Watching:
         """The live programs whose calls stand elsewhere than when they were last told."""
         before, self.told_view = self.told_view, view
         live = [run for run in self.books.live.values() if self.wants(run)]
-        if now - self.told_all_at >= _ALL_S or view.ready() != before.ready():
+        as_before = (view.ready(), view.outside) == (before.ready(), before.outside)
+        if now - self.told_all_at >= _ALL_S or not as_before:
             self.told_all_at = now
             return live
         moved = before.moved(view)

@@ -4,6 +4,14 @@ import { brief, byId, count, h, mark, say, svg } from "./dom.js";
 
 const REPLICA_STATES = { ready: "done", starting: "waiting", down: "failed", out: "failed" };
 
+// A prompt is computed in one step: each point is the mean of the last seconds.
+function smooth(rates) {
+  return rates.map(({ at }, index) => {
+    const last = rates.slice(Math.max(0, index - 3), index + 1);
+    return { at, rate: last.reduce((sum, { rate }) => sum + rate, 0) / last.length };
+  });
+}
+
 export class Engines {
   constructor(store) {
     this.store = store;
@@ -64,7 +72,7 @@ export class Engines {
   }
 
   spark(now) {
-    const { rates } = this.store;
+    const rates = smooth(this.store.rates);
     const most = Math.max(1, ...rates.map(({ rate }) => rate));
     const points = rates.length < 3 ? [] : rates.map(({ at, rate }) => `${(60 - (now - at)).toFixed(2)} ${(19 - (17 * rate) / most).toFixed(2)}`);
     mark(this.line, "d", points.length > 1 ? `M${points.join("L")}` : "");
@@ -74,7 +82,7 @@ export class Engines {
   }
 
   rate() {
-    const last = this.store.rates.slice(-3);
-    return last.length ? brief(last.reduce((sum, { rate }) => sum + rate, 0) / last.length) : "–";
+    const last = smooth(this.store.rates).at(-1);
+    return last ? brief(last.rate) : "–";
   }
 }

@@ -6,8 +6,8 @@ import { isLive } from "./store.js";
 const ROWS = 100;
 const STATES = ["running", "waiting", "in tool", "waiting for a human", "between calls", "stale"];
 
-export const waited = (program, now) =>
-  program.waiting_s + (program.state === "waiting" && program.waiting_since ? now - program.waiting_since : 0);
+const waited = (program, now) =>
+  program.waited_s + program.waiting_calls * Math.max(0, now - program.waiting_since);
 const age = (program, now) => (program.ended_at ?? now) - program.started_at;
 
 // Name, heading, what to sort by, whether a number.
@@ -115,6 +115,7 @@ export class Table {
     const now = this.store.now();
     const programs = [...this.store.programs.values()];
     this.count(programs);
+    this.tenants = new Set(programs.map((program) => program.tenant)).size;
     const chosen = programs.filter((program) => this.matches(program));
     const value = COLUMNS[this.sort.column][2];
     const sign = this.sort.down ? -1 : 1;
@@ -170,14 +171,15 @@ export class Table {
     const name = h("button", { type: "button", title: program.id }, program.id);
     const cells = COLUMNS.slice(1).map(([column, , , number]) => h("td", { class: number ? "number" : `at-${column}` }));
     cells[0].append(h("span", { class: "dotted" }));
-    return h("tr", { "data-program": program.id }, h("td", {}, name), ...cells);
+    return h("tr", { "data-program": program.id }, h("td", {}, name, h("small")), ...cells);
   }
 
   fill(row, program, now) {
     mark(row, "data-state", program.state);
     mark(row, "data-live", isLive(program));
     mark(row, "aria-selected", program.id === this.chosen);
-    const [, state, wait, service, waiting, path, calls, tokens, old] = row.children;
+    const [name, state, wait, service, waiting, path, calls, tokens, old] = row.children;
+    say(name.lastChild, this.tenants > 1 ? program.tenant : "");
     say(state.firstChild, program.state);
     say(wait, program.error ?? program.wait);
     mark(wait, "title", program.error ?? program.wait);

@@ -5,11 +5,31 @@ import { byId, h, mark } from "./dom.js";
 const LANE = 11;
 const GAP = 3;
 const HEAD = 20;
-const MOST_LANES = 40;
+const MOST_LANES = 24;
 const WINDOWS = [30, 60, 120, 300];
 
-// A call's bar begins when it was emitted: most of them wait first.
-const begun = (call) => Math.min(call.created_at, call.spans[0][0]);
+// A call's bar begins when it was emitted, or when it first came into a batch.
+const emitted = (call) => Math.min(call.created_at, call.spans[0][0]);
+const admitted = (call) => call.spans[0][0];
+
+// Each call in the first lane that is free at its beginning.
+function pack(calls, begin) {
+  const ends = [];
+  const placed = [];
+  let more = 0;
+  for (const call of [...calls].sort((a, b) => begin(a) - begin(b))) {
+    const from = begin(call);
+    let lane = ends.findIndex((end) => end <= from);
+    if (lane < 0) lane = ends.length;
+    if (lane >= MOST_LANES) {
+      more += 1;
+      continue;
+    }
+    ends[lane] = call.ended_at ?? Infinity;
+    placed.push({ call, lane, from });
+  }
+  return { calls: placed, lanes: ends.length, more };
+}
 
 export class Timeline {
   constructor(store, choose, redraw) {
@@ -52,29 +72,20 @@ export class Timeline {
     }
   }
 
-  // The calls of each replica, each in the first lane that is free.
+  // The calls of each replica, in lanes.
   bands(from, now) {
-    const bands = new Map(this.store.engines.replicas.map(({ name }) => [name, { name, calls: [], lanes: 0, more: 0 }]));
-    const calls = [...this.store.calls.values()].filter((call) => call.spans.length && (call.ended_at ?? now) >= from);
-    calls.sort((a, b) => begun(a) - begun(b));
-    const free = new Map();
-    for (const call of calls) {
-      const name = call.replica || bands.keys().next().value;
-      if (!bands.has(name)) bands.set(name, { name, calls: [], lanes: 0, more: 0 });
-      const band = bands.get(name);
-      const lanes = free.get(name) ?? free.set(name, []).get(name);
-      const begin = begun(call);
-      let lane = lanes.findIndex((end) => end <= begin);
-      if (lane < 0) lane = lanes.length;
-      if (lane >= MOST_LANES) {
-        band.more += 1;
-        continue;
-      }
-      lanes[lane] = call.ended_at ?? Infinity;
-      band.lanes = Math.max(band.lanes, lane + 1);
-      band.calls.push({ call, lane });
+    const bands = new Map(this.store.engines.replicas.map(({ name }) => [name, []]));
+    for (const call of this.store.calls.values()) {
+      if (!call.spans.length || (call.ended_at ?? now) < from) continue;
+      const name = call.replica || bands.keys().next().value || "engine";
+      if (!bands.has(name)) bands.set(name, []);
+      bands.get(name).push(call);
     }
-    return [...bands.values()];
+    return [...bands].map(([name, calls]) => {
+      const whole = pack(calls, emitted);
+      // A backlog would be lanes of nothing but waiting: then show only what came to run.
+      return { name, ...(whole.more ? pack(calls, admitted) : whole) };
+    });
   }
 
   pen(width, height) {
@@ -117,16 +128,16 @@ export class Timeline {
     pen.textAlign = "left";
     pen.fillStyle = colours.soft;
     pen.fillText(band.more ? `${band.name} · ${band.more} more` : band.name, 0, top + 12);
-    for (const { call, lane } of band.calls) {
+    for (const { call, lane, from } of band.calls) {
       const y = top + HEAD + lane * (LANE + GAP);
-      this.call(pen, colours, call, y, x, now);
-      this.bars.push({ call, y, left: x(begun(call)), right: x(call.ended_at ?? now) });
+      this.call(pen, colours, call, { y, from }, x, now);
+      this.bars.push({ call, y, left: x(from), right: x(call.ended_at ?? now) });
     }
   }
 
-  call(pen, colours, call, y, x, now) {
+  call(pen, colours, call, { y, from }, x, now) {
     const chosen = call.program === this.chosen;
-    const left = x(begun(call));
+    const left = x(from);
     pen.fillStyle = colours.waiting; // before its first span, and between them
     pen.fillRect(left, y + LANE / 2 - 1, Math.max(0, x(call.ended_at ?? now) - left), 2);
     call.spans.forEach(([begin, end], index) => {

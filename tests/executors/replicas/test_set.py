@@ -131,3 +131,22 @@ async def test_a_start_that_fails_leaves_nothing_open() -> None:
     with pytest.raises(EngineStartError, match="no memory"):
         await replicas.start(lambda message: None)
     assert [mortal.closed for _, mortal in cast.made] == [True, True]
+
+
+async def test_snapshots_and_reports_say_which_replica(opened: Open) -> None:
+    replicas = await opened(Cast([Mortal(0)], [], []))
+    assert replicas.alive()
+    chunks = [chunk async for chunk in replicas.generate(call_of(), stream=False)]
+    reply = chunks[-1].reply
+    assert reply is not None
+    assert reply.report.replica == "replica-1"
+    streams = [replicas.generate(call_of(index), stream=True) for index in (1, 2)]
+    for stream in streams:
+        await anext(stream)
+    running = (await replicas.snapshot())["running"]
+    where = {r.name: list(r.executor._running) for r in replicas.replicas}  # type: ignore[attr-defined]
+    assert len(running) == 2
+    for call in running:
+        assert call["call_id"] in where[call["replica"]]
+    for stream in streams:
+        await stream.aclose()

@@ -40,23 +40,14 @@ async def _start(runtime: Runtime) -> list[Run]:
     return runs
 
 
-async def _shoot(url: str, runtime: Runtime, folder: Path, name: str) -> None:
+async def _shoot(url: str, runtime: Runtime, target: Path) -> None:
     async with opened_browser() as browser:
-        size = {"width": 1440, "height": 900}
-        for scheme in ("light", "dark"):
-            context = await browser.new_context(
-                viewport={"width": size["width"], "height": size["height"]},
-                color_scheme="light" if scheme == "light" else "dark",
-            )
-            page = await context.new_page()
-            await page.goto(url)
-            if scheme == "light":
-                runs = await _start(runtime)
-                search = next(run for run in runs if run.type.startswith("mcts"))
-            await page.click(f'tr[data-program="{search.id}"]')
-            await asyncio.sleep(_AFTER_S if scheme == "light" else 3)
-            suffix = "" if scheme == "light" else "-dark"
-            await page.screenshot(path=str(folder / f"{name}{suffix}.png"))
+        page = await browser.new_page(viewport={"width": 1440, "height": 900})
+        await page.goto(url)
+        runs = await _start(runtime)
+        await page.click(f'tr[data-program="{runs[0].id}"]')
+        await asyncio.sleep(_AFTER_S)
+        await page.screenshot(path=str(target))
 
 
 async def main(target: Path) -> None:
@@ -67,7 +58,7 @@ async def main(target: Path) -> None:
     await runtime.open(lambda message: print(message, file=sys.stderr))  # noqa: T201
     try:
         async with dashboard(runtime) as url:
-            await _shoot(url, runtime, target.parent, target.stem)
+            await _shoot(url, runtime, target)
     finally:
         await runtime.close()
 

@@ -109,10 +109,30 @@ def test_a_program_does_what_its_calls_do(stage: Stage) -> None:
     assert (row["attained_s"], row["service_s"], row["level"]) == (2.5, 0.0, 1)
 
 
+def test_waits_that_last_are_told_by_their_beginning(stage: Stage) -> None:
+    scope = Scope(stage.ann, "agent")
+    for _ in range(2):
+        stage.ledger.begin_call(stage.ann, scope, "llm")
+    view = one_engine(
+        [a_call("agent-1/0", since=9.0, waited_s=1.0)],
+        [a_call("agent-1/1", since=4.0, waited_s=0.5), a_call("agent-1/2", since=6.0)],
+    )
+    row = Renderer(stage.books, view, None).program(stage.ann)
+    assert (row["waited_s"], row["waiting_calls"], row["waiting_since"]) == (1.5, 2, 5.0)
+    assert row["waiting_s"] == 0.0
+
+
 def test_a_call_that_no_engine_has_is_on_its_way(stage: Stage) -> None:
     assert stage.status(stage.ann, one_engine([], [])) == ("waiting", "on its way to an engine")
     down = EngineView.of({"replicas": [{"name": "replica-0", "state": "down"}]}, at=0.0)
     assert stage.status(stage.ann, down) == ("waiting", "no engine is ready")
+
+
+def test_a_call_that_waits_for_its_tenants_share_says_so(stage: Stage) -> None:
+    shares = {"ann": {"waiting": 1, "inside": 2}, "bob": {"waiting": 0, "inside": 1}}
+    view = one_engine([], [], tenants=shares)
+    assert stage.status(stage.ann, view) == ("waiting", "its tenant's share is used")
+    assert stage.status(stage.bob, view) == ("waiting", "on its way to an engine")
 
 
 def test_a_preempted_call_names_whom_it_gave_way_to_but_no_other_tenant(stage: Stage) -> None:

@@ -21,6 +21,7 @@ from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.serving.app import opened_app
 from agentrt.serving.seeing import room
 from agentrt.serving.seeing.beside import dashboard
+from agentrt.serving.seeing.lookout import Lookout
 from agentrt.serving.server import Server
 from agentrt.testing.scripted import ScriptedExecutor
 
@@ -137,7 +138,8 @@ async def test_a_programs_graph_has_nodes_edges_and_times() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/programs?limit=0", "/programs?limit=5000", "/programs?offset=x"]
+    "path",
+    ["/programs?limit=0", "/programs?limit=5000", "/programs?offset=x", "/programs?state=runing"],
 )
 async def test_bad_pages_are_refused(path: str) -> None:
     async with served() as at:
@@ -214,6 +216,29 @@ async def test_ready_is_not_health() -> None:
         answer = await at.get("/ready")
         assert (answer.status_code, answer.json()["why"]) == (503, "draining")
         assert await at.json("/health") == {"status": "ok"}
+
+
+class Stuck(ScriptedExecutor):
+    """An engine that answers no question after the first."""
+
+    asked = 0
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        self.asked += 1
+        if self.asked > 1:
+            await asyncio.Event().wait()
+        return await super().snapshot()
+
+
+async def test_nobody_who_looks_waits_for_an_engine_that_hangs() -> None:
+    engine, ticks = Stuck(), iter(range(100))
+    lookout = Lookout(engine, lambda: float(next(ticks)), patience_s=0.01)
+    first = await lookout.fresh(0.5)
+    assert (first.up, engine.asked) == (True, 1)
+    assert await lookout.fresh(0.5) is first
+    assert engine.asked == 2
+    assert await lookout.fresh(0.5) is first  # it is left alone for a while
+    assert engine.asked == 2
 
 
 # -- the stream --------------------------------------------------------------------------
