@@ -194,6 +194,11 @@ class Guests:
         house.idle[guest] = None
         return guest
 
+    def named(self, tenant: str) -> list[Guest]:
+        """The tenant's live programs that have a name, in the order of their beginning."""
+        house = self._houses.get(tenant)
+        return [] if house is None else list(house.named.values())
+
     def session(self, tenant: str, name: str) -> Guest:
         """The tenant's live program of that name. Raises `ApiError` if there is none."""
         house = self._houses.get(tenant)

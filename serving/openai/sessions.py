@@ -14,6 +14,8 @@ from agentrt.serving.openai.identity import Claim
 from agentrt.serving.openai.requests import SessionRequest
 from agentrt.serving.tenant import tenant_of
 
+_LISTED = 1000
+
 
 def add_sessions(router: APIRouter, desk: Desk) -> None:
     """Add the routes."""
@@ -26,6 +28,13 @@ def add_sessions(router: APIRouter, desk: Desk) -> None:
         claim = Claim(type=asked.type, session=asked.session, deadline_s=asked.deadline)
         guest = desk.guests.start_session(tenant_of(request), claim)
         return JSONResponse(describe_guest(guest, now()), 201)
+
+    @router.get("/sessions", response_model=None)
+    async def list_sessions(request: Request) -> Response:
+        """The live programs that have a name, the first thousand."""
+        named = desk.guests.named(tenant_of(request))[:_LISTED]
+        data = [describe_guest(guest, now()) for guest in named]
+        return JSONResponse({"object": "list", "data": data})
 
     @router.get("/sessions/{session_id}", response_model=None)
     async def retrieve_session(request: Request, session_id: str) -> Response:

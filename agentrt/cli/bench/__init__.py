@@ -14,6 +14,7 @@ from agentrt.cli.bench.engine import burst, scheduler
 from agentrt.cli.bench.langgraph import langgraph
 from agentrt.cli.bench.pure import decisions, simulator
 from agentrt.cli.bench.retention import retention
+from agentrt.cli.bench.serve import serve
 
 
 @click.group()
@@ -30,6 +31,7 @@ for _command in (
     langgraph,
     retention,
     scheduler,
+    serve,
     simulator,
 ):
     bench.add_command(_command)

@@ -1,0 +1,181 @@
+"""``agentrt serve``: what it refuses, what it says, and how it stops."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentrt.cli.load import load_all
+from agentrt.errors import ProgramLoadError
+from tests.cli.conftest import Invoke, Write
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO = """
+@program
+async def one(ctx):
+    return (await ctx.llm("one")).text
+
+@program(name="two")
+async def other(ctx, text):
+    return text
+"""
+WAIT_S = 60.0
+
+pytestmark = pytest.mark.usefixtures("clean_imports")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("nothing.py",), "nothing.py: no such file"),
+        (("--port", "70000"), "70000 is not in the range"),
+        (("--host", "nowhere.invalid"), "--host 'nowhere.invalid': no such address"),
+        (("--policy", "magic"), "magic"),
+        (("--database", "mysql://x"), "give sqlite:FILE or postgresql://…"),
+        (("--api-key-file", "no.json"), "make a key: agentrt keys new TENANT --file no.json"),
+        (("--router", "agentix"), "give --replicas N"),
+        (("--speed", "5"), "options of vLLM go after --"),
+        (("--model", "./none"), "no such folder"),
+    ],
+)
+def test_bad_usage_is_one_line(
+    invoke: Invoke, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], says: str
+) -> None:
+    assert invoke("serve", "--port", "0", *args) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert says in lines[0]
+
+
+def test_a_port_in_use_is_told_before_any_engine_starts(
+    invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert invoke("serve", "--port", port) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        f"error: port {port} at 127.0.0.1: address already in use; choose another with --port\n"
+    )
+
+
+def test_all_programs_of_a_file_are_served(write: Write) -> None:
+    path = write(TWO)
+    assert list(load_all(str(path))) == ["one", "two"]
+    assert list(load_all(f"{path}:other")) == ["two"]
+
+
+def test_two_programs_of_one_name_are_refused(write: Write) -> None:
+    text = "\n".join(f"@program(name='a')\nasync def p{n}(ctx): pass" for n in range(2))
+    with pytest.raises(ProgramLoadError, match="two programs are called 'a'"):
+        load_all(str(write(text)))
+
+
+def test_keys_are_made_by_command(
+    invoke: Invoke, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.json"
+    assert invoke("keys", "new", "acme", "--file", path) == 0
+    key = capsys.readouterr().out.strip()
+    assert re.fullmatch(r"agentrt_[0-9a-f]{12}_[\w-]{43}", key)
+    assert invoke("keys", "new", "two words", "--file", path) == 2
+    assert "no tenant's name" in capsys.readouterr().err
+
+
+# -- as a process ----------------------------------------------------------------------------
+
+
+class Running:
+    """The command on an engine that echoes; ``lines`` are what it has said on stderr."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        assert process.stderr is not None
+        self._stderr = process.stderr
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Read stderr until a line has this; it ends sooner or later."""
+        for line in self._stderr:
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"it did not say {pattern!r}: {self.lines}")
+
+    def end(self) -> tuple[int, str]:
+        self.lines += self._stderr.readlines()
+        return self.process.wait(WAIT_S), "".join(self.lines)
+
+
+@contextmanager
+def running(path: Path) -> Iterator[tuple[Running, str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.cli.echoing", "serve", str(path), "--port", "0"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    one = Running(process)
+    watchdog = threading.Timer(WAIT_S, process.kill)
+    watchdog.start()
+    try:
+        yield one, one.until(r" at (http://127\.0\.0\.1:\d+) \(OpenAI API: \S+/v1\)")[1]
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def ask(url: str, text: str, program: str = "") -> httpx.Response:
+    body = {"model": "echo", "messages": [{"role": "user", "content": text}]}
+    headers = {"x-agentrt-program": program}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal_ends_it(write: Write, number: signal.Signals) -> None:
+    with running(write(TWO)) as (one, url):
+        assert "serving echo, one, two at" in one.lines[-1]
+        assert ask(url, "hello").json()["choices"][0]["message"]["content"] == "hello"
+        run = httpx.post(f"{url}/v1/programs/two/runs", json={"input": "x"}, timeout=WAIT_S).json()
+        assert run["result"] == "x"
+        one.process.send_signal(number)
+        code, said = one.end()
+        assert code == 128 + number
+        assert said.endswith("stopped: what ran has ended\n")
+        assert "Traceback" not in said
+
+
+def test_a_second_signal_stops_at_once(write: Write) -> None:
+    with running(write(TWO)) as (one, url):
+        session = httpx.post(f"{url}/v1/sessions").json()["id"]
+
+        def hang() -> None:
+            with contextlib.suppress(httpx.TransportError):
+                ask(url, "hang", session)
+
+        asking = threading.Thread(target=hang)
+        asking.start()
+        while httpx.get(f"{url}/v1/sessions/{session}").json()["open_calls"] == 0:
+            pass  # the watchdog ends this, too
+        one.process.send_signal(signal.SIGTERM)
+        one.until("finishing what runs")
+        one.process.send_signal(signal.SIGTERM)
+        code, said = one.end()
+        asking.join(WAIT_S)
+        assert code == 128 + signal.SIGTERM
+        assert "the programs and the engine were stopped" in said
+        assert "Traceback" not in said

@@ -1,0 +1,367 @@
+"""`agentrt serve` as a user starts it, on the real engine, and clients that do not know it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel, SecretStr
+
+from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+
+pytestmark = pytest.mark.engine
+
+START_S = 300.0
+WAIT_S = 60.0
+PROGRAM = """
+from agentrt import Context, program
+
+@program
+async def greet(ctx: Context, name: str) -> str:
+    return (await ctx.llm(f"Greet {name}.", max_tokens=8)).text
+"""
+FLAGS = ("--dtype", "float32", "--max-model-len", "1024", "--block-size", "32")
+
+
+class Serving:
+    """The command, and where it serves."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, key: str, log: Path) -> None:
+        self.process, self.url, self.key, self.log = process, url, key, log
+        headers = {"authorization": f"Bearer {key}"}
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=WAIT_S)
+
+    def wait_until(self, condition: Any) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to that"
+            time.sleep(0.05)  # another process: it is asked, not told
+
+    def session(self, name: str) -> dict[str, Any]:
+        stands: dict[str, Any] = self.http.get(f"/v1/sessions/{name}").json()
+        return stands
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("serve")
+    (folder / "greet.py").write_text(PROGRAM, encoding="utf-8")
+    prepare_environment(EngineOptions())
+    embedded_model(lambda message: None)
+    agentrt = (sys.executable, "-m", "agentrt.cli")
+    made = subprocess.run(
+        [*agentrt, "keys", "new", "acme", "--file", "keys.json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    at = ("--port", "0", "--api-key-file", "keys.json", "--isolate-cache", "--max-num-seqs", "4")
+    command = [*agentrt, "serve", "greet.py", *at, "--served-model-name", "tiny", "--", *FLAGS]
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
+    try:
+        url = url_of(process, log)
+        yield Serving(process, url, made.stdout.strip(), log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(WAIT_S)
+
+
+def url_of(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + START_S
+    while True:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"serving tiny, greet at (http://\S+)", text)
+        if found:
+            return found[1]
+        assert process.poll() is None, text
+        assert time.monotonic() < deadline, text
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def client(serving: Serving) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{serving.url}/v1", api_key=serving.key, max_retries=0) as client:
+        yield client
+
+
+HELLO: list[Any] = [{"role": "user", "content": "Say hello."}]
+MAGIC: Any = {
+    "type": "function",
+    "function": {
+        "name": "magic",
+        "description": "Do magic with a number.",
+        "parameters": {
+            "type": "object",
+            "properties": {"number": {"type": "integer"}},
+            "required": ["number"],
+        },
+    },
+}
+
+
+# -- the OpenAI SDK --------------------------------------------------------------------------
+
+
+def test_a_chat_whole_and_in_pieces(client: openai.OpenAI) -> None:
+    ask: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 24, "temperature": 0}
+    whole = client.chat.completions.create(**ask)
+    ChatCompletion.model_validate(whole.model_dump(), strict=True)
+    text = whole.choices[0].message.content
+    assert text
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens > 0
+    events = list(
+        client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+    )
+    for event in events:
+        ChatCompletionChunk.model_validate(event.model_dump(), strict=True)
+    pieces = [event.choices[0].delta.content or "" for event in events if event.choices]
+    assert "".join(pieces) == text
+    assert len([piece for piece in pieces if piece]) > 2
+    last = events[-1].usage
+    assert last is not None
+    assert last.completion_tokens == whole.usage.completion_tokens
+    assert last.prompt_tokens_details is not None
+    assert (last.prompt_tokens_details.cached_tokens or 0) >= 32
+
+
+def test_choices_seeds_stops_and_limits(client: openai.OpenAI) -> None:
+    ask: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "temperature": 1, "n": 3}
+    first, again = (client.chat.completions.create(**ask, seed=5) for _ in range(2))
+    texts = [choice.message.content for choice in first.choices]
+    assert texts == [choice.message.content for choice in again.choices]
+    assert len(set(texts)) > 1
+    ask |= {"n": 1, "temperature": 0}
+    cut = client.chat.completions.create(**{**ask, "max_tokens": 2})
+    assert cut.choices[0].finish_reason == "length"
+    whole = client.chat.completions.create(**ask).choices[0].message.content or ""
+    word = whole.split()[0]
+    stopped = client.chat.completions.create(**ask, stop=[word]).choices[0]
+    assert stopped.finish_reason == "stop"
+    assert word not in (stopped.message.content or "")
+
+
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    ask: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 6, "temperature": 0}
+    answer = client.chat.completions.create(**ask, logprobs=True, top_logprobs=3)
+    choice = answer.choices[0]
+    assert choice.logprobs is not None
+    tokens = choice.logprobs.content or []
+    assert answer.usage is not None
+    assert len(tokens) == answer.usage.completion_tokens
+    for token in tokens:
+        assert [top.logprob for top in token.top_logprobs] == sorted(
+            (top.logprob for top in token.top_logprobs), reverse=True
+        )
+        assert token.logprob == token.top_logprobs[0].logprob  # it is greedy
+    events = client.chat.completions.create(**ask, logprobs=True, stream=True)
+    parts = [event.choices[0].logprobs for event in events]
+    streamed = [token.token for part in parts if part for token in part.content or ()]
+    assert streamed == [token.token for token in tokens]
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "magic"}}]
+)
+def test_tools_that_must_be_called(client: openai.OpenAI, choice: Any) -> None:
+    ask: Any = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Do magic with 3."}],
+        "tools": [MAGIC],
+        "tool_choice": choice,
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    answer = client.chat.completions.create(**ask).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    [call] = answer.message.tool_calls or []
+    assert call.type == "function"
+    assert isinstance(json.loads(call.function.arguments)["number"], int)
+    deltas = [
+        event.choices[0].delta for event in client.chat.completions.create(**ask, stream=True)
+    ]
+    parts = [part.function for delta in deltas for part in delta.tool_calls or ()]
+    assert "".join(part.arguments or "" for part in parts if part) == call.function.arguments
+    assert [part.name for part in parts if part and part.name] == ["magic"]
+
+
+def test_a_schema_is_held_to(client: openai.OpenAI) -> None:
+    class Answer(BaseModel):
+        is_even: bool
+
+    parsed = client.chat.completions.parse(
+        model="tiny",
+        messages=[{"role": "user", "content": "Is 2 even?"}],
+        response_format=Answer,
+        max_tokens=60,
+        temperature=0,
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Answer)
+    loose = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "JSON with one name."}],
+        response_format={"type": "json_object"},
+        max_tokens=200,
+        temperature=0,
+        frequency_penalty=1,
+    )
+    if loose.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(loose.choices[0].message.content or ""), dict)
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    ask: Any = {"model": "tiny", "prompt": ["The sky is", "Once"], "max_tokens": 6, "logprobs": 2}
+    answer = client.completions.create(**ask, temperature=0)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert all(choice.text and choice.logprobs for choice in answer.choices)
+    events = client.completions.create(**ask, temperature=0, stream=True)
+    texts = {0: "", 1: ""}
+    for event in events:
+        texts[event.choices[0].index] += event.choices[0].text
+    assert list(texts.values()) == [choice.text for choice in answer.choices]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "says"),
+    [
+        ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "tokens"),
+        ({"model": "gpt-4"}, 404, "it serves tiny"),
+        ({"temperature": 9}, 400, "temperature"),
+        ({"response_format": {"type": "json_schema", "json_schema": {
+            "name": "x", "schema": {"$ref": "#/nowhere"}}}}, 400, ""),
+    ],
+)  # fmt: skip
+def test_mistakes_are_the_clients(
+    client: openai.OpenAI, change: dict[str, Any], status: int, says: str
+) -> None:
+    ask: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 4, **change}
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.chat.completions.create(**ask)
+    assert refused.value.status_code == status
+    assert says in refused.value.message
+
+
+def test_a_wrong_key_is_refused(serving: Serving) -> None:
+    with (
+        openai.OpenAI(base_url=f"{serving.url}/v1", api_key="wrong") as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+
+
+# -- LangChain -------------------------------------------------------------------------------
+
+
+@tool
+def magic(number: int) -> int:
+    """Do magic with a number."""
+    return number
+
+
+@pytest.fixture
+def chat(serving: Serving) -> ChatOpenAI:
+    return ChatOpenAI(
+        base_url=f"{serving.url}/v1",
+        api_key=SecretStr(serving.key),
+        model="tiny",
+        max_completion_tokens=80,
+        temperature=0,
+        seed=1,
+    )
+
+
+def test_langchain_chats_streams_and_calls_tools(chat: ChatOpenAI) -> None:
+    whole = chat.invoke("Say hello.")
+    assert whole.text
+    pieces = list(chat.stream("Say hello."))
+    assert "".join(piece.text for piece in pieces) == whole.text
+    asked = HumanMessage("Do magic with 3.")
+    called = chat.bind_tools([magic], tool_choice="magic").invoke([asked])
+    [call] = called.tool_calls
+    assert isinstance(call["args"]["number"], int)
+    result = ToolMessage("33", tool_call_id=call["id"])
+    assert chat.invoke([asked, called, result]).text
+
+
+def test_langchain_structured_output(chat: ChatOpenAI) -> None:
+    class Answer(BaseModel):
+        """An answer."""
+
+        is_even: bool
+
+    for method in ("json_schema", "function_calling"):
+        answer = chat.with_structured_output(Answer, method=method).invoke("Is 2 even?")
+        assert isinstance(answer, Answer)
+
+
+# -- programs --------------------------------------------------------------------------------
+
+
+def test_a_program_that_is_served(serving: Serving) -> None:
+    run = serving.http.post("/v1/programs/greet/runs", json={"input": "Ann"}).json()
+    assert (run["state"], run["calls"]) == ("done", 1)
+    assert run["result"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_frees_its_call(
+    serving: Serving, client: openai.OpenAI, stream: bool
+) -> None:
+    """The engine works for one call of a thousand tokens; when its client goes, for none."""
+    name = serving.http.post("/v1/sessions", json={}).json()["id"]
+    body = {
+        "model": "tiny",
+        "messages": HELLO,
+        "max_tokens": 900,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    headers = {"x-agentrt-program": name, "authorization": f"Bearer {serving.key}"}
+    with httpx.Client(base_url=serving.url, headers=headers) as leaving:
+        if stream:
+            with leaving.stream(
+                "POST", "/v1/chat/completions", json=body, timeout=WAIT_S
+            ) as answer:
+                next(answer.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                leaving.post("/v1/chat/completions", json=body, timeout=0.7)
+    serving.wait_until(lambda: serving.session(name)["open_calls"] == 0)
+    ended = serving.http.delete(f"/v1/sessions/{name}").json()
+    assert ended["calls"] == 1
+    assert ended["output_tokens"] < 900
+
+
+def test_sigterm_finishes_what_runs_and_leaves_nothing(serving: Serving) -> None:
+    """The last test: the server is gone after it."""
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 60, "stream": True}
+    body["ignore_eos"] = True
+    with serving.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        serving.process.send_signal(signal.SIGTERM)
+        text = "\n".join(lines)
+    assert "[DONE]" in text
+    assert serving.process.wait(WAIT_S) == 128 + signal.SIGTERM
+    log = serving.log.read_text(encoding="utf-8", errors="replace")
+    assert "Traceback" not in log
+    assert "stopped: what ran has ended" in log
