@@ -104,9 +104,7 @@ async def test_what_a_database_refuses_is_no_error(client: LangGraphClient) -> N
         await client.threads.update(thread, metadata={"a": "\0"})
 
 
-def test_a_second_server_is_refused(
-    url: str, it: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_server_is_refused(url: str, it: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "PATIENCE_S", 0.2)
     with (
         pytest.raises(ConfigError, match="another server uses it"),
