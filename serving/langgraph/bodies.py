@@ -61,12 +61,12 @@ class Checkpoint(Body):
 
     thread_id: UUID | None = None
     checkpoint_ns: str | None = Field(default=None, max_length=4096)
-    checkpoint_id: str | None = Field(default=None, max_length=128)
+    checkpoint_id: UUID | None = None
     checkpoint_map: Object | None = None
 
     def configurable(self) -> Object:
         """As a graph's config names it, without the thread."""
-        return self.model_dump(exclude={"thread_id"}, exclude_none=True)
+        return self.model_dump(mode="json", exclude={"thread_id"}, exclude_none=True)
 
 
 # -- assistants ---------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Update(Body):
 
     values: Any = None
     command: None = None
-    as_node: str | None = None
+    as_node: Label | None = None
 
 
 class Superstep(Body):
@@ -238,16 +238,16 @@ class StateUpdate(Body):
     """What is to be written into a thread's state."""
 
     values: Object | list[Object] | None = None
-    as_node: str | None = None
+    as_node: Label | None = None
     checkpoint: Checkpoint | None = None
-    checkpoint_id: str | None = Field(default=None, max_length=128)
+    checkpoint_id: UUID | None = None
 
 
 class History(Body):
     """Which states of a thread."""
 
     limit: Limit = 10
-    before: Checkpoint | str | None = None
+    before: Checkpoint | UUID | None = None
     metadata: dict[str, str | int | float | bool] | None = None
     checkpoint: Checkpoint | None = None
     select: list[StateField] | None = None

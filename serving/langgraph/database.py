@@ -28,7 +28,7 @@ from agentrt.serving.langgraph import schema
 
 _FORMS = "--database takes sqlite:FILE, and postgresql://USER@HOST/NAME"
 _LOCK_KEY = 0x6167656E  # of PostgreSQL's advisory locks; any number that is always the same
-_PATIENCE_S = 10.0
+PATIENCE_S = 5.0
 """How long a server that was killed may still hold its database."""
 _BUSY_S = 30.0
 """How long SQLite waits for another connection's write."""
@@ -162,7 +162,7 @@ async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            await asyncio.sleep(_PATIENCE_S / 20)
+            await asyncio.sleep(PATIENCE_S / 20)
     raise ConfigError(_in_use(f"sqlite:{path}"))
 
 
@@ -175,7 +175,7 @@ async def _advisory_lock(engine: AsyncEngine, address: Address) -> AsyncIterator
         for _ in _tries():
             if (await connection.execute(ask, {"key": _LOCK_KEY})).scalar():
                 break
-            await asyncio.sleep(_PATIENCE_S / 20)
+            await asyncio.sleep(PATIENCE_S / 20)
         else:
             raise ConfigError(_in_use(str(address)))
         yield

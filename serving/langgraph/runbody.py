@@ -86,7 +86,7 @@ class ThreadRunBody(RunBody):
     """A run in a thread."""
 
     checkpoint: Checkpoint | None = None
-    checkpoint_id: str | None = Field(default=None, max_length=128)
+    checkpoint_id: UUID | None = None
     multitask_strategy: Strategy = "enqueue"
     if_not_exists: Literal["create", "reject"] = "reject"
     strict_resume: bool = False

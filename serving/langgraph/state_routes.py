@@ -50,7 +50,7 @@ class StateRoutes:
     async def get_at(
         self,
         thread_id: UUID,
-        checkpoint_id: str,
+        checkpoint_id: UUID,
         caller: Asking,
         subgraphs: bool = False,
         select: _Select = None,
@@ -94,7 +94,7 @@ class StateRoutes:
             return JSON([])
         config = place_config(thread_id, body.checkpoint or Checkpoint())
         before = body.before
-        if isinstance(before, str):
+        if isinstance(before, UUID):
             before = Checkpoint(checkpoint_id=before)
         earlier = place_config(thread_id, before) if before and before.checkpoint_id else None
         found = graph.aget_state_history(

@@ -68,9 +68,7 @@ def served(things: dict[str, Any]) -> dict[str, ServedGraph | ServedProgram]:
 
 
 @contextmanager
-def serving(
-    things: dict[str, Any], database: str | Path, own: Room = room
-) -> Iterator[Serving]:
+def serving(things: dict[str, Any], database: str | Path, own: Room = room) -> Iterator[Serving]:
     """Serve graphs and programs until the block's end."""
     where = str(database) if ":" in str(database) else f"sqlite:{database}"
     it = Serving()

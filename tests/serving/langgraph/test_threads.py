@@ -33,7 +33,9 @@ async def test_a_threads_metadata_is_merged(client: LangGraphClient) -> None:
 async def test_threads_are_found(client: LangGraphClient) -> None:
     mark = str(uuid4())
     threads = [
-        (await client.threads.create(metadata={"mark": mark, "n": n, "tags": [n, "x"]}))["thread_id"]
+        (await client.threads.create(metadata={"mark": mark, "n": n, "tags": [n, "x"]}))[
+            "thread_id"
+        ]
         for n in range(4)
     ]
     await client.runs.wait(threads[2], "steps", input=IN)

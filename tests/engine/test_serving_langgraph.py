@@ -1,0 +1,163 @@
+"""LangGraph's stock clients, over loopback, against agents on the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvicorn
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelCallLimitMiddleware
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.pregel.remote import RemoteGraph
+from langgraph.types import interrupt
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+from pydantic import BaseModel
+
+from agentrt import Runtime
+from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.serving.app import opened_app
+from agentrt.serving.langgraph import room
+from agentrt.serving.server import ServedGraph, Server
+from tests.integrations.langgraph.agents import TOOLS, TURNS
+
+pytest.importorskip("vllm")
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+TURN_S = 120
+
+
+class Verdict(BaseModel):
+    good: bool
+
+
+def question(text: str = "What is 3 + 4?") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def writer() -> Any:
+    """Drafts, asks a human, and says it again."""
+    model = ChatAgentRT(max_tokens=12)
+
+    async def draft(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    async def approve(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": interrupt("good?")}]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("draft", draft).add_node("approve", approve).add_node("again", draft)
+    return (
+        builder.add_edge(START, "draft").add_edge("draft", "approve").add_edge("approve", "again")
+    )
+
+
+def graphs() -> dict[str, Any]:
+    limit = ModelCallLimitMiddleware(run_limit=TURNS, exit_behavior="end")
+    return {
+        "agent": create_agent(ChatAgentRT(max_tokens=32), TOOLS, middleware=[limit]),
+        "judge": create_agent(ChatAgentRT(max_tokens=48), [], response_format=Verdict),
+        "writer": writer(),
+        "long": create_agent(ChatAgentRT(max_tokens=900, ignore_eos=True), []),
+    }
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runtime() -> AsyncIterator[Runtime]:
+    from agentrt.executors.vllm.engine import VLLMEngine
+    from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.scheduler.config import SchedulerConfig
+
+    options = EngineOptions(max_num_seqs=4, scheduler=SchedulerConfig(policy="atlas"))
+    async with Runtime(VLLMEngine(options)) as runtime:
+        yield runtime
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    file: Path = tmp_path_factory.mktemp("serving") / "agentrt.db"
+    served = {name: ServedGraph(graph, "agents.py") for name, graph in graphs().items()}
+    server = Server(runtime, ("tiny",), served, f"sqlite:{file}")
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    async with opened_app(server, [room]) as app:
+        web = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        task = asyncio.create_task(web.serve(sockets=[listening]))
+        while not web.started:
+            await asyncio.sleep(0.01)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        web.should_exit = True
+        await task
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(url: str) -> AsyncIterator[LangGraphClient]:
+    async with get_client(url=url, timeout=TURN_S) as client:
+        yield client
+
+
+async def test_an_agent_runs_streams_and_remembers(client: LangGraphClient) -> None:
+    """1. It answers. 2. The next run of the thread streams, token by token, and knows the first."""
+    thread = (await client.threads.create())["thread_id"]
+    first: Any = await client.runs.wait(thread, "agent", input=question())
+    assert first["messages"][1]["type"] == "ai"
+    assert first["messages"][1]["usage_metadata"]["output_tokens"] > 0
+    parts = [
+        part
+        async for part in client.runs.stream(
+            thread, "agent", input=question("And 5?"), stream_mode=["messages-tuple", "values"]
+        )
+    ]
+    chunks = [part.data[0] for part in parts if part.event == "messages"]
+    assert sum(chunk["type"] == "AIMessageChunk" for chunk in chunks) > 1
+    state: Any = await client.threads.get_state(thread)
+    before = [message["id"] for message in first["messages"]]
+    assert [message["id"] for message in state["values"]["messages"]][: len(before)] == before
+
+
+async def test_structured_output(client: LangGraphClient) -> None:
+    result: Any = await client.runs.wait(None, "judge", input=question("Is tea good?"))
+    assert isinstance(result["structured_response"]["good"], bool)
+
+
+async def test_a_question_an_answer_and_the_past(client: LangGraphClient) -> None:
+    thread = (await client.threads.create())["thread_id"]
+    asked: Any = await client.runs.wait(thread, "writer", input=question("An ode to tea."))
+    assert asked["__interrupt__"][0]["value"] == "good?"
+    done: Any = await client.runs.wait(thread, "writer", command={"resume": "Shorter."})
+    assert [one["type"] for one in done["messages"]] == ["human", "ai", "human", "ai"]
+    states: list[Any] = list(await client.threads.get_history(thread))
+    (asking,) = [one for one in states if one["next"] == ["approve"]]
+    forked: Any = await client.runs.wait(
+        thread, "writer", command={"resume": "Longer."}, checkpoint=asking["checkpoint"]
+    )
+    texts = [one["content"] for one in forked["messages"]]
+    assert texts[:2] == [one["content"] for one in done["messages"][:2]]
+    assert texts[2] == "Longer."
+
+
+async def test_a_stopped_run_frees_the_engine(client: LangGraphClient, runtime: Runtime) -> None:
+    thread = (await client.threads.create())["thread_id"]
+    run = await client.runs.create(
+        thread, "long", input=question("Count."), stream_mode="messages-tuple"
+    )
+    async for part in client.runs.join_stream(thread, run["run_id"]):
+        if part.event == "messages":
+            break
+    await client.runs.cancel(thread, run["run_id"], wait=True)
+    assert (await client.runs.get(thread, run["run_id"]))["status"] == "interrupted"
+    async with asyncio.timeout(TURN_S):
+        while (await runtime.executor.snapshot())["programs"]:
+            await asyncio.sleep(0)
+    assert len(runtime.table) == 0
+
+
+async def test_a_remote_graph(client: LangGraphClient) -> None:
+    graph = RemoteGraph("agent", client=client)
+    results = await asyncio.gather(*(graph.ainvoke(question()) for _ in range(4)))
+    assert all(result["messages"][1]["content"] is not None for result in results)

@@ -1,0 +1,86 @@
+"""A server process for tests that kill it: ``python entry.py DATABASE PORT FOLDER``.
+
+What its nodes do is noted in files of the folder; the node "hold" waits for the file there that
+the run's input names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import uvicorn
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+from typing_extensions import TypedDict
+
+from agentrt import Runtime
+from agentrt.serving.app import opened_app
+from agentrt.serving.langgraph import room
+from agentrt.serving.server import ServedGraph, Server
+from agentrt.testing.scripted import ScriptedExecutor
+
+WALK = 6
+FOLDER = Path(sys.argv[3]) if len(sys.argv) > 3 else Path()
+
+
+class State(TypedDict, total=False):
+    go: str
+    steps: Annotated[list[str], operator.add]
+
+
+def note(name: str, config: RunnableConfig) -> None:
+    """Keep count of how often a node of a run was started."""
+    with (FOLDER / config["configurable"]["run_id"]).open("a") as file:
+        file.write(f"{name}\n")
+
+
+def walker(name: str) -> Any:
+    async def step(state: State, config: RunnableConfig) -> State:
+        note(name, config)
+        await asyncio.sleep(0.01)  # some work
+        return {"steps": [name]}
+
+    return step
+
+
+async def hold(state: State, config: RunnableConfig) -> State:
+    note("hold", config)
+    while not (FOLDER / state["go"]).exists():
+        await asyncio.sleep(0.01)
+    return {"steps": ["hold"]}
+
+
+async def answer_and_hold(state: State, config: RunnableConfig) -> State:
+    note("ask", config)
+    answer = interrupt("one")
+    await hold(state, config)
+    return {"steps": [answer, interrupt("two")]}
+
+
+def graphs() -> dict[str, Any]:
+    walk = StateGraph(State)
+    walk.add_sequence([(f"n{n}", walker(f"n{n}")) for n in range(WALK)]).add_edge(START, "n0")
+    held = StateGraph(State).add_sequence(
+        [("before", walker("before")), ("hold", hold), ("after", walker("after"))]
+    )
+    held.add_edge(START, "before")
+    asks = StateGraph(State).add_node("ask", answer_and_hold).add_edge(START, "ask")
+    return {"walk": walk, "held": held, "asks": asks}
+
+
+async def main(database: str, port: int) -> None:
+    async with Runtime(ScriptedExecutor()) as runtime:
+        served = {name: ServedGraph(graph, "entry.py") for name, graph in graphs().items()}
+        server = Server(runtime, ("scripted",), served, database)
+        async with opened_app(server, [room]) as app:
+            config = uvicorn.Config(app, port=port, log_level="warning", lifespan="off")
+            await uvicorn.Server(config).serve()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

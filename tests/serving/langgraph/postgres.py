@@ -1,0 +1,68 @@
+"""A PostgreSQL cluster of the tests' own, in a folder, on a free loopback port.
+
+PostgreSQL refuses to run as root, so that its processes are those of the user postgres then.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.serving.langgraph.processes import free_port
+
+_HELP = (
+    "these tests need PostgreSQL's server: `apt-get install postgresql` (as root, .ci/setup does "
+    "it), or put initdb and pg_ctl on the PATH"
+)
+
+
+def programs() -> Path:
+    """The folder with initdb and pg_ctl. Raises `RuntimeError` if there is none."""
+    found = shutil.which("initdb")
+    if found is not None:
+        return Path(found).parent
+    folders = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda at: float(at.parts[-3])
+    )
+    if not folders:
+        raise RuntimeError(_HELP)
+    return folders[-1].parent
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """A new, empty database; gives its URL."""
+    folder = Path(tempfile.mkdtemp(prefix="agentrt-pg-"))
+    bin_, data, port = programs(), folder / "data", free_port()
+    if os.geteuid() == 0:
+        user = pwd.getpwnam("postgres")
+        os.chown(folder, user.pw_uid, user.pw_gid)
+    try:
+        _run(bin_ / "initdb", "-D", data, "-A", "trust", "-U", "agentrt", "-N", "-E", "UTF8")
+        options = (
+            f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} "
+            "-c fsync=off -c max_connections=60"
+        )
+        _run(bin_ / "pg_ctl", "-D", data, "-w", "-l", folder / "log", "-o", options, "start")
+        try:
+            yield f"postgresql://agentrt@127.0.0.1:{port}/postgres"
+        finally:
+            _run(bin_ / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(*command: str | Path) -> None:
+    as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+    prefix = as_user if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [*prefix, *map(str, command)], capture_output=True, text=True, check=False, cwd="/"
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]}: {done.stderr or done.stdout}")

@@ -1,0 +1,184 @@
+"""LangGraph's authentication hooks: who asks, what they may, and what they see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import (
+    AuthenticationError,
+    NotFoundError,
+    PermissionDeniedError,
+)
+
+from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.serving.langgraph import room_with
+from agentrt.serving.langgraph.auth import User, containment
+from agentrt.serving.langgraph.authfile import load_auth
+from tests.serving.langgraph.graphs import all_graphs
+from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.langgraph.test_runs import DONE, IN
+
+HOOKS = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+KEYS = {"Bearer a": "ann", "Bearer e": "eve"}
+
+
+@auth.authenticate
+async def authenticate(authorization: str | None, headers: dict) -> Auth.types.MinimalUserDict:
+    assert headers.get(b"host") == headers["Host"]
+    if authorization not in KEYS:
+        raise Auth.exceptions.HTTPException(status_code=401, detail="who are you?")
+    return {"identity": KEYS[authorization], "permissions": ["p"]}
+
+
+@auth.on
+async def no(ctx, value):
+    return ctx.resource == "assistants"
+
+
+@auth.on.threads
+async def own(ctx, value):
+    return {"owner": ctx.user.identity}
+
+
+@auth.on.threads.create
+async def mark(ctx, value):
+    value["metadata"]["owner"] = ctx.user.identity
+
+
+@auth.on.threads.create_run
+async def start(ctx, value):
+    value["metadata"]["by"] = ctx.user.identity
+    return {"owner": {"$eq": ctx.user.identity}}
+
+
+@auth.on.store
+async def scope(ctx, value):
+    if value["namespace"][:1] != (ctx.user.identity,):
+        value["namespace"] = (ctx.user.identity, *value["namespace"])
+"""
+
+
+def a_project(folder: Path, hooks: str = HOOKS, auth: Any = None) -> Path:
+    (folder / "hooks.py").write_text(hooks)
+    project = folder / "langgraph.json"
+    section = {"path": "./hooks.py:auth"} if auth is None else auth
+    project.write_text(json.dumps({"graphs": {}, "auth": section}))
+    return project
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("auth")
+    auth = load_auth(a_project(folder))
+    with serving(all_graphs(), folder / "agentrt.db", room_with(auth)) as it:
+        yield it
+
+
+def of(it: Serving, key: str | None) -> LangGraphClient:
+    return get_client(url=it.url, headers={"authorization": key} if key else None)
+
+
+async def test_nobody_is_let_in_without_a_key(it: Serving) -> None:
+    async with of(it, None) as client, of(it, "Bearer x") as other:
+        for one in (client, other):
+            with pytest.raises(AuthenticationError, match="who are you"):
+                await one.threads.create()
+        answer = await client.http.client.get("/ok")
+        assert answer.status_code == 200
+
+
+async def test_each_sees_what_the_hooks_let_them(it: Serving) -> None:
+    async with of(it, "Bearer a") as ann, of(it, "Bearer e") as eve:
+        thread = (await ann.threads.create(metadata={"n": 1}))["thread_id"]
+        assert (await ann.threads.get(thread))["metadata"] == {"n": 1, "owner": "ann"}
+        assert await ann.runs.wait(thread, "steps", input=IN) == DONE
+        (run,) = await ann.runs.list(thread)
+        assert run["metadata"] == {"by": "ann"}
+        assert await eve.threads.search() == []
+        for asked in (
+            eve.threads.get(thread),
+            eve.threads.get_state(thread),
+            eve.runs.create(thread, "steps", input=IN),
+            eve.runs.get(thread, run["run_id"]),
+        ):
+            with pytest.raises(NotFoundError):
+                await asked
+
+
+async def test_the_store_is_scoped_by_the_hook(it: Serving) -> None:
+    async with of(it, "Bearer a") as ann, of(it, "Bearer e") as eve:
+        await ann.store.put_item(["notes"], "k", {"of": "ann"})
+        assert (await ann.store.get_item(["notes"], "k"))["namespace"] == ["ann", "notes"]
+        with pytest.raises(NotFoundError):
+            await eve.store.get_item(["notes"], "k")
+        assert (await eve.store.search_items([]))["items"] == []
+
+
+async def test_a_hook_that_says_false_refuses(tmp_path: Path) -> None:
+    hooks = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+
+
+@auth.on.threads.create
+async def no(ctx, value):
+    return False
+"""
+    auth = load_auth(a_project(tmp_path, hooks))
+    with serving(all_graphs(), tmp_path / "a.db", room_with(auth)) as it:
+        async with get_client(url=it.url) as client:
+            with pytest.raises(PermissionDeniedError, match="may not create threads"):
+                await client.threads.create()
+            assert await client.threads.search() == []
+
+
+def test_filters_are_what_metadata_contains() -> None:
+    given = {"a": "x", "b": {"$eq": "y"}, "c": {"$contains": "z"}, "d": {"$contains": ["1", "2"]}}
+    assert containment(given) == {"a": "x", "b": "y", "c": ["z"], "d": ["1", "2"]}
+    with pytest.raises(ConfigError, match=r"\$eq or \$contains"):
+        containment({"a": {"$like": "x"}})
+
+
+def test_a_user_is_a_name_a_mapping_or_an_object() -> None:
+    class Person:
+        identity = "ann"
+        role = "boss"
+
+    assert User("ann").identity == "ann"
+    assert User({"identity": "ann", "org": 1})["org"] == 1
+    assert User(Person()).role == "boss"
+    assert User({"identity": "ann"}).to_json() == {"identity": "ann", "permissions": []}
+    with pytest.raises(ConfigError, match="no identity"):
+        User({})
+    with pytest.raises(KeyError):
+        User("ann")["org"]
+
+
+@pytest.mark.parametrize(
+    ("auth", "message"),
+    [
+        ("./hooks.py:auth", "must be as"),
+        ({"path": "hooks.py"}, "no such file"),
+        ({"path": "./nowhere.py:auth"}, "no such file"),
+        ({"path": "./hooks.py:KEYS"}, "no langgraph_sdk.Auth"),
+        ({"path": "./hooks.py:auth", "openapi": {}}, "openapi: not supported"),
+    ],
+)
+def test_an_auth_section_that_cannot_be_is_told(tmp_path: Path, auth: Any, message: str) -> None:
+    with pytest.raises(ProgramLoadError, match=message):
+        load_auth(a_project(tmp_path, auth=auth))
+
+
+def test_hooks_that_raise_while_they_load_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ProgramLoadError, match="raised ZeroDivisionError"):
+        load_auth(a_project(tmp_path, "1 / 0"))

@@ -1,0 +1,146 @@
+"""The same API on PostgreSQL, for real: a cluster of the tests' own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+import pytest_asyncio
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import NotFoundError
+
+from agentrt.errors import ConfigError
+from agentrt.serving.langgraph import database
+from tests.serving.langgraph.graphs import GATES, all_graphs
+from tests.serving.langgraph.postgres import cluster
+from tests.serving.langgraph.processes import Process
+from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.langgraph.test_restart import starts_of, started
+from tests.serving.langgraph.test_runs import DONE, IN, a_thread
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with cluster() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def it(url: str) -> Iterator[Serving]:
+    with serving(all_graphs(), url) as it:
+        yield it
+
+
+@pytest_asyncio.fixture
+async def client(it: Serving) -> AsyncIterator[LangGraphClient]:
+    async with get_client(url=it.url) as client:
+        yield client
+
+
+async def test_threads_runs_and_states(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    assert await client.runs.wait(thread, "steps", input=IN) == DONE
+    states: list[Any] = list(await client.threads.get_history(thread))
+    assert len(states) == 5
+    place = states[2]["checkpoint"]
+    again = await client.runs.wait(thread, "steps", input=None, checkpoint=place)
+    assert again == DONE
+    copy: Any = await client.threads.copy(thread)
+    assert (await client.threads.get_state(copy["thread_id"]))["values"] == DONE
+    await client.threads.prune([thread], strategy="keep_latest")
+    assert len(await client.threads.get_history(thread)) == 1
+    await client.threads.delete(thread)
+    with pytest.raises(NotFoundError):
+        await client.threads.get(thread)
+
+
+async def test_questions_and_rollback(client: LangGraphClient) -> None:
+    thread, gate = await a_thread(client), str(uuid4())
+    await client.runs.wait(thread, "ask", input=IN)
+    done = await client.runs.wait(thread, "ask", command={"resume": "x"})
+    assert done == {"steps": ["in", "first", "answered x", "last"]}
+    run = await client.runs.create(thread, "gate", input={"gate": gate, "steps": ["2"]})
+    await GATES.reached(gate)
+    await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
+    assert (await client.threads.get_state(thread))["values"]["steps"] == done["steps"]  # type: ignore[call-overload]
+
+
+async def test_searches(client: LangGraphClient) -> None:
+    mark = str(uuid4())
+    for n in range(3):
+        await client.threads.create(metadata={"mark": mark, "n": n, "tags": [n, "x"]})
+    found = await client.threads.search(metadata={"mark": mark, "tags": [1]})
+    assert [(one["metadata"] or {})["n"] for one in found] == [1]
+    assert await client.threads.count(metadata={"mark": mark}) == 3
+    assert await client.assistants.count(metadata={"created_by": "system"}) == len(all_graphs())
+
+
+async def test_store_and_resumable_streams(client: LangGraphClient) -> None:
+    root = str(uuid4())
+    await client.store.put_item([root, "a"], "k", {"n": 1})
+    assert (await client.store.get_item([root, "a"], "k"))["value"] == {"n": 1}
+    assert (await client.store.list_namespaces(prefix=[root]))["namespaces"] == [[root, "a"]]
+    thread = await a_thread(client)
+    parts = [
+        part
+        async for part in client.runs.stream(
+            thread, "steps", input=IN, stream_mode="values", stream_resumable=True
+        )
+    ]
+    run = parts[0].data["run_id"]
+    joined = client.runs.join_stream(thread, run, last_event_id="2")
+    assert [part async for part in joined] == parts[2:]
+
+
+async def test_what_a_database_refuses_is_no_error(client: LangGraphClient) -> None:
+    """A NUL that a model says cannot be kept as it is; it does not take the run with it."""
+    thread = await a_thread(client)
+    with pytest.raises(Exception, match="NUL"):
+        await client.threads.update(thread, metadata={"a": "\0"})
+
+
+def test_a_second_server_is_refused(url: str, it: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
+    with (
+        pytest.raises(ConfigError, match="another server uses it"),
+        serving(all_graphs(), url),
+    ):
+        pass
+
+
+async def test_a_server_that_is_killed_loses_nothing(url: str, tmp_path: Path) -> None:
+    """It has a database of its own in the cluster, beside that of the server above."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute("CREATE DATABASE killed")
+    process = Process(url.replace("/postgres", "/killed"), tmp_path)
+    try:
+        await process.start()
+        async with get_client(url=process.url) as client:
+            threads = [await a_thread(client) for _ in range(4)]
+            runs: list[Any] = [
+                await client.runs.create(key, "held", input={"go": "1"}) for key in threads
+            ]
+            for run in runs:
+                await started(tmp_path, run, "hold")
+            process.kill()
+            (tmp_path / "1").touch()
+            await process.start()
+            for run in runs:
+                result = await client.runs.join(run["thread_id"], run["run_id"])
+                assert result["steps"] == ["before", "hold", "after"]
+                assert starts_of(tmp_path, run)["before"] == 1
+    finally:
+        process.kill()
+
+
+def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"--database postgresql://x@127\.0\.0\.1:1/y"),
+        serving(all_graphs(), "postgresql://x:secret@127.0.0.1:1/y"),
+    ):
+        pass
