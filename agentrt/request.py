@@ -76,6 +76,8 @@ class Call:
     ``node`` is the name of the node function that emitted it, "" for the program's own.
     ``size_hint`` is a guess of the program's size, in a unit of its type's own.
     ``parents`` are the program's nodes that had to end first, by their ids in its DAG.
+    ``priority`` is for an engine that runs vLLM's own scheduler with its policy
+    ``priority`` (lower goes first); ours ranks calls itself, and does not look at it.
     """
 
     call_id: str
@@ -91,6 +93,7 @@ class Call:
     node: str = ""
     size_hint: float | None = None
     parents: tuple[int, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

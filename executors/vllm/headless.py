@@ -130,6 +130,7 @@ def make_request(
     *,
     salt: str | None = None,
     session: str | None = None,
+    priority: int = 0,
     **params: Any,
 ) -> Request:
     """A request as the engine core makes it; ``params`` are vLLM's sampling parameters."""
@@ -143,6 +144,7 @@ def make_request(
         pooling_params=None,
         cache_salt=salt,
         session_id=session,
+        priority=priority,
         block_hasher=_block_hasher(block_size),
     )
 
@@ -199,12 +201,14 @@ class HeadlessEngine:
         prompt: Sequence[int],
         max_tokens: int,
         extra: dict[str, Any] | None = None,
+        priority: int = 0,
     ) -> None:
-        """Submit a call with its prompt's token ids."""
+        """Submit a call with its prompt's token ids. ``priority`` is vLLM's: lower goes first."""
         request = make_request(
             request_id,
             prompt,
             self.scheduler.block_size,
+            priority=priority,
             max_tokens=max_tokens,
             ignore_eos=True,
             extra_args=extra,
