@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
 
 from agentrt.executors.vllm.counts import EngineCounts
 
@@ -52,7 +51,7 @@ class Summary:
     ``p95_steps`` are latencies in engine steps. What an engine with a memory tells beside:
     ``prefix_hit_share`` of the prompt tokens was in its prefix cache,
     ``recomputed_tokens`` were computed again after a
-    preemption, and ``cpu_us`` is the scheduler's CPU time per step. NaN: not known.
+    preemption, and ``cpu_us`` is the scheduler's CPU time per step. None: not known.
     """
 
     programs: int
@@ -68,13 +67,13 @@ class Summary:
     service_share: float
     tool_share: float
     preemptions: int
-    token_p95_s: float = nan
-    token_p99_s: float = nan
-    mean_steps: float = nan
-    p95_steps: float = nan
-    prefix_hit_share: float = nan
-    recomputed_tokens: float = nan
-    cpu_us: float = nan
+    token_p95_s: float | None = None
+    token_p99_s: float | None = None
+    mean_steps: float | None = None
+    p95_steps: float | None = None
+    prefix_hit_share: float | None = None
+    recomputed_tokens: float | None = None
+    cpu_us: float | None = None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -118,7 +117,7 @@ def summarize(outcomes: Sequence[Outcome], counts: EngineCounts | None = None) -
     )
 
 
-def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, float]:
+def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, float | None]:
     """The figures that take an engine with a memory."""
     steps = sorted(float(o.steps) for o in outcomes)
     return {
@@ -126,5 +125,5 @@ def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, f
         "p95_steps": quantile(steps, 0.95),
         "prefix_hit_share": counts.hit_tokens / max(1, counts.prompt_tokens),
         "recomputed_tokens": counts.recomputed_tokens,
-        "cpu_us": nan if counts.cpu_us is None else counts.cpu_us / max(1, counts.steps),
+        "cpu_us": None if counts.cpu_us is None else counts.cpu_us / max(1, counts.steps),
     }

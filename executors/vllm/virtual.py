@@ -115,7 +115,7 @@ class VirtualEngine:
         self._empty_steps = 0 if step.scheduled or step.finished else self._empty_steps + 1
         if self._empty_steps > _STUCK_STEPS:
             raise InvariantError(f"{len(self._engine.requests)} calls wait and none can run")
-        reports = {call_id: self._report(call_id, step.reports[call_id]) for call_id in step.finished}
+        reports = {name: self._report(name, step.reports[name]) for name in step.finished}
         for report in reports.values():
             self.counts.add(report)
         return reports
