@@ -64,17 +64,20 @@ def as_csv(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> str:
 
 
 def _measured(cell: Cell, measure: str) -> dict[str, float | None]:
-    values, ratios = cell.values(measure), cell.ratios(measure)
-    known = Spread.of(values) if not any(map(math.isnan, values)) else None
-    against = Spread.of(ratios) if ratios else None
+    values = cell.values(measure)
+    known = not any(map(math.isnan, values))
     return {
-        "median": known and known.median,
-        "min": known and known.least,
-        "max": known and known.most,
-        "ratio": against and against.median,
-        "ratio_min": against and against.least,
-        "ratio_max": against and against.most,
+        **_spread(values if known else [], ("median", "min", "max")),
+        **_spread(cell.ratios(measure), ("ratio", "ratio_min", "ratio_max")),
     }
+
+
+def _spread(values: Sequence[float], names: Sequence[str]) -> dict[str, float | None]:
+    """A median, a least and a greatest value; None where there is none."""
+    if not values:
+        return dict.fromkeys(names)
+    spread = Spread.of(values)
+    return dict(zip(names, (spread.median, spread.least, spread.most), strict=True))
 
 
 def in_digits(spread: Spread, unit: str = "") -> str:

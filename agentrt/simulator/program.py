@@ -73,8 +73,11 @@ class LiveProgram:
         reports = self.reports.values()
         return max(r.finished_step for r in reports) - min(r.arrived_step for r in reports)
 
-    def emit(self, index: int, priority: int = 0) -> Call:
-        """What the runtime makes when a program calls its model; the prompt is in ``prompts``."""
+    def emit(self, index: int, priority: int = 0, *, with_prompt: bool = False) -> Call:
+        """What the runtime makes when a program calls its model.
+
+        The prompt is in ``prompts``, and in the call only ``with_prompt``.
+        """
         shape, row = self.shape.calls[index], self.row
         self.prompts[index] = self._prompt(index)
         self.path_s[index] = max(
@@ -84,7 +87,11 @@ class LiveProgram:
             call_id=self.call_id(index),
             program_id=row.program_id,
             program_type=row.type,
-            spec=CallSpec(max_tokens=shape.output_tokens, ignore_eos=True),
+            spec=CallSpec(
+                prompt_token_ids=tuple(self.prompts[index]) if with_prompt else None,
+                max_tokens=shape.output_tokens,
+                ignore_eos=True,
+            ),
             tenant=row.tenant,
             session=row.session,
             path_s=self.path_s[index],

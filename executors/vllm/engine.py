@@ -35,6 +35,7 @@ from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.config import VllmConfig
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -70,7 +71,9 @@ class VLLMEngine:
         self._llm = llm
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
         _start_reader(llm)
-        self._tokenizer = llm.get_tokenizer()
+        # Without one, an engine takes prompts as token ids only.
+        bare = llm.model_config.skip_tokenizer_init
+        self._tokenizer = None if bare else llm.get_tokenizer()
         progress("ready")
 
     def _load(self) -> AsyncLLM:
@@ -85,6 +88,7 @@ class VLLMEngine:
         # Set here, since vLLM ignores it in a call, and refuses it beside a backend of its own
         # choice, which knows it too. A small model fills a JSON value with blanks without end.
         config.structured_outputs_config.disable_any_whitespace = True
+        self._prepare(config)
         try:
             with interrupts_blocked():
                 return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
@@ -93,6 +97,14 @@ class VLLMEngine:
                 f"the engine did not start with model {self.model!r}: {error} "
                 "(run again with --verbose for vLLM's own log)"
             ) from error
+
+    def _prepare(self, config: VllmConfig) -> None:
+        """Change vLLM's settings once more before it starts with them."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that one call may have, prompt and output together."""
+        return int(self._engine().model_config.max_model_len)
 
     def alive(self) -> bool:
         """Whether the engine core is there and well, as far as this process knows."""
@@ -115,7 +127,7 @@ class VLLMEngine:
         params = self._sampling(call, len(prompt["prompt_token_ids"]), stream=stream)
         text = ""
         try:
-            outputs = llm.generate(prompt, params, call.call_id)
+            outputs = llm.generate(prompt, params, call.call_id, priority=call.priority)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     piece = output.outputs[0].text
@@ -135,6 +147,11 @@ class VLLMEngine:
     def _prompt(self, spec: CallSpec) -> dict[str, Any]:
         if spec.prompt_token_ids is not None:
             return {"prompt_token_ids": list(spec.prompt_token_ids)}
+        if self._tokenizer is None:
+            raise CallRejectedError(
+                f"the engine has no tokenizer for {self.model}: give prompt_token_ids, or leave "
+                "--skip-tokenizer-init out"
+            )
         if spec.messages is None:
             return {"prompt_token_ids": self._tokenizer.encode(spec.prompt or "")}
         try:
@@ -228,6 +245,10 @@ class VLLMEngine:
             await self._engine().engine_core.call_utility_async("agentrt", "record", target)
         except Exception as error:
             raise ConfigError(f"the engine does not record: {error}") from error
+
+    async def probe(self, op: str) -> Any:
+        """``start`` or ``stop`` watching the scheduler: `agentrt.executors.vllm.probe`."""
+        return await self._engine().engine_core.call_utility_async("agentrt_probe", op)
 
     async def forget_prefixes(self) -> None:
         """Empty the prefix cache, so that the next calls find nothing computed."""

@@ -139,10 +139,12 @@ class VirtualEngine:
 def _scheduler(scheduling: SchedulerConfig | StockPolicy, options: VirtualOptions) -> Any:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
 
-    ours = isinstance(scheduling, SchedulerConfig)
-    how = {"settings": scheduling.to_dict()} if ours else {"policy": scheduling}
+    cls: Any = stock_scheduler()
+    how: dict[str, Any] = {"policy": scheduling}
+    if isinstance(scheduling, SchedulerConfig):
+        cls, how = ProgramScheduler, {"settings": scheduling.to_dict()}
     return make_scheduler(
-        ProgramScheduler if ours else stock_scheduler(),
+        cls,
         max_num_seqs=options.max_num_seqs,
         blocks=options.kv_blocks,
         block_size=options.block_size,

@@ -26,6 +26,9 @@ _SHARES = {
 _COSTS = {"recomputed_tokens": "recomputed", "preemptions": "preemptions"}
 _STEPS = {"mean_steps": "mean steps", "p95_steps": "P95 steps"}
 
+_EQUAL = """Throughput at equal latency: the highest load, interpolated, at which the programs' token
+latency stays below a level. ≥ and ≤: the sweep bounds it only; ~: repeats differ in how."""
+
 
 def latencies(cells: Sequence[Cell]) -> str:
     """Latencies of programs, and per token; ratios below 1 are better."""
@@ -69,11 +72,7 @@ def as_markdown(head: str, cells: Sequence[Cell], carried: Sequence[Carried]) ->
     """The head's words and all tables."""
     parts = [head, latencies(cells), where_it_went(cells)]
     if carried:
-        parts += [
-            "Throughput at equal latency: the highest load, interpolated, at which the programs' "
-            "token latency stays below a level.",
-            equal.table(carried, STOCK),
-        ]
+        parts += [_EQUAL, equal.table(carried, STOCK)]
     return "\n\n".join(parts)
 
 

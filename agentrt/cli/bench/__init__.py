@@ -22,7 +22,7 @@ from agentrt.cli.bench.retention import retention
 @click.group(cls=BenchGroup, invoke_without_command=True, no_args_is_help=True, epilog=EPILOG)
 @policies_options
 @click.pass_context
-def bench(ctx: click.Context, **options: Any) -> None:
+def bench(ctx: click.Context, /, **options: Any) -> None:
     """Measure policies against stock vLLM, or, by a command, what scheduling costs.
 
     Every policy runs the same programs at the same times on the same engine options. Stock

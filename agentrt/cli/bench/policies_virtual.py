@@ -23,6 +23,10 @@ _FLAGS = {
 }
 """Those of vLLM's flags that mean something without an engine."""
 
+_VIRTUAL = """**Virtual time**: the real scheduler and KV-cache manager of vLLM {}, no model; steps take
+times that are {}. The machine that it ran on does not matter."""
+_SIZES = "Engine: {} batch slots, {} KV blocks of 16 tokens, {} tokens a step at most."
+
 
 def measure(asked: Asked) -> Measured:
     """All runs, in as many processes as there are cores. A signal keeps what is done."""
@@ -69,10 +73,8 @@ def _head(asked: Asked, machine: Machine) -> str:
     else:
         measured = f"those measured of {times.model} on {times.hardware}"
     lines = (
-        f"**Virtual time**: the real scheduler and KV-cache manager of vLLM {vllm_version()}, no "
-        f"model; the steps' times are {measured}. The machine that it ran on does not matter.",
-        f"Engine: {machine.batch} batch slots, {machine.kv_blocks} KV blocks of 16 tokens, "
-        f"{machine.max_num_batched_tokens} tokens a step at most.",
+        _VIRTUAL.format(vllm_version(), measured),
+        _SIZES.format(machine.batch, machine.kv_blocks, machine.max_num_batched_tokens),
         about_workload(asked.source, asked.programs, asked.seeds),
     )
     return "\n".join(lines)
