@@ -16,7 +16,11 @@ ALL = {**MEASURES, **OF_ENGINE}
 """Everything that is measured; JSON and CSV have it all."""
 
 _LATENCIES = {"mean_s": "mean", "p50_s": "P50", "p95_s": "P95", "p99_s": "P99"}
-_TOKENS = {"token_latency_s": "s/token", "token_p95_s": "s/token P95", "token_p99_s": "s/token P99"}
+_TOKENS = {
+    "token_latency_s": "s/token",
+    "token_p95_s": "s/token P95",
+    "token_p99_s": "s/token P99",
+}
 _SHARES = {
     "waiting_share": "waiting",
     "service_share": "in engine",
@@ -26,8 +30,8 @@ _SHARES = {
 _COSTS = {"recomputed_tokens": "recomputed", "preemptions": "preemptions"}
 _STEPS = {"mean_steps": "mean steps", "p95_steps": "P95 steps"}
 
-_EQUAL = """Throughput at equal latency: the highest load, interpolated, at which the programs' token
-latency stays below a level. ≥ and ≤: the sweep bounds it only; ~: repeats differ in how."""
+_EQUAL = """Throughput at equal latency: the highest load, interpolated, at which the programs'
+token latency stays below a level. ≥ and ≤: the sweep bounds it only; ~: repeats differ in how."""
 
 
 def latencies(cells: Sequence[Cell]) -> str:
