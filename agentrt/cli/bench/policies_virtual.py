@@ -23,8 +23,8 @@ _FLAGS = {
 }
 """Those of vLLM's flags that mean something without an engine."""
 
-_VIRTUAL = """**Virtual time**: the real scheduler and KV-cache manager of vLLM {}, no model; the times
-of its steps are {}. The machine that it ran on does not matter."""
+_VIRTUAL = """**Virtual time**: the real scheduler and KV-cache manager of vLLM {}, no model; the
+times of its steps are {}. The machine that it ran on does not matter."""
 _SIZES = "Engine: {} batch slots, {} KV blocks of 16 tokens, {} tokens a step at most."
 
 
