@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
@@ -99,7 +99,10 @@ def test_stock_goes_by_its_names() -> None:
 SOME = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
 
 
-def cells(curves: dict[str, dict[float, tuple[float, ...]]], kind: Any = "load") -> list[Cell]:
+Curves = Mapping[str, Mapping[float, Sequence[float]]]
+
+
+def cells(curves: Curves, kind: Any = "load") -> list[Cell]:
     """By policy and load: the token latency of each repeat; P95 and P99 are twice, thrice it."""
     found = []
     for policy, curve in curves.items():
@@ -144,22 +147,22 @@ def test_a_ratio_that_the_sweep_only_bounds_says_so(ours: tuple[float, ...], mar
 
 
 def test_where_stock_keeps_the_level_throughout_ours_is_bounded_from_above() -> None:
-    curves = {"stock": {1.0: (0.01,), 2.0: (0.01,)}, "ours": {1.0: (0.01,), 2.0: (0.03,)}}
+    curves: Curves = {"stock": {1.0: (0.01,), 2.0: (0.01,)}, "ours": {1.0: (0.01,), 2.0: (0.03,)}}
     stock, ours = at_equal_latency(cells(curves), "stock", Level.parse("0.02"))[:2]
     assert (stock.mark, ours.mark) == ("", "≤")
-    curves["ours"] = curves["stock"]
-    assert at_equal_latency(cells(curves), "stock", Level.parse("0.02"))[1].mark == "~"
+    alike = {**curves, "ours": curves["stock"]}
+    assert at_equal_latency(cells(alike), "stock", Level.parse("0.02"))[1].mark == "~"
 
 
 def test_the_tail_has_a_level_of_its_own() -> None:
-    curves = {"stock": {0.5: (0.01,), 1.0: (0.04,)}, "ours": {0.5: (0.01,), 1.0: (0.03,)}}
+    curves: Curves = {"stock": {0.5: (0.01,), 1.0: (0.04,)}, "ours": {0.5: (0.01,), 1.0: (0.03,)}}
     found = at_equal_latency(cells(curves), "stock", Level.parse("2x"))
     assert [one.level_s for one in found[::2]] == pytest.approx([0.02, 0.04, 0.06])
     assert [one.ratios for one in found[1::2]] == [pytest.approx(found[1].ratios)] * 3
 
 
 def test_stocks_own_latency_at_a_rate_can_be_the_level() -> None:
-    curves = {"stock": {0.5: (0.01,), 1.0: (0.02,)}, "ours": {0.5: (0.01,), 1.0: (0.01,)}}
+    curves: Curves = {"stock": {0.5: (0.01,), 1.0: (0.02,)}, "ours": {0.5: (0.01,), 1.0: (0.01,)}}
     found = at_equal_latency(cells(curves, "rate"), "stock", Level.parse("@1.0"))
     assert (found[0].level_s, found[0].loads) == (0.02, (1.0,))
     with pytest.raises(ConfigError, match="no run has this rate"):

@@ -16,7 +16,7 @@ from tests.cli.test_bad_input import check
 from tests.cli.test_help import run
 
 SMALL = (
-    *("--virtual", "--workload", "mixed", "--scale", "0.05", "--programs", "4", "--calls", "6"),
+    *("--virtual", "--workload", "mixed", "--scale", "0.05", "--programs", "3", "--calls", "4"),
     *("--rate", "1x,3x", "--max-num-seqs", "2", "--jobs", "1", "--repeat", "2"),
 )
 
@@ -74,6 +74,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--workload", "tea"], ["'tea'", "chat"]),
         (["--virtual", "--slo", "soon"], ["--slo 'soon'", "2x", "@0.9"]),
         (["--virtual", "--slo", "@5"], ["--slo @5", "--rate"]),
+        (["--rate", "1x", "--slo", "@1"], ["--slo @1", "programs per second"]),
         (["--virtual", "--repeat", "0"], ["'--repeat'", "x>=1"]),
         (["--virtual", "--scale", "0"], ["'--scale'", "x>0"]),
         (["--virtual", "--csv", "no/such/rows.csv"], ["--csv", "no folder"]),

@@ -87,7 +87,9 @@ async def look(engine: VLLMEngine) -> None:
         assert config.get_scheduler_cls() in (async_scheduler.AsyncScheduler, scheduler.Scheduler)
         with pytest.raises(ConfigError, match="no settings of ours"):
             await engine.configure(SchedulerConfig())
-    assert engine.max_model_len == 512
+    sizes = engine.sizes()
+    assert (sizes["max_num_seqs"], sizes["max_model_len"]) == (2, 512)
+    assert sizes["kv_blocks"] > 0
     with pytest.raises(CallRejectedError, match="no tokenizer"):
         async for _ in engine.generate(Call("a", "a", "t", CallSpec(prompt="words")), stream=False):
             pass

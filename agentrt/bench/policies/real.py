@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agentrt.bench.policies.plan import Contender, turns
 from agentrt.bench.policies.replay import Replayed, replay
@@ -47,6 +48,8 @@ class RealBench:
     open: Open
     tell: Callable[[int, str], None]
     results: list[RunResult] = field(default_factory=list)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    """Of the first engine; the others have the same options."""
     per_s: float | None = None
     """What the engine can do, in programs per second, where that was measured."""
     _number: int = 0
@@ -84,6 +87,7 @@ class RealBench:
 
     def _fit(self, engine: VLLMEngine) -> None:
         """Cut programs to the context that the engine has room for."""
+        self.sizes = self.sizes or engine.sizes()
         calls = self.source.cut.calls
         self.source = replace(self.source, cut=Cut(calls, engine.max_model_len))
 

@@ -20,15 +20,17 @@ def vllm_version() -> str:
 
 def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
     """The programs, how they were scaled, and over what the medians are."""
-    cut = "" if source.cut.calls is None else f", cut after {source.cut.calls} calls"
-    room = "" if source.cut.tokens is None else f" and to calls of {source.cut.tokens} tokens"
+    cut = "" if source.cut.calls is None else f"; at most {source.cut.calls} calls"
+    room = "" if source.cut.tokens is None else f"; no call above {source.cut.tokens} tokens"
     scale = (
         f"prompts x {source.context_scale:g}, outputs x {source.output_scale:g}, "
         f"gaps x {source.gap_scale:g}"
     )
-    last = f"-{seeds[-1]}" if len(seeds) > 1 else ""
+    if len(seeds) > 1:
+        repeats = f"{len(seeds)} repeats (seeds {seeds[0]}-{seeds[-1]}): medians (least-most)"
+    else:
+        repeats = f"One repeat (seed {seeds[0]})"
     return (
-        f"Workload: {source.name}, {programs} programs a run; {scale}{cut}{room}. "
-        f"{len(seeds)} repeats (seeds {seeds[0]}{last}): medians (least-most); ratios are to "
-        "stock in the same repeat, and in all but throughput below 1 is better."
+        f"Workload: {source.name}, {programs} programs a run; {scale}{cut}{room}. {repeats}; "
+        "ratios are to stock in the same repeat, and in all but throughput below 1 is better."
     )

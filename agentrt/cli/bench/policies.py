@@ -27,7 +27,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 EPILOG = """\b
 Examples:
   agentrt bench --workload mixed --virtual --rate 0.9x,1.1x,1.3x --repeat 3 --plot curves.png
-  agentrt bench --workload mixed --burst 12
+  agentrt bench --workload mixed --burst 12 --policies mlfq,atlas
   agentrt bench --workload bfcl --rate 0.2,0.4 --policies priority-path,atlas -- --dtype float32
   agentrt bench --workload mixed --model-shape llama-8b --scale 1 --rate 0.7x,1x,1.3x
 
@@ -59,15 +59,15 @@ _OPTIONS = (
         help="Poisson arrivals, in programs per second, or with an x in shares of what the "
         "engine can do.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
     ),
-    _work("--burst", type=_one, metavar="N", help="N programs at once.  [default: 12 without]"),
+    _work("--burst", type=_one, metavar="N", help="N programs at once.  [default in real time: 9]"),
     _work(
-        "--programs", type=_one, metavar="N", help="How many arrive.  [default: 150; real time 12]"
+        "--programs", type=_one, metavar="N", help="How many arrive.  [default: 150; real time 9]"
     ),
     _work(
         "--scale",
         type=_factor,
         metavar="X",
-        help="Multiplies prompts, outputs and gaps.  [default: 1; real time 0.1]",
+        help="Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
     ),
     _work("--calls", type=_one, metavar="N", help="Cut programs after N calls."),
     _work(
@@ -82,7 +82,7 @@ _OPTIONS = (
         metavar="NAME,…",
         help="Each of our policies under lru, ttl, cost.",
     ),
-    _work("--repeat", type=_one, default=3, show_default=True, metavar="R"),
+    _work("--repeat", type=_one, metavar="R", help="With so many seeds.  [default: 3; real 2]"),
     _work("--seed", type=int, default=0, show_default=True, metavar="N", help="The first."),
     _engine("--virtual", is_flag=True, help="In virtual time, without a model."),
     _engine(
@@ -169,13 +169,26 @@ def _read(options: dict[str, Any], flags: Sequence[str]) -> Asked:
     everyone = contenders(names, _names(options["retention"]), SchedulerConfig())
     pressures = _pressures(options)
     level = Level.parse(options["slo"])
-    if level.kind == "@" and level.value not in [p.value for p in pressures]:
-        raise ConfigError(f"--slo {options['slo']}: no run has this rate; name one of --rate")
-    programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 12)
-    seeds = range(options["seed"], options["seed"] + options["repeat"])
+    _check_level(level, pressures, options)
+    programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
+    repeats = options["repeat"] or (3 if options["virtual"] else 2)
+    seeds = range(options["seed"], options["seed"] + repeats)
     return Asked(
         _source(options), pressures, programs, everyone, seeds, level, options, tuple(flags)
     )
+
+
+def _check_level(level: Level, pressures: Sequence[Pressure], options: Mapping[str, Any]) -> None:
+    """Refuse a level at a rate that no run will have."""
+    if level.kind != "@":
+        return
+    # In real time a share becomes a rate that is measured first.
+    named = [p.value for p in pressures if options["virtual"] or p.kind == "rate"]
+    if level.value not in named:
+        raise ConfigError(
+            f"--slo {options['slo']}: no run has this rate; name one of --rate, in real time one "
+            "in programs per second"
+        )
 
 
 def _check_kind(options: Mapping[str, Any]) -> None:
@@ -229,7 +242,7 @@ def _source(options: Mapping[str, Any]) -> Source:
     from agentrt.workloads.cut import Cut
 
     name = options["workload"]
-    scale = options["scale"] or (1.0 if options["virtual"] else 0.1)
+    scale = options["scale"] or (1.0 if options["virtual"] else 0.05)
     path = Path(name)
     is_file = path.is_file()
     source = Source(

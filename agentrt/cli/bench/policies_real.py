@@ -44,8 +44,10 @@ def measure(asked: Asked) -> Measured:
         Interrupts(note).run(bench.run())
     except StoppedError as error:
         stop = StoppedError(error.code - 128, f"{error}: {len(bench.results)} runs were done")
+    if not bench.results:  # no engine came up in time, and there is nothing to tell
+        return {}, "", [], stop
     machine = hardware()
-    return _about(asked, base, machine), _head(asked, base, bench, machine), bench.results, stop
+    return _about(asked, bench, machine), _head(asked, bench, machine), bench.results, stop
 
 
 def _engine_options(asked: Asked) -> EngineOptions:
@@ -112,30 +114,27 @@ def _named(asked: Asked) -> str:
     return options["model"] or "the embedded default model"
 
 
-def _about(asked: Asked, base: EngineOptions, machine: str) -> dict[str, Any]:
+def _about(asked: Asked, bench: RealBench, machine: str) -> dict[str, Any]:
     return {
         "time": "real",
         "vllm": vllm_version(),
         "hardware": machine,
-        "engine": {
-            "model": _named(asked),
-            "max_num_seqs": base.max_num_seqs,
-            "flags": list(asked.flags),
-        },
+        "engine": {"model": _named(asked), "flags": list(asked.flags), **bench.sizes},
+        "capacity_per_s": bench.per_s,
     }
 
 
-def _head(asked: Asked, base: EngineOptions, bench: RealBench, machine: str) -> str:
-    flags = " ".join(asked.flags)
+_REAL = """**Real time**: engines of vLLM {} on {}, one after the other;
+what else ran on the machine is in the figures."""
+_SIZES = """Engine: {}, {max_num_seqs} batch slots, {kv_blocks} KV blocks of {block_size} tokens,
+{max_num_batched_tokens} tokens a step at most, calls of up to {max_model_len}{}."""
+
+
+def _head(asked: Asked, bench: RealBench, machine: str) -> str:
+    flags = f", {' '.join(asked.flags)}" if asked.flags else ""
     lines = [
-        (
-            f"**Real time**: engines of vLLM {vllm_version()} on {machine}, one after the other; "
-            "other work on the machine counts."
-        ),
-        (
-            f"Engine: {_named(asked)}, {base.max_num_seqs or 'default'} batch slots"
-            f"{f', {flags}' if flags else ''}."
-        ),
+        _REAL.format(vllm_version(), machine),
+        _SIZES.format(_named(asked), flags, **bench.sizes),
         about_workload(bench.source, asked.programs, asked.seeds),
     ]
     if bench.per_s is not None:
