@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentrt.bench.policies.equal import Level, at_equal_latency, table
 from agentrt.bench.policies.plan import all_runs, contenders, turns
 from agentrt.bench.policies.replay import replay
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.executors.boundary import Boundary
 from agentrt.request import Call, CallReport, Reply
@@ -261,3 +261,16 @@ async def test_a_replay_follows_the_edges_and_grows_prompts_by_what_was_said() -
     assert (outcome.program_id, outcome.service_s, outcome.waiting_s) == ("p", 4.0, 2.0)
     assert (outcome.steps, outcome.output_tokens) == (6, 5)
     assert (done.counts.steps, done.counts.cpu_us, done.counts.hit_tokens) == (20, 100.0, 16)
+
+
+async def test_a_replay_ends_with_the_engines_own_error() -> None:
+    class Dying(Engine):
+        async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+            if call.call_id.endswith("/1"):
+                raise EngineDiedError("the engine died")
+            async for chunk in super().generate(call, stream=stream):
+                yield chunk
+
+    program = ProgramShape("p", "t", (CallShape(1, 5), CallShape(1, 9, after=(0,))))
+    with pytest.raises(EngineDiedError, match="died"):
+        await replay(Dying(), [program, replace(program, program_id="q")])  # type: ignore[arg-type]

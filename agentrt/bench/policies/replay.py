@@ -55,14 +55,24 @@ async def replay(
     run: str = "",
     progress: Progress | None = None,
 ) -> Replayed:
-    """Run all programs to their end. ``run`` tells their names from those of other runs."""
+    """Run all programs to their end. ``run`` tells their names from those of other runs.
+
+    Raises the engine's own error when a call fails; the engine is still watched then.
+    """
     replayer = _Replayer(engine, stock, run, progress)
     await engine.probe("start")
     try:
         await replayer.all(programs)
-    finally:
-        seen = await engine.probe("stop")
-    return replayer.result(seen)
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+    return replayer.result(await engine.probe("stop"))
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first that went wrong; the tasks beside it were cancelled."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class _Replayer:
