@@ -36,15 +36,22 @@ class RunCommand(click.Command):
         return [self.TARGETS, "[OPTIONS]", "[-- VLLM_FLAGS]"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for option in self.get_params(ctx):
-            record = option.get_help_record(ctx)
-            if record is not None and isinstance(option, click.Option):
-                group = option.group if isinstance(option, RunOption) else "Other"
-                groups.setdefault(group, []).append(record)
-        for name, records in groups.items():
-            with formatter.section(name):
-                formatter.write_dl(records)
+        write_groups(self, ctx, formatter)
+
+
+def write_groups(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
+) -> None:
+    """A command's options under the headings of their groups."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for option in command.get_params(ctx):
+        record = option.get_help_record(ctx)
+        if record is not None and isinstance(option, click.Option):
+            group = option.group if isinstance(option, RunOption) else "Other"
+            groups.setdefault(group, []).append(record)
+    for name, records in groups.items():
+        with formatter.section(name):
+            formatter.write_dl(records)
 
 
 model_option = click.option(

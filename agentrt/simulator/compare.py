@@ -27,6 +27,17 @@ MEASURES = {
 }
 """Fields of `Summary` that runs are compared by: name → what it is, with its unit."""
 
+OF_ENGINE = {
+    "token_p95_s": "P95 of token latency, s/token",
+    "token_p99_s": "P99 of token latency, s/token",
+    "mean_steps": "mean latency, engine steps",
+    "p95_steps": "P95 latency, engine steps",
+    "prefix_hit_share": "prefix hits, share of prompt tokens",
+    "recomputed_tokens": "tokens computed again after preemptions",
+    "cpu_us": "the scheduler's CPU per step, us",
+}
+"""Those that are of interest, or known, where an engine with a memory ran."""
+
 
 @dataclass(slots=True)
 class Cell:
@@ -43,20 +54,21 @@ class Cell:
         return sorted(self.summaries)
 
     def values(self, measure: str) -> list[float]:
-        """A measure by seed."""
-        return [float(getattr(self.summaries[seed], measure)) for seed in self.seeds]
+        """A measure by seed, NaN where it is not known."""
+        found = (getattr(self.summaries[seed], measure) for seed in self.seeds)
+        return [math.nan if value is None else float(value) for value in found]
 
     def ratios(self, measure: str) -> list[float]:
         """A measure by seed, over that of the baseline with the same programs.
 
-        Empty where no seed was run with both, or where the baseline's is nothing.
+        Empty where no seed was run with both, or where the baseline's is nothing or not known.
         """
         pairs = [
             (getattr(self.summaries[seed], measure), getattr(self.baseline[seed], measure))
             for seed in self.seeds
             if seed in self.baseline
         ]
-        return [mine / base for mine, base in pairs if base]
+        return [mine / base for mine, base in pairs if base and mine is not None]
 
     def median(self, measure: str) -> float:
         """The median of a measure over the seeds."""
@@ -121,9 +133,9 @@ def sustained(
         if base is None or len(base) < 2:
             continue
         limit_s = limit * base[0][1] if relative else limit
-        ours = _crossing(base, limit_s)[0]
+        ours = crossing(base, limit_s)[0]
         for policy, curve in curves.items():
-            load, bound = _crossing(curve, limit_s)
+            load, bound = crossing(curve, limit_s)
             answers.append(Sustained(name, policy, limit_s, load, bound, load / ours))
     return answers
 
@@ -137,7 +149,7 @@ def _curves(cells: Sequence[Cell]) -> dict[str, list[tuple[float, float]]]:
     return {policy: sorted(points) for policy, points in curves.items()}
 
 
-def _crossing(curve: Sequence[tuple[float, float]], limit: float) -> tuple[float, str]:
+def crossing(curve: Sequence[tuple[float, float]], limit: float) -> tuple[float, str]:
     """Where a curve first rises above the limit, and how sure that is."""
     if curve[0][1] > limit:
         return curve[0][0], "<"

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentrt.executors.vllm.counts import EngineCounts
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One program's end. Times are seconds of simulated time.
+    """One program's end. Times are seconds, of simulated time in a simulation.
 
-    ``ideal_s`` is how long it would have taken if no call ever waited. ``service_s``
-    and ``waiting_s`` are sums over its calls, ``tool_s`` over its gaps.
+    ``ideal_s`` is how long it would have taken if no call ever waited, NaN where nobody
+    knows. ``service_s`` and ``waiting_s`` are sums over its calls, ``tool_s`` over its
+    gaps. ``steps`` are the engine's from its first call's arrival to its last call's end.
     """
 
     program_id: str
@@ -25,11 +28,17 @@ class Outcome:
     waiting_s: float
     tool_s: float
     preemptions: int = 0
+    steps: int = 0
 
     @property
     def latency_s(self) -> float:
         """From its arrival to its end."""
         return self.ended_s - self.arrived_s
+
+    @property
+    def token_latency_s(self) -> float:
+        """Latency over the tokens that it generated (Agentix, §6.2)."""
+        return self.latency_s / self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,11 @@ class Summary:
 
     ``token_latency_s`` is the paper's program-level token latency (Agentix, §6.2):
     a program's latency over the tokens that it generated, averaged over programs.
-    ``slowdown`` is latency over the program's own ideal, averaged.
+    ``slowdown`` is latency over the program's own ideal, averaged. ``mean_steps`` and
+    ``p95_steps`` are latencies in engine steps. What an engine with a memory tells beside:
+    ``prefix_hit_share`` of the prompt tokens was in its prefix cache,
+    ``recomputed_tokens`` were computed again after a
+    preemption, and ``cpu_us`` is the scheduler's CPU time per step. None: not known.
     """
 
     programs: int
@@ -54,6 +67,13 @@ class Summary:
     service_share: float
     tool_share: float
     preemptions: int
+    token_p95_s: float | None = None
+    token_p99_s: float | None = None
+    mean_steps: float | None = None
+    p95_steps: float | None = None
+    prefix_hit_share: float | None = None
+    recomputed_tokens: float | None = None
+    cpu_us: float | None = None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -64,11 +84,12 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def summarize(outcomes: Sequence[Outcome]) -> Summary:
-    """Sum a run up. Raises `ValueError` when no program ended."""
+def summarize(outcomes: Sequence[Outcome], counts: EngineCounts | None = None) -> Summary:
+    """Sum a run up, with what its engine counted. Raises `ValueError` when no program ended."""
     if not outcomes:
         raise ValueError("no program ended, so there is nothing to sum up")
     latencies = sorted(o.latency_s for o in outcomes)
+    token_latencies = sorted(o.token_latency_s for o in outcomes)
     n = len(latencies)
     start = min(o.arrived_s for o in outcomes)
     makespan = max(o.ended_s for o in outcomes) - start
@@ -83,11 +104,26 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
         p95_s=quantile(latencies, 0.95),
         p99_s=quantile(latencies, 0.99),
         slowdown=sum(o.latency_s / o.ideal_s for o in outcomes) / n,
-        token_latency_s=sum(o.latency_s / o.output_tokens for o in outcomes) / n,
+        token_latency_s=sum(token_latencies) / n,
         makespan_s=makespan,
         throughput_per_s=n / makespan if makespan else float("inf"),
         waiting_share=waiting / whole,
         service_share=service / whole,
         tool_share=tool / whole,
         preemptions=sum(o.preemptions for o in outcomes),
+        token_p95_s=quantile(token_latencies, 0.95),
+        token_p99_s=quantile(token_latencies, 0.99),
+        **({} if counts is None else _of_engine(outcomes, counts)),
     )
+
+
+def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, float | None]:
+    """The figures that take an engine with a memory."""
+    steps = sorted(float(o.steps) for o in outcomes)
+    return {
+        "mean_steps": sum(steps) / len(steps),
+        "p95_steps": quantile(steps, 0.95),
+        "prefix_hit_share": counts.hit_tokens / max(1, counts.prompt_tokens),
+        "recomputed_tokens": counts.recomputed_tokens,
+        "cpu_us": None if counts.cpu_us is None else counts.cpu_us / max(1, counts.steps),
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
-from agentrt.simulator.compare import MEASURES, Cell
+from agentrt.simulator.compare import MEASURES, OF_ENGINE, Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +85,7 @@ def draw_curves(
         for column, source in enumerate(sources):
             axis = axes[row][column]
             _draw_panel(axis, [c for c in cells if c.setting.source.name == source], measure)
-            axis.set_ylabel(MEASURES[measure] if column == 0 else "")
+            axis.set_ylabel((MEASURES | OF_ENGINE)[measure] if column == 0 else "")
             axis.set_title(source if row == 0 else "")
     axes[-1][0].legend(fontsize=8)
     figure.savefig(path)

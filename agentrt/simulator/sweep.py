@@ -7,6 +7,7 @@ programs at the same times.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,10 +20,13 @@ from agentrt.scheduler import SchedulerConfig
 from agentrt.simulator.clairvoyant import Srpt
 from agentrt.simulator.engine import simulate
 from agentrt.simulator.machine import Machine
-from agentrt.simulator.outcome import Outcome, Summary, summarize
+from agentrt.simulator.outcome import Summary, summarize
 from agentrt.simulator.pressure import Pressure
+from agentrt.simulator.stock import Stock
+from agentrt.workloads.cut import WHOLE, Cut
 from agentrt.workloads.generate import generate
 from agentrt.workloads.hints import with_hints
+from agentrt.workloads.replay import Scales, rescaled
 from agentrt.workloads.shape import ProgramShape
 from agentrt.workloads.traces import Trace, read_programs
 
@@ -57,7 +61,8 @@ DEFAULT_HINTS = 0.5
 class Source:
     """Where programs come from: a generator's name, or a file with a trace.
 
-    The scales are for a trace: its prompt and output tokens, and its seconds between calls.
+    The scales multiply prompt tokens, output tokens, and the seconds between calls; then
+    programs are ``cut``.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Source:
     context_scale: float = 1.0
     output_scale: float = 1.0
     gap_scale: float = 1.0
+    cut: Cut = WHOLE
 
     def __post_init__(self) -> None:
         if self.path is None:
@@ -75,9 +81,12 @@ class Source:
 
         Each program of a trace comes once before any comes again, under another id.
         """
-        if self.path is None:
-            return _generated(self.name, self.count(n), seed)
-        return _drawn(self.trace().programs, self.count(n), seed)
+        return _made(self, self.count(n), seed)
+
+    @property
+    def scales(self) -> Scales:
+        """The three factors."""
+        return Scales(self.context_scale, self.output_scale, self.gap_scale)
 
     def trace(self) -> Trace:
         """What is in the file. Raises `ConfigError` for one that cannot be read."""
@@ -94,6 +103,9 @@ class Source:
 
 DEFAULT_PROGRAMS = 1000
 """How many programs a generator makes when nobody says."""
+
+
+_AXES = {"at-once": "programs at once", "rate": "arrivals, programs per second"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +125,7 @@ class Setting:
     @property
     def axis(self) -> str:
         """What the label counts."""
-        return "programs at once" if self.pressure.kind == "at-once" else "load"
+        return _AXES.get(self.pressure.kind, "load")
 
     @property
     def count(self) -> int:
@@ -140,6 +152,8 @@ class RunSpec:
     machine: Machine
     hints: float | None = None
     """How well the guesses of the programs' sizes correlate with the truth; None: no guess."""
+    stock: Stock | None = None
+    """vLLM's own scheduler, which then runs in the place of ours."""
 
     def __post_init__(self) -> None:
         if self.machine.depth == "virtual" and self.scheduler.policy == Srpt.name:
@@ -150,8 +164,11 @@ class RunSpec:
 
     @property
     def policy(self) -> str:
-        """What ranks the calls, and whether it is told the programs' sizes."""
-        return self.scheduler.policy + (HINTED if self.hints is not None else "")
+        """What ranks the calls and keeps their blocks, and whether it is told programs' sizes."""
+        if self.stock is not None:
+            return self.stock.name
+        kept = "" if self.scheduler.retention == "lru" else f"+{self.scheduler.retention}"
+        return self.scheduler.policy + kept + (HINTED if self.hints is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +206,7 @@ def grid(
 
 def do(spec: RunSpec, progress: Progress | None = None) -> RunResult:
     """Do a run, in this process."""
-    outcomes = _BY_DEPTH[spec.machine.depth](spec, arrivals(spec), progress)
-    return RunResult(spec, summarize(outcomes))
+    return RunResult(spec, _BY_DEPTH[spec.machine.depth](spec, arrivals(spec), progress))
 
 
 def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
@@ -201,16 +217,17 @@ def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
 
 def _by_steps(
     spec: RunSpec, programs: Sequence[ProgramShape], progress: Progress | None
-) -> Sequence[Outcome]:
+) -> Summary:
+    if spec.stock is not None:
+        raise InvariantError("vLLM's own scheduler runs in depth 'virtual' only")
     machine = spec.machine
-    return simulate(
+    done = simulate(
         programs, spec.scheduler, batch=machine.batch, step_s=machine.step_s, progress=progress
-    ).outcomes
+    )
+    return summarize(done.outcomes)
 
 
-def _by_vllm(
-    spec: RunSpec, programs: Sequence[ProgramShape], progress: Progress | None
-) -> Sequence[Outcome]:
+def _by_vllm(spec: RunSpec, programs: Sequence[ProgramShape], progress: Progress | None) -> Summary:
     from agentrt.simulator.virtual import run_virtual
 
     def tell(ended: int, known: int) -> None:
@@ -218,24 +235,32 @@ def _by_vllm(
             progress(ended)
 
     machine = spec.machine
-    return run_virtual(
+    done = run_virtual(
         programs,
-        spec.scheduler,
+        spec.stock or spec.scheduler,
         engine=machine.virtual_options(),
         step_time=machine.step_time(),
         progress=tell,
-    ).outcomes
+    )
+    return summarize(done.outcomes, done.counts)
 
 
-_BY_DEPTH: dict[
-    str, Callable[[RunSpec, Sequence[ProgramShape], Progress | None], Sequence[Outcome]]
-] = {"steps": _by_steps, "virtual": _by_vllm}
+_BY_DEPTH: dict[str, Callable[[RunSpec, Sequence[ProgramShape], Progress | None], Summary]] = {
+    "steps": _by_steps,
+    "virtual": _by_vllm,
+}
 
 
 # The runs of one seed follow each other in a worker, and want the same programs.
 @lru_cache(maxsize=2)
-def _generated(name: str, n: int, seed: int) -> Sequence[ProgramShape]:
-    return generate(name, n, seed)
+def _made(source: Source, n: int, seed: int) -> Sequence[ProgramShape]:
+    if source.path is None:
+        programs = generate(source.name, n, seed)
+        if source.scales != Scales():
+            programs = [rescaled(program, source.scales, Counter()) for program in programs]
+    else:
+        programs = _drawn(source.trace().programs, n, seed)
+    return [source.cut.of(program) for program in programs]
 
 
 @lru_cache(maxsize=4)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from agentrt.errors import ConfigError
+from agentrt.executors.vllm.counts import EngineCounts
 from agentrt.executors.vllm.step_time import StepTimeModel
-from agentrt.executors.vllm.virtual import VirtualCounts, VirtualEngine, VirtualOptions, tokens
-from agentrt.request import Call, CallReport, CallSpec
+from agentrt.executors.vllm.virtual import VirtualEngine, VirtualOptions
+from agentrt.request import CallReport
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.table import ProcessTable, ProgramRow
+from agentrt.scheduler.table import ProcessTable
 from agentrt.simulator.machine import cached_tokens, prompt_tokens
 from agentrt.simulator.outcome import Outcome
+from agentrt.simulator.program import LiveProgram
+from agentrt.simulator.stock import Stock
 from agentrt.workloads.arrivals import Arrivals, Open
 from agentrt.workloads.shape import ProgramShape
 
@@ -31,59 +34,18 @@ class VirtualRun:
     """What came of a run: its programs in the order of their ends, and the engine's counts."""
 
     outcomes: list[Outcome]
-    counts: VirtualCounts
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A program under way; a call's entry is filled in when it is emitted, or ends."""
-
-    program: ProgramShape
-    row: ProgramRow
-    prompts: dict[int, list[int]] = field(default_factory=dict)
-    path_s: dict[int, float] = field(default_factory=dict)
-    reports: dict[int, CallReport] = field(default_factory=dict)
-
-    def call_id(self, index: int) -> str:
-        return f"{self.program.program_id}/{index}"
-
-    def ready(self, index: int) -> bool:
-        return all(parent in self.reports for parent in self.program.calls[index].after)
-
-    def children(self, index: int) -> list[int]:
-        """The calls that can come now that this one has ended."""
-        calls = enumerate(self.program.calls)
-        return [i for i, call in calls if index in call.after and self.ready(i)]
-
-    def path_to(self, index: int) -> float:
-        """p(c) of Eq. 2: the service on the longest path that leads to the call."""
-        after = self.program.calls[index].after
-        return max((self.path_s[i] + self.reports[i].service_s for i in after), default=0.0)
-
-    def prompt(self, index: int) -> list[int]:
-        """The token ids of a call's prompt; what it extends comes first."""
-        program, call = self.program, self.program.calls[index]
-        if call.extends is None:
-            ids = tokens(f"system of {program.type}", 0, program.system_tokens)
-        else:
-            earlier = program.calls[call.extends]
-            output = tokens(f"output of {self.call_id(call.extends)}", 0, earlier.output_tokens)
-            ids = [*self.prompts[call.extends], *output]
-        fresh = prompt_tokens(call) - len(ids)
-        if fresh <= 0:
-            return ids[:fresh] if fresh else ids
-        return [*ids, *tokens(f"prompt of {self.call_id(index)}", 0, fresh)]
+    counts: EngineCounts
 
 
 def run_virtual(
     programs: Sequence[ProgramShape] | Arrivals,
-    config: SchedulerConfig,
+    config: SchedulerConfig | Stock,
     *,
     engine: VirtualOptions | None = None,
     step_time: StepTimeModel | None = None,
     progress: Progress | None = None,
 ) -> VirtualRun:
-    """Run all programs to their end on one virtual engine.
+    """Run all programs to their end on one virtual engine, under our scheduler or vLLM's own.
 
     The same programs under the same settings give the same run. Raises `ConfigError`
     for a call that does not fit the engine.
@@ -100,17 +62,19 @@ class _Driver:
     def __init__(
         self,
         arrivals: Arrivals,
-        config: SchedulerConfig,
+        config: SchedulerConfig | Stock,
         options: VirtualOptions,
         step_time: StepTimeModel,
     ) -> None:
         self._arrivals = arrivals
         self._step_time = step_time
-        self._engine = VirtualEngine(config, options, step_time)
+        self._stock = config if isinstance(config, Stock) else None
+        scheduling = config.scheduling if isinstance(config, Stock) else config
+        self._engine = VirtualEngine(scheduling, options, step_time)
         self._table = ProcessTable()
-        self._live: dict[str, tuple[_Live, int]] = {}
+        self._live: dict[str, tuple[LiveProgram, int]] = {}
         # (seconds, serial number, program, index of its call): the program may be new.
-        self._coming: list[tuple[float, int, ProgramShape | _Live, int]] = []
+        self._coming: list[tuple[float, int, ProgramShape | LiveProgram, int]] = []
         self._serial = 0
         self._known = 0
         self._outcomes: list[Outcome] = []
@@ -135,7 +99,7 @@ class _Driver:
             _check_fits(program, self._engine.options)
             self._expect(program.arrives_s, program, 0)
 
-    def _expect(self, at_s: float, what: ProgramShape | _Live, index: int) -> None:
+    def _expect(self, at_s: float, what: ProgramShape | LiveProgram, index: int) -> None:
         self._serial += 1
         heapq.heappush(self._coming, (at_s, self._serial, what, index))
 
@@ -143,7 +107,7 @@ class _Driver:
         """Let in whatever is due."""
         while self._coming and self._coming[0][0] <= self._engine.now:
             at_s, _, what, index = heapq.heappop(self._coming)
-            if isinstance(what, _Live):
+            if isinstance(what, LiveProgram):
                 self._emit(what, index)
             else:
                 self._start(what, at_s)
@@ -156,33 +120,16 @@ class _Driver:
             tenant=program.tenant,
             session=program.session,
         )
-        live = _Live(program, row)
-        for index, call in enumerate(program.calls):
-            if not call.after:
-                self._expect(at_s + call.gap_s, live, index)
+        live = LiveProgram(program, row)
+        for index in live.first():
+            self._expect(at_s + program.calls[index].gap_s, live, index)
 
-    def _emit(self, live: _Live, index: int) -> None:
+    def _emit(self, live: LiveProgram, index: int) -> None:
         """What the runtime does when a program calls its model."""
-        row, now = live.row, self._engine.now
-        live.prompts[index] = live.prompt(index)
-        live.path_s[index] = live.path_to(index)
-        call_id = live.call_id(index)
-        call = Call(
-            call_id=call_id,
-            program_id=row.program_id,
-            program_type=row.type,
-            spec=CallSpec(max_tokens=live.program.calls[index].output_tokens, ignore_eos=True),
-            tenant=row.tenant,
-            session=row.session,
-            path_s=live.path_s[index],
-            program_service_s=row.service_s,
-            program_path_s=row.path_s,
-            program_waiting_s=row.waiting_s,
-            node=live.program.calls[index].node,
-            size_hint=live.program.hint_tokens,
-        )
-        self._table.call_arrived(row, call_id, now)
-        self._live[call_id] = live, index
+        priority = 0 if self._stock is None else self._stock.priority(live, index)
+        call = live.emit(index, priority)
+        self._table.call_arrived(live.row, call.call_id, self._engine.now)
+        self._live[call.call_id] = live, index
         self._tell(live, index, ("returned", "answered"))
         self._engine.add(call, live.prompts[index])
 
@@ -194,23 +141,23 @@ class _Driver:
         self._table.call_ended(live.row, call_id, now, live.path_s[index], report)
         for child in live.children(index):
             self._tell(live, child, ("tool", "human"))
-            self._expect(now + live.program.calls[child].gap_s, live, child)
-        if len(live.reports) < len(live.program.calls):
+            self._expect(now + live.shape.calls[child].gap_s, live, child)
+        if not live.ended:
             return False
         self._table.end_program(live.row.program_id)
         self._engine.end_program(live.row.program_id)
         self._outcomes.append(self._outcome(live))
-        self._welcome(self._arrivals.after_end(live.program.program_id, now))
+        self._welcome(self._arrivals.after_end(live.shape.program_id, now))
         return True
 
-    def _tell(self, live: _Live, index: int, what: tuple[str, str]) -> None:
+    def _tell(self, live: LiveProgram, index: int, what: tuple[str, str]) -> None:
         """The tool or the human before a call begins, or is done: the engine is told."""
-        call = live.program.calls[index]
+        call = live.shape.calls[index]
         if call.after and call.gap_s > 0:
             self._engine.boundary(live.row.program_id, what[call.human], call.tool or "tool")
 
-    def _outcome(self, live: _Live) -> Outcome:
-        program, row = live.program, live.row
+    def _outcome(self, live: LiveProgram) -> Outcome:
+        program, row = live.shape, live.row
         return Outcome(
             program_id=program.program_id,
             type=program.type,
@@ -223,6 +170,7 @@ class _Driver:
             waiting_s=row.waiting_s,
             tool_s=sum(call.gap_s for call in program.calls),
             preemptions=row.preemptions,
+            steps=live.engine_steps,
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrt.errors import ConfigError
-from agentrt.workloads.shape import CallShape
+from agentrt.workloads.shape import CallShape, ProgramShape
 
 RAISED = "prompts longer than the scale says, to hold the earlier prompt and output they extend"
 NO_OUTPUT = "calls without output tokens, given one"
@@ -48,6 +48,7 @@ class Replay:
         extends: int | None = None,
         gap_s: float = 0.0,
         human: bool = False,
+        tool: str = "",
     ) -> int:
         """Add a call, given as recorded, and return its index."""
         gap_s *= self._scales.gap
@@ -60,6 +61,7 @@ class Replay:
                 node=node,
                 extends=extends,
                 human=human and gap_s > 0,
+                tool=tool,
             )
         )
         return len(self.calls) - 1
@@ -82,3 +84,21 @@ class Replay:
         if held > scaled:
             self._notes[RAISED] += 1
         return max(held, scaled)
+
+
+def rescaled(program: ProgramShape, scales: Scales, notes: Counter[str]) -> ProgramShape:
+    """A program with its tokens and gaps multiplied, as those of a trace are."""
+    replay = Replay(scales, notes)
+    for call in program.calls:
+        replay.call(
+            call.node,
+            call.prompt_tokens,
+            call.output_tokens,
+            after=call.after,
+            extends=call.extends,
+            gap_s=call.gap_s,
+            human=call.human,
+            tool=call.tool,
+        )
+    system = replay.system_tokens(program.system_tokens)
+    return replace(program, calls=tuple(replay.calls), system_tokens=system)

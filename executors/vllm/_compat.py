@@ -17,20 +17,22 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.async_llm import AsyncLLM
 
 UTILITY = "agentrt"
 """The name under which a client reaches our scheduler: `EngineCore.agentrt(op, argument)`."""
+PROBE = "agentrt_probe"
+"""The name under which a client has any scheduler watched: `EngineCore.agentrt_probe(op)`."""
 
 
 def install_control() -> None:
-    """Let clients call ``scheduler.control(op, argument)`` in the engine core.
+    """Let clients call ``scheduler.control(op, argument)`` in the engine core, and a `Probe`.
 
     vLLM looks utility methods up by name on the engine core when a message arrives, so
     one class attribute, set where the scheduler class is imported, is the whole door.
@@ -39,7 +41,13 @@ def install_control() -> None:
     def agentrt(self: Any, op: str, argument: Any = None) -> Any:
         return self.scheduler.control(op, argument)
 
+    def agentrt_probe(self: Any, op: str) -> Any:
+        from agentrt.executors.vllm.probe import answer
+
+        return answer(self.scheduler, op)
+
     setattr(EngineCore, UTILITY, agentrt)
+    setattr(EngineCore, PROBE, agentrt_probe)
 
 
 def start_reader(llm: AsyncLLM) -> None:
@@ -263,12 +271,14 @@ def extra_args(request: Request) -> dict[str, Any]:
 
 
 __all__ = [
+    "PROBE",
     "UTILITY",
     "AsyncScheduler",
     "FreeKVCacheBlockQueue",
     "KVCacheBlock",
     "Request",
     "RequestQueue",
+    "Scheduler",
     "SchedulerOutput",
     "admitted",
     "all_blocks",

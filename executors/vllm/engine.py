@@ -39,6 +39,7 @@ from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.config import VllmConfig
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -74,7 +75,9 @@ class VLLMEngine:
         self._llm = llm
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
         _start_reader(llm)
-        self._tokenizer = llm.get_tokenizer()
+        # Without one, an engine takes prompts as token ids only.
+        bare = llm.model_config.skip_tokenizer_init
+        self._tokenizer = None if bare else llm.get_tokenizer()
         progress("ready")
 
     def _load(self) -> AsyncLLM:
@@ -89,6 +92,7 @@ class VLLMEngine:
         # Set here, since vLLM ignores it in a call, and refuses it beside a backend of its own
         # choice, which knows it too. A small model fills a JSON value with blanks without end.
         config.structured_outputs_config.disable_any_whitespace = True
+        self._prepare(config)
         try:
             with interrupts_blocked():
                 return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
@@ -97,6 +101,26 @@ class VLLMEngine:
                 f"the engine did not start with model {self.model!r}: {error} "
                 "(run again with --verbose for vLLM's own log)"
             ) from error
+
+    def _prepare(self, config: VllmConfig) -> None:
+        """Change vLLM's settings once more before it starts with them."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that one call may have, prompt and output together."""
+        return int(self._engine().model_config.max_model_len)
+
+    def sizes(self) -> dict[str, Any]:
+        """What a table's head says of a running engine, as vLLM settled it."""
+        config = self._engine().vllm_config
+        return {
+            "max_num_seqs": self.max_num_seqs,
+            "max_model_len": self.max_model_len,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "kv_blocks": config.cache_config.num_gpu_blocks,
+            "block_size": config.cache_config.block_size,
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+        }
 
     def alive(self) -> bool:
         """Whether the engine core is there and well, as far as this process knows."""
@@ -129,7 +153,7 @@ class VLLMEngine:
         params = self._sampling(call, len(prompt["prompt_token_ids"]), stream=stream)
         text, logprobs = "", logprobs_of(call.spec)
         try:
-            outputs = llm.generate(prompt, params, call.call_id)
+            outputs = llm.generate(prompt, params, call.call_id, priority=call.priority)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     piece, news = output.outputs[0].text, logprobs_of(call.spec, output)
@@ -153,6 +177,11 @@ class VLLMEngine:
     def _token_ids(self, spec: CallSpec) -> list[int]:
         if spec.prompt_token_ids is not None:
             return list(spec.prompt_token_ids)
+        if self._tokenizer is None:
+            raise CallRejectedError(
+                f"the engine has no tokenizer for {self.model}: give prompt_token_ids, or leave "
+                "--skip-tokenizer-init out"
+            )
         if spec.messages is None:
             return list(self._tokenizer.encode(spec.prompt or ""))
         try:
@@ -247,6 +276,10 @@ class VLLMEngine:
             await self._engine().engine_core.call_utility_async("agentrt", "record", target)
         except Exception as error:
             raise ConfigError(f"the engine does not record: {error}") from error
+
+    async def probe(self, op: str) -> Any:
+        """``start`` or ``stop`` watching the scheduler: `agentrt.executors.vllm.probe`."""
+        return await self._engine().engine_core.call_utility_async("agentrt_probe", op)
 
     async def forget_prefixes(self) -> None:
         """Empty the prefix cache, so that the next calls find nothing computed."""

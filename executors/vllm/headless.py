@@ -6,17 +6,13 @@ over real blocks and a real prefix cache; each scheduled call simply gets a toke
 
 from __future__ import annotations
 
-import atexit
 import copy
-import json
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrt.executors.vllm.shapes import shape_folder
 from agentrt.executors.vllm.step_time import StepWork
 
 if TYPE_CHECKING:
@@ -31,33 +27,11 @@ TOKEN = 7
 
 
 @cache
-def tiny_model() -> str:
-    """The folder of a two-layer Llama's configuration: enough to configure an engine."""
-    folder = tempfile.mkdtemp(prefix="agentrt-tiny-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": 512,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "torch_dtype": "float32",
-    }
-    Path(folder, "config.json").write_text(json.dumps(config))
-    return folder
-
-
-@cache
 def _base_config() -> VllmConfig:
     from vllm.engine.arg_utils import EngineArgs
 
     args = EngineArgs(
-        model=tiny_model(),
+        model=shape_folder("tiny"),
         skip_tokenizer_init=True,
         load_format="dummy",
         enforce_eager=True,
@@ -130,6 +104,7 @@ def make_request(
     *,
     salt: str | None = None,
     session: str | None = None,
+    priority: int = 0,
     **params: Any,
 ) -> Request:
     """A request as the engine core makes it; ``params`` are vLLM's sampling parameters."""
@@ -143,6 +118,7 @@ def make_request(
         pooling_params=None,
         cache_salt=salt,
         session_id=session,
+        priority=priority,
         block_hasher=_block_hasher(block_size),
     )
 
@@ -199,12 +175,14 @@ class HeadlessEngine:
         prompt: Sequence[int],
         max_tokens: int,
         extra: dict[str, Any] | None = None,
+        priority: int = 0,
     ) -> None:
-        """Submit a call with its prompt's token ids."""
+        """Submit a call with its prompt's token ids. ``priority`` is vLLM's: lower goes first."""
         request = make_request(
             request_id,
             prompt,
             self.scheduler.block_size,
+            priority=priority,
             max_tokens=max_tokens,
             ignore_eos=True,
             extra_args=extra,

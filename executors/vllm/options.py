@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from agentrt.errors import ConfigError, ModelLoadError
+from agentrt.executors.vllm.virtual import StockPolicy
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class EngineOptions:
     ``flags`` are vLLM's own command-line flags, as `vllm serve` takes them; they win
     over what the machine suggests. ``replicas`` engines share the machine's cores.
     ``device_ids`` are the GPUs of this engine, counted among those that are visible; empty
-    leaves the choice to vLLM.
+    leaves the choice to vLLM. With ``stock`` the engine keeps vLLM's own scheduler, under this
+    policy of it.
     """
 
     model: str | None = None
@@ -53,6 +55,7 @@ class EngineOptions:
     verbose: bool = False
     replicas: int = 1
     device_ids: tuple[int, ...] = ()
+    stock: StockPolicy | None = None
 
 
 def prepare_environment(options: EngineOptions) -> None:
@@ -90,13 +93,18 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
         values["device_ids"] = list(options.device_ids)
     values.update(given)
     values["model"] = model
-    values["scheduler_cls"] = SCHEDULER
-    extra = values.get("additional_config") or {}
+    values |= _scheduling(options, values.get("additional_config") or {})
+    return AsyncEngineArgs(**values)
+
+
+def _scheduling(options: EngineOptions, extra: Any) -> dict[str, Any]:
+    """What makes the engine schedule as it should; ``extra`` is the user's additional config."""
+    if options.stock is not None:
+        return {"scheduling_policy": options.stock}
     if not isinstance(extra, Mapping):
         raise ConfigError("vLLM's --additional-config takes a JSON object")
     ours = {**options.scheduler.to_dict(), "embedded": True}
-    values["additional_config"] = {**extra, "agentrt": ours}
-    return AsyncEngineArgs(**values)
+    return {"scheduler_cls": SCHEDULER, "additional_config": {**extra, "agentrt": ours}}
 
 
 def check_model(model: str) -> None:

@@ -1,24 +1,32 @@
 """A virtual engine: vLLM's real scheduling in virtual time, no model.
 
-Our scheduler class over vLLM's real KV-cache manager decides, step by step, what a
-batch holds; prefix caching, chunked prefill, preemption and eviction are vLLM's own. A
-`StepTimeModel` says how long each step would have taken.
+Our scheduler class, or vLLM's own, decides over vLLM's real KV-cache manager, step by
+step, what a batch holds; prefix caching, chunked prefill, preemption and eviction are
+vLLM's. A `StepTimeModel` says how long each step would have taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrt.errors import ConfigError, InvariantError
-from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
+from agentrt.executors.vllm.counts import EngineCounts
+from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler, stock_scheduler
 from agentrt.executors.vllm.identity import attach
 from agentrt.executors.vllm.step_time import StepTimeModel
 from agentrt.request import Call, CallReport
 from agentrt.scheduler.config import SchedulerConfig
 
+if TYPE_CHECKING:
+    from agentrt.executors.vllm.probe import Probe
+
 _STUCK_STEPS = 64
+
+StockPolicy = Literal["fcfs", "priority"]
+"""What vLLM's own scheduler can order its waiting calls by: ``scheduling_policy``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,61 +57,34 @@ class VirtualOptions:
             )
 
 
-@dataclass(slots=True)
-class VirtualCounts:
-    """What an engine did: steps, preemptions, and tokens of its finished calls.
-
-    ``hit_tokens`` of the ``prompt_tokens`` were found in the prefix cache;
-    ``recomputed_tokens`` were computed again after a preemption, ``lost_tokens`` of
-    ``returned_tokens`` when a program came back (`CallReport`).
-    """
-
-    steps: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    recomputed_tokens: int = 0
-    returned_tokens: int = 0
-    lost_tokens: int = 0
-    output_tokens: int = 0
-
-    def add(self, report: CallReport) -> None:
-        """Count a finished call."""
-        self.preemptions += report.preemptions
-        self.prompt_tokens += report.prompt_tokens
-        self.hit_tokens += report.cached_tokens
-        self.recomputed_tokens += report.recomputed_tokens
-        self.returned_tokens += report.returned_tokens
-        self.lost_tokens += report.lost_tokens
-        self.output_tokens += report.output_tokens
-
-
 class VirtualEngine:
     """One engine, driven step by step. Times are seconds of virtual time.
 
-    With policy ``fcfs`` it decides exactly as vLLM without our scheduler.
+    ``scheduling`` is our scheduler's settings, or the policy of vLLM's own scheduler,
+    which then runs as it is. Ours decides exactly as that with policy ``fcfs``.
     """
 
     def __init__(
-        self, config: SchedulerConfig, options: VirtualOptions, step_time: StepTimeModel
+        self,
+        scheduling: SchedulerConfig | StockPolicy,
+        options: VirtualOptions,
+        step_time: StepTimeModel,
     ) -> None:
-        from agentrt.executors.vllm.scheduler import ProgramScheduler
-
         self.options = options
-        self.scheduler = make_scheduler(
-            ProgramScheduler,
-            max_num_seqs=options.max_num_seqs,
-            blocks=options.kv_blocks,
-            block_size=options.block_size,
-            max_model_len=options.max_model_len,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            settings=config.to_dict(),
-        )
-        self.counts = VirtualCounts()
+        self.scheduler = _scheduler(scheduling, options)
+        self.counts = EngineCounts()
         self._empty_steps = 0
         self._engine = HeadlessEngine(
             self.scheduler, options.in_flight, step_time.seconds, output_token
         )
+        self._probe = None if isinstance(scheduling, SchedulerConfig) else self._watch()
+
+    def _watch(self) -> Probe:
+        from agentrt.executors.vllm.probe import Probe
+
+        probe = Probe(self.scheduler, lambda: self.now)
+        probe.attach()
+        return probe
 
     @property
     def now(self) -> float:
@@ -123,7 +104,9 @@ class VirtualEngine:
 
     def add(self, call: Call, prompt: Sequence[int]) -> None:
         """A call arrives now. It generates exactly its ``max_tokens``: see `output_token`."""
-        self._engine.add(call.call_id, prompt, call.spec.max_tokens, attach(call))
+        self._engine.add(
+            call.call_id, prompt, call.spec.max_tokens, attach(call), priority=call.priority
+        )
 
     def step(self) -> dict[str, CallReport]:
         """One engine step. The calls that ended with it. Raises `InvariantError` if stuck."""
@@ -132,18 +115,43 @@ class VirtualEngine:
         self._empty_steps = 0 if step.scheduled or step.finished else self._empty_steps + 1
         if self._empty_steps > _STUCK_STEPS:
             raise InvariantError(f"{len(self._engine.requests)} calls wait and none can run")
-        reports = {call_id: CallReport(**values) for call_id, values in step.reports.items()}
+        reports = {name: self._report(name, step.reports[name]) for name in step.finished}
         for report in reports.values():
             self.counts.add(report)
         return reports
 
+    def _report(self, call_id: str, own: Mapping[str, Any]) -> CallReport:
+        return CallReport(**own) if self._probe is None else self._probe.take(call_id)
+
     def boundary(self, program_id: str, what: str, name: str) -> None:
         """A program began to wait for a tool or a human, or was answered: see `Retainer`."""
-        self.scheduler.control("boundary", [(program_id, what, name)])
+        self._tell("boundary", [(program_id, what, name)])
 
     def end_program(self, program_id: str) -> None:
         """A program ended: the engine forgets it."""
-        self.scheduler.control("end", program_id)
+        self._tell("end", program_id)
+
+    def _tell(self, op: str, argument: Any) -> None:
+        if self._probe is None:  # vLLM's own scheduler knows no programs
+            self.scheduler.control(op, argument)
+
+
+def _scheduler(scheduling: SchedulerConfig | StockPolicy, options: VirtualOptions) -> Any:
+    from agentrt.executors.vllm.scheduler import ProgramScheduler
+
+    cls: Any = stock_scheduler()
+    how: dict[str, Any] = {"policy": scheduling}
+    if isinstance(scheduling, SchedulerConfig):
+        cls, how = ProgramScheduler, {"settings": scheduling.to_dict()}
+    return make_scheduler(
+        cls,
+        max_num_seqs=options.max_num_seqs,
+        blocks=options.kv_blocks,
+        block_size=options.block_size,
+        max_model_len=options.max_model_len,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        **how,
+    )
 
 
 def output_token(call_id: str, index: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from agentrt.bench.cells import as_dicts
 from agentrt.bench.table import markdown
 from agentrt.cli.simulate import tables
 from agentrt.cli.simulate.options import read_policies
@@ -49,7 +50,7 @@ def _tell(
         draw_curves(found, options["plot"], ("mean_s",))
     common = tables.conditions(specs, seeds, OPTIMUM)
     if options["as_json"]:
-        told = {"figure": 20, "settings": common, "cells": tables.as_dicts(found)}
+        told = {"figure": 20, "settings": common, "cells": as_dicts(found)}
         click.echo(json.dumps(told))
         return
     click.echo(

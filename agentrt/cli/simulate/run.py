@@ -137,16 +137,17 @@ def _pressure(options: dict[str, Any]) -> Pressure:
 def _told(
     found: Sequence[Cell], specs: Sequence[RunSpec], seeds: list[int], options: dict[str, Any]
 ) -> str:
+    from agentrt.bench.cells import as_csv, as_dicts
     from agentrt.cli.simulate import tables
 
     setting: Setting = found[0].setting
     common = tables.conditions(specs, seeds, options["baseline"])
     if options["as_json"]:
         complete = sum(len(cell.seeds) for cell in found) == len(specs)
-        told = {"settings": common, "complete": complete, "cells": tables.as_dicts(found)}
+        told = {"settings": common, "complete": complete, "cells": as_dicts(found)}
         return json.dumps(told)
     if options["as_csv"]:
-        return tables.as_csv(found)
+        return as_csv(found)
     what = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
     parts = [f"{what} {tables.in_words(common)}", tables.values_table(found)]
     if len(found) > 1:

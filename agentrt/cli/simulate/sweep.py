@@ -162,6 +162,7 @@ def _write(
     seeds: list[int],
     options: dict[str, Any],
 ) -> None:
+    from agentrt.bench.cells import as_csv, as_dicts
     from agentrt.cli.simulate import tables
 
     common = tables.conditions(specs, seeds, options["baseline"])
@@ -169,11 +170,11 @@ def _write(
     told = {
         "settings": common,
         "complete": sum(len(cell.seeds) for cell in found) == len(specs),
-        "cells": tables.as_dicts(found),
+        "cells": as_dicts(found),
         "sustained": tables.sustained_dicts(answers),
     }
     _put(options["json_path"], f"{json.dumps(told)}\n")
-    _put(options["csv_path"], tables.as_csv(found))
+    _put(options["csv_path"], as_csv(found))
     _put(options["md_path"], f"{text}\n")
     _draw(found, options["plot"])
     if not any(str(options[name]) == "-" for name in ("json_path", "csv_path", "md_path")):

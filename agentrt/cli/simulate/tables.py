@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from agentrt.bench.table import Spread, markdown
+from agentrt.bench.cells import SHARES, ratio, value
+from agentrt.bench.table import markdown
 from agentrt.simulator.compare import MEASURES, Cell, Sustained
 from agentrt.simulator.sweep import RunSpec
 
-SHARES = ("waiting_share", "service_share", "tool_share")
 COMPARED = {
     "mean_s": "mean",
     "p95_s": "P95",
@@ -70,9 +67,7 @@ def _measured_on(times: dict[str, Any]) -> str:
 
 def values_table(cells: Sequence[Cell]) -> str:
     """All measures of all policies under one setting."""
-    rows = [
-        [text, *(_value(cell, measure) for cell in cells)] for measure, text in MEASURES.items()
-    ]
+    rows = [[text, *(value(cell, measure) for cell in cells)] for measure, text in MEASURES.items()]
     return markdown(["", *(cell.policy for cell in cells)], rows)
 
 
@@ -80,7 +75,7 @@ def ratios_table(cells: Sequence[Cell], baseline: str) -> str:
     """The other policies' measures over the baseline's."""
     cells = [cell for cell in cells if cell.policy != baseline]
     rows = [
-        [text, *(_ratio(cell, measure) for cell in cells)]
+        [text, *(ratio(cell, measure) for cell in cells)]
         for measure, text in MEASURES.items()
         if measure not in SHARES
     ]
@@ -101,8 +96,8 @@ def sweep_table(cells: Sequence[Cell], baseline: str) -> str:
             cell.setting.source.name,
             cell.setting.label,
             cell.policy,
-            _value(cell, first),
-            *(_ratio(cell, measure) for measure in measures),
+            value(cell, first),
+            *(ratio(cell, measure) for measure in measures),
         ]
         for cell in cells
     ]
@@ -125,46 +120,7 @@ def sustained_table(answers: Sequence[Sustained], baseline: str) -> str:
     return markdown(head, rows)
 
 
-def _value(cell: Cell, measure: str) -> str:
-    values = cell.values(measure)
-    spread = Spread.of([100 * v for v in values] if measure in SHARES else values)
-    unit = "%" if measure in SHARES else ""
-    median = _digits(spread.median)
-    if len(values) == 1:
-        return f"{median}{unit}"
-    return f"{median}{unit} ({_digits(spread.least)}-{_digits(spread.most)})"
-
-
-def _ratio(cell: Cell, measure: str) -> str:
-    ratios = cell.ratios(measure)
-    if not ratios:
-        return "-"
-    return str(Spread.of(ratios)) if len(ratios) > 1 else f"{ratios[0]:.2f}"
-
-
-def _digits(value: float) -> str:
-    """Three digits that count, or all before the point."""
-    if not math.isfinite(value):
-        return str(value)
-    return f"{value:.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"
-
-
 # -- for programs ----------------------------------------------------------------------
-
-
-def as_dicts(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Each cell as JSON-able values."""
-    return [
-        {
-            "workload": cell.setting.source.name,
-            "arrivals": str(cell.setting.pressure),
-            "policy": cell.policy,
-            "seeds": cell.seeds,
-            "programs": next(iter(cell.summaries.values())).programs,
-            "measures": {measure: _measured(cell, measure) for measure in MEASURES},
-        }
-        for cell in cells
-    ]
 
 
 def sustained_dicts(answers: Sequence[Sustained]) -> list[dict[str, Any]]:
@@ -180,31 +136,3 @@ def sustained_dicts(answers: Sequence[Sustained]) -> list[dict[str, Any]]:
         }
         for answer in answers
     ]
-
-
-def as_csv(cells: Sequence[Cell]) -> str:
-    """A line per cell and measure, with a head."""
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    names = ("workload", "arrivals", "policy", "programs", "seeds")
-    kinds = ("median", "min", "max", "ratio", "ratio_min", "ratio_max")
-    out.writerow([*names, "measure", *kinds])
-    for cell in as_dicts(cells):
-        cell["seeds"] = len(cell["seeds"])
-        for measure, found in cell["measures"].items():
-            out.writerow([*(cell[n] for n in names), measure, *(found[k] for k in kinds)])
-    return text.getvalue()
-
-
-def _measured(cell: Cell, measure: str) -> dict[str, float | None]:
-    spread = Spread.of(cell.values(measure))
-    ratios = cell.ratios(measure)
-    ratio = Spread.of(ratios) if ratios else None
-    return {
-        "median": spread.median,
-        "min": spread.least,
-        "max": spread.most,
-        "ratio": ratio.median if ratio else None,
-        "ratio_min": ratio.least if ratio else None,
-        "ratio_max": ratio.most if ratio else None,
-    }

@@ -1,0 +1,199 @@
+"""An account of every call, kept by watching a scheduler from outside, whichever class it is.
+
+vLLM's own scheduler says little of a call and nothing of its CPU time. A `Probe` stands in
+front of a scheduler's methods while it is on, and decides nothing. One instrument for
+vLLM's scheduler and for ours makes their figures comparable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import InvariantError
+from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm.identity import identify
+from agentrt.request import CallReport
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+_WATCHED = ("add_request", "schedule", "update_from_output", "_preempt_request")
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """One request, and what was seen of it; `CallReport` says what the figures are."""
+
+    name: str
+    request: _compat.Request
+    arrived_step: int
+    waiting_since: float
+    finished_step: int = 0
+    service_s: float = 0.0
+    waiting_s: float = 0.0
+    steps: int = 0
+    cached_tokens: int | None = None
+    computed_at_stop: int = 0
+    recomputed_tokens: int = 0
+
+    def began(self, cached: int, now: float) -> None:
+        """It was admitted, for the first time or again, with so many tokens in place."""
+        self.waiting_s += now - self.waiting_since
+        if self.cached_tokens is None:
+            self.cached_tokens = min(cached, self.request.num_prompt_tokens)
+        else:
+            self.recomputed_tokens += max(0, self.computed_at_stop - cached)
+
+    def report(self) -> CallReport:
+        """The account as it stands."""
+        request = self.request
+        return CallReport(
+            service_s=self.service_s,
+            waiting_s=self.waiting_s,
+            preemptions=request.num_preemptions,
+            steps=self.steps,
+            arrived_step=self.arrived_step,
+            finished_step=self.finished_step,
+            prompt_tokens=request.num_prompt_tokens,
+            output_tokens=len(request.output_token_ids),
+            cached_tokens=self.cached_tokens or 0,
+            recomputed_tokens=self.recomputed_tokens,
+        )
+
+
+class Probe:
+    """Watches ``scheduler`` from `attach` to `detach`. Times are ``clock``'s, in seconds.
+
+    ``cpu_ns`` is the CPU time of the calling thread inside ``schedule`` and
+    ``update_from_output``, over ``steps`` steps.
+    """
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._calls: dict[str, _Watched] = {}
+        self._reports: dict[str, CallReport] = {}
+        self._dispatched: dict[int, float] = {}
+        self._last_update = 0.0
+        self.steps = 0
+        self.cpu_ns = 0
+
+    def attach(self) -> None:
+        """Begin. Calls that are there already are not seen."""
+        stands = (self._adding, self._scheduling, self._updating, self._preempting)
+        for name, stand in zip(_WATCHED, stands, strict=True):
+            # A method looked up on the instance hides the class's; deleted, it is back.
+            setattr(self._scheduler, name, stand(getattr(self._scheduler, name)))
+
+    def detach(self) -> None:
+        """End, and leave the scheduler as it was."""
+        for name in _WATCHED:
+            delattr(self._scheduler, name)
+
+    def take(self, call_id: str) -> CallReport:
+        """The account of a call that finished, by the name that its client gave it, once."""
+        return self._reports.pop(call_id)
+
+    def result(self) -> dict[str, Any]:
+        """All finished accounts and the CPU time as plain values, for another process."""
+        return {
+            "calls": {name: asdict(report) for name, report in self._reports.items()},
+            "steps": self.steps,
+            "cpu_us": self.cpu_ns / 1000,
+        }
+
+    # -- standing in front -------------------------------------------------------------
+
+    def _adding(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def add(request: _compat.Request, *args: Any, **kwargs: Any) -> Any:
+            name = request.request_id
+            own = identify(name, _compat.extra_args(request), None).call_id or name
+            self._calls[name] = _Watched(own, request, self.steps, self._clock())
+            return method(request, *args, **kwargs)
+
+        return add
+
+    def _scheduling(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def schedule(*args: Any, **kwargs: Any) -> Any:
+            now = self._clock()
+            began = time.thread_time_ns()
+            output = method(*args, **kwargs)
+            self.cpu_ns += time.thread_time_ns() - began
+            if output.num_scheduled_tokens:
+                self._began(output, now)
+                self._dispatched[id(output)] = self._clock()
+            return output
+
+        return schedule
+
+    def _updating(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def update(output: _compat.SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+            dispatched = self._dispatched.pop(id(output), None)
+            if dispatched is not None:
+                self._charge(output, dispatched)
+            began = time.thread_time_ns()
+            result = method(output, *args, **kwargs)
+            self.cpu_ns += time.thread_time_ns() - began
+            self._end(result)
+            return result
+
+        return update
+
+    def _preempting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def preempt(request: _compat.Request, *args: Any, **kwargs: Any) -> Any:
+            watched = self._calls.get(request.request_id)
+            if watched is not None:
+                watched.waiting_since = self._clock()
+                watched.computed_at_stop = request.num_computed_tokens
+            return method(request, *args, **kwargs)
+
+        return preempt
+
+    # -- the account -------------------------------------------------------------------
+
+    def _began(self, output: _compat.SchedulerOutput, now: float) -> None:
+        computed = _compat.computed_before(output)
+        for name in _compat.admitted(output):
+            watched = self._calls.get(name)
+            if watched is not None:
+                watched.began(computed[name], now)
+
+    def _charge(self, output: _compat.SchedulerOutput, dispatched: float) -> None:
+        """A step's time goes to every call in it; with steps in flight, none goes twice."""
+        now = self._clock()
+        seconds = now - max(dispatched, self._last_update)
+        self._last_update = now
+        self.steps += 1
+        for name in output.num_scheduled_tokens:
+            watched = self._calls.get(name)
+            if watched is not None:
+                watched.service_s += seconds
+                watched.steps += 1
+                watched.finished_step = self.steps
+
+    def _end(self, outputs: Mapping[int, Any]) -> None:
+        """Keep the accounts of the requests that finished, and let go of the requests."""
+        for one in (one for engine in outputs.values() for one in engine.outputs):
+            watched = self._calls.pop(one.request_id, None) if one.finished else None
+            if watched is not None:
+                self._reports[watched.name] = watched.report()
+
+
+_on: dict[int, Probe] = {}  # by the scheduler's id; an engine core has one
+
+
+def answer(scheduler: Scheduler, op: str) -> Any:
+    """A client's message: ``start`` watching anew, or ``stop``, which gives the result."""
+    probe = _on.pop(id(scheduler), None)
+    if probe is not None:
+        probe.detach()
+    if op == "start":
+        _on[id(scheduler)] = probe = Probe(scheduler)
+        probe.attach()
+        return None
+    if op != "stop" or probe is None:
+        raise InvariantError(f"{op!r}: nothing is watched")
+    return probe.result()

@@ -1,0 +1,95 @@
+"""Real engines with vLLM's own scheduler and with ours: same work, one instrument.
+
+The model has the shape `tiny`, and its weights are made up. Nothing looks at a wall clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from agentrt.bench.policies.plan import contenders
+from agentrt.bench.policies.real import RealBench
+from agentrt.errors import CallRejectedError, ConfigError
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.vllm.shapes import FLAGS, shape_folder
+from agentrt.executors.vllm.stock import StockEngine
+from agentrt.request import Call, CallSpec
+from agentrt.scheduler import SchedulerConfig
+from agentrt.simulator.pressure import Pressure
+from agentrt.simulator.sweep import Source
+from agentrt.workloads.cut import Cut
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.engine
+
+ENGINE = EngineOptions(shape_folder("tiny"), 2, flags=(*FLAGS, "--max-model-len", "512"))
+SOURCE = Source("lats", None, 0.2, 0.1, 0.0, Cut(calls=12))
+RESTLESS = SchedulerConfig(
+    policy="atlas", quanta=(0.001, 0.01), min_residency_steps=0, min_remaining_tokens=0
+)
+
+
+async def test_stock_and_ours_do_the_same_work_under_one_probe() -> None:
+    """1. vLLM's priority policy. 2. Our scheduler. Each with four programs on two slots."""
+    opened: list[VLLMEngine] = []
+
+    @asynccontextmanager
+    async def started(engine: VLLMEngine) -> AsyncIterator[None]:
+        await engine.start(lambda message: None)
+        opened.append(engine)
+        try:
+            await look(engine)
+            yield
+        finally:
+            await engine.close()
+
+    _, path, atlas = contenders(["priority-path", "atlas"], ["lru"], RESTLESS)
+    told: list[str] = []
+    bench = RealBench(
+        ENGINE,
+        SOURCE,
+        [Pressure("at-once")],
+        4,
+        [path, atlas],
+        [0],
+        started,
+        lambda done, what: told.append(what),
+    )
+    await bench.run()
+    assert [type(engine) for engine in opened] == [StockEngine, VLLMEngine]
+    assert [result.spec.policy for result in bench.results] == ["priority-path", "atlas"]
+    stock, ours = (result.summary for result in bench.results)
+    assert (stock.programs, ours.programs) == (4, 4)
+    assert stock.preemptions == 0, "memory is ample, and vLLM preempts for nothing else"
+    assert ours.preemptions > 0
+    for one in (stock, ours):
+        assert 0 < one.waiting_share < 1
+        assert one.mean_steps is not None
+        assert one.mean_steps > 20, "twelve calls, two at a time, take their steps"
+        assert one.cpu_us is not None
+        assert one.cpu_us > 0
+        assert one.prefix_hit_share is not None
+        assert one.prefix_hit_share > 0.2, "calls extend each other's prompts"
+    assert told[1].endswith("priority-path")
+
+
+async def look(engine: VLLMEngine) -> None:
+    """What the engine is, and what it refuses."""
+    config = engine._engine().vllm_config.scheduler_config
+    if isinstance(engine, StockEngine):
+        assert config.policy == "priority"
+        from vllm.v1.core.sched import async_scheduler, scheduler
+
+        assert config.get_scheduler_cls() in (async_scheduler.AsyncScheduler, scheduler.Scheduler)
+        with pytest.raises(ConfigError, match="no settings of ours"):
+            await engine.configure(SchedulerConfig())
+    sizes = engine.sizes()
+    assert (sizes["max_num_seqs"], sizes["max_model_len"]) == (2, 512)
+    assert sizes["kv_blocks"] > 0
+    with pytest.raises(CallRejectedError, match="no tokenizer"):
+        async for _ in engine.generate(Call("a", "a", "t", CallSpec(prompt="words")), stream=False):
+            pass

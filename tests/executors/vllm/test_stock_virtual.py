@@ -1,0 +1,98 @@
+"""vLLM's own scheduler in virtual time: it is vLLM's, our fcfs equals it, its priorities count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from agentrt.errors import InvariantError
+from agentrt.executors.vllm import own_classes
+from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler, stock_scheduler
+from agentrt.executors.vllm.probe import Probe, answer
+from agentrt.executors.vllm.step_time import StepTimeModel
+from agentrt.executors.vllm.virtual import VirtualEngine, VirtualOptions
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.simulator.stock import Stock
+from agentrt.simulator.virtual import run_virtual
+from agentrt.workloads.arrivals import poisson
+from agentrt.workloads.cut import Cut
+from agentrt.workloads.generate import generate
+from agentrt.workloads.shape import CallShape, ProgramShape
+
+pytestmark = pytest.mark.engine
+
+SECOND = StepTimeModel(1.0, 0.0, 0.0, 0.0)
+"""Every step takes a second, so that times are counts of steps."""
+SMALL = VirtualOptions(max_num_seqs=4, kv_blocks=78, max_num_batched_tokens=256, max_model_len=1200)
+
+
+def agents(count: int) -> list[ProgramShape]:
+    programs = [Cut(6, 1200).of(program) for program in generate("react", count, 1)]
+    return poisson(programs, 0.05, 1)
+
+
+def test_the_stock_scheduler_is_vllms_own_class() -> None:
+    engine = VirtualEngine("fcfs", SMALL, SECOND)
+    assert type(engine.scheduler) is AsyncScheduler
+    assert own_classes.AsyncScheduler is AsyncScheduler
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_our_fcfs_decides_as_stock_and_both_instruments_agree(in_flight: int) -> None:
+    """The probe watches vLLM's scheduler, ours keeps its own account: all of it is equal."""
+    options = replace(SMALL, in_flight=in_flight)
+    stock = run_virtual(agents(12), Stock(), engine=options, step_time=SECOND)
+    ours = run_virtual(agents(12), SchedulerConfig(policy="fcfs"), engine=options, step_time=SECOND)
+    assert stock.outcomes == ours.outcomes
+    told_by_ours = {"returned_tokens": 0, "lost_tokens": 0}
+    assert stock.counts == replace(ours.counts, **told_by_ours)
+    assert stock.counts.preemptions > 0, "memory is short, so that more than order is compared"
+    assert 0 < stock.counts.hit_tokens < stock.counts.prompt_tokens
+    assert stock.counts.recomputed_tokens > 0
+
+
+def chain(name: str, calls: int, arrives_s: float) -> ProgramShape:
+    shapes = [CallShape(10, 20)]
+    shapes += [CallShape(10, 20, after=(i - 1,)) for i in range(1, calls)]
+    return ProgramShape(name, "t", tuple(shapes), arrives_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("stock", "old"), ("priority-service", "new"), ("priority-path", "new")]
+)
+def test_a_program_that_was_served_less_passes_by_its_priority(name: str, first: str) -> None:
+    """1. One slot; two old programs take turns. 2. A new one comes: stock has it wait each time."""
+    one = replace(SMALL, max_num_seqs=1)
+    programs = [chain("old", 4, 0.0), chain("other", 4, 0.0), chain("new", 3, 15.0)]
+    run = run_virtual(programs, Stock.named(name), engine=one, step_time=SECOND)
+    order = [outcome.program_id for outcome in run.outcomes]
+    assert order[0] == first
+
+
+def test_a_probe_leaves_the_scheduler_as_it_was() -> None:
+    scheduler = make_scheduler(stock_scheduler(), max_num_seqs=2, blocks=40)
+    before = dict(vars(scheduler))
+    assert answer(scheduler, "start") is None
+    engine = HeadlessEngine(scheduler)
+    engine.add("a", range(40), 5, {"agentrt": {"program_id": "p", "call_id": "mine"}})
+    engine.run()
+    seen = answer(scheduler, "stop")
+    assert vars(scheduler).keys() == before.keys()
+    assert seen["steps"] == 5
+    assert seen["cpu_us"] > 0
+    assert seen["calls"]["mine"]["output_tokens"] == 5
+    with pytest.raises(InvariantError, match="nothing is watched"):
+        answer(scheduler, "stop")
+
+
+def test_a_call_that_was_there_before_the_probe_is_not_counted() -> None:
+    scheduler = make_scheduler(stock_scheduler(), max_num_seqs=2, blocks=40)
+    engine = HeadlessEngine(scheduler)
+    engine.add("early", range(40), 5)
+    engine.step()
+    probe = Probe(scheduler)
+    probe.attach()
+    engine.run()
+    assert probe.result()["calls"] == {}
