@@ -31,6 +31,8 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
     _on: list[Context | None]
     _used: list[float]
     _shelves: dict[Context, FreeKVCacheBlockQueue]
+    _asked: tuple[float, int, int] | None
+    _worth: bool
 
     @classmethod
     def adopt(
@@ -44,6 +46,7 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
         queue.gave_way = queue._shelved = 0
         queue._owner, queue._on = [None] * blocks, [None] * blocks
         queue._used, queue._shelves = [0.0] * blocks, {}
+        queue._asked, queue._worth = None, False
         return queue
 
     def leave(self) -> None:
@@ -71,6 +74,7 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
 
     def changed(self, context: Context) -> None:
         """Something happened to a context: it stands elsewhere, or its blocks are released."""
+        self._asked = None
         if context.released:
             self.release(context)
         elif context in self._shelves:
@@ -102,8 +106,13 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
 
     def worth_waiting_for(self) -> bool:
         """Whether even the context that is worth the least is expected back soon."""
-        least = self.ranking.first(self.now)
-        return least is not None and self.retention.expects(least, self.now)
+        # Many calls may ask in one step: between changes of the free blocks, once is enough.
+        state = (self.now, self.num_free_blocks, self._shelved)
+        if self._asked != state:
+            least = self.ranking.first(self.now)
+            self._worth = least is not None and self.retention.expects(least, self.now)
+            self._asked = state
+        return self._worth
 
     # -- vLLM's own operations ---------------------------------------------------------
 
