@@ -160,7 +160,10 @@ def table(results: Results) -> str:
 
 
 def ratios(results: Results) -> list[dict[str, object]]:
-    """The medians of the table and the runs behind them, for a program to read; a ratio to no loss at all is None."""
+    """The medians of the table and the runs behind them, for a program to read.
+
+    A ratio to what there is none of is None.
+    """
     found: list[dict[str, object]] = []
     for (blocks, retention), mine in results.items():
         entry: dict[str, object] = {

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from random import Random
 from typing import Any
 
 from agentrt.bench.retention import Ended
+from agentrt.errors import ConfigError
 from agentrt.program import Context, Program, node
 from agentrt.request import ToolCall
 from agentrt.runtime import Runtime
@@ -77,9 +79,14 @@ class BfclProgram:
         return Program(bfcl, TYPE)
 
 
-def drawn(count: int, rate: float, seed: int, gap_scale: float, decide: str) -> list[BfclProgram]:
-    """``count`` tasks, drawn without return, that arrive at ``rate`` a second."""
-    tasks = {task.task_id: task for task in _sample(count, seed)}
+def drawn(
+    count: int, calls: int, rate: float, seed: int, gap_scale: float, decide: str = "replay"
+) -> list[BfclProgram]:
+    """``count`` tasks, drawn without return, that arrive at ``rate`` a second.
+
+    Of each come the first turns that have at most so many ``calls`` of the engine together.
+    """
+    tasks = {task.task_id: task for task in _sample(count, calls, seed)}
     arriving = poisson([_shape(task, seed, gap_scale) for task in tasks.values()], rate, seed)
     return [
         BfclProgram(tasks[one.program_id], one.arrives_s, seed, gap_scale, decide)
@@ -87,15 +94,24 @@ def drawn(count: int, rate: float, seed: int, gap_scale: float, decide: str) -> 
     ]
 
 
-def shapes(count: int, rate: float, seed: int, gap_scale: float) -> list[ProgramShape]:
+def shapes(count: int, calls: int, rate: float, seed: int, gap_scale: float) -> list[ProgramShape]:
     """The same programs as shapes, for virtual time: their tools are run once, here."""
-    tasks = _sample(count, seed)
+    tasks = _sample(count, calls, seed)
     return poisson([_shape(task, seed, gap_scale) for task in tasks], rate, seed)
 
 
-def _sample(count: int, seed: int) -> list[Task]:
+def _sample(count: int, calls: int, seed: int) -> list[Task]:
     tasks = read_tasks()
-    return Random(f"bfcl/{seed}").sample(tasks, min(count, len(tasks)))
+    if count > len(tasks):
+        raise ConfigError(f"BFCL has {len(tasks)} tasks of this kind, not {count} programs")
+    return [_cut(task, calls) for task in Random(f"bfcl/{seed}").sample(tasks, count)]
+
+
+def _cut(task: Task, calls: int) -> Task:
+    """The first turns, one at least, with at most so many calls: one a tool, and an answer."""
+    sums = list(accumulate(len(turn.calls) + 1 for turn in task.turns))
+    turns = max(1, sum(1 for total in sums if total <= calls))
+    return replace(task, turns=task.turns[:turns])
 
 
 def _shape(task: Task, seed: int, gap_scale: float) -> ProgramShape:

@@ -68,7 +68,8 @@ def _instance(name: str, scenario: dict[str, Any]) -> Any:
         module = importlib.import_module(known.CLASS_FILE_PATH_MAPPING[name])
     except ImportError as error:
         raise ConfigError(
-            f"BFCL's tools {name} need {error.name}, which is not installed: pip install {error.name}"
+            f"BFCL's tools {name} need {error.name}, which is not installed: "
+            f"pip install {error.name}"
         ) from error
     api = getattr(module, name)()
     if name not in known.STATELESS_CLASSES:

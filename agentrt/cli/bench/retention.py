@@ -104,7 +104,7 @@ def _shapes(options: dict[str, Any]) -> list[list[ProgramShape]]:
     count, calls, rate = options["programs"], options["calls"], options["rate"]
     seeds, gap_scale = _seeds(options), options["gap_scale"]
     if options["workload"] == "bfcl":
-        return [retention_bfcl.shapes(count, rate, seed, gap_scale) for seed in seeds]
+        return [retention_bfcl.shapes(count, calls, rate, seed, gap_scale) for seed in seeds]
     if options["trace"] is None:
         return [agents(count, calls, rate, one, gap_scale) for one in seeds]
     scale = options["context_scale"]
@@ -124,8 +124,9 @@ def _programs(options: dict[str, Any]) -> list[list[RealProgram]]:
 
     if options["workload"] != "bfcl":
         return [[ShapeProgram(one) for one in programs] for programs in _shapes(options)]
-    count, rate, scale = options["programs"], options["rate"], options["gap_scale"]
-    return [[*drawn(count, rate, seed, scale, options["decide"])] for seed in _seeds(options)]
+    count, calls, rate = options["programs"], options["calls"], options["rate"]
+    scale, decide = options["gap_scale"], options["decide"]
+    return [[*drawn(count, calls, rate, seed, scale, decide)] for seed in _seeds(options)]
 
 
 def _virtual(blocks: Sequence[int], names: Sequence[str], options: dict[str, Any]) -> Results:
@@ -191,7 +192,9 @@ async def _on_engine(
             at = (options["seed"] + repeat) % len(names)
             for name in [*names[at:], *names[:at]]:
                 _note(f"{blocks} blocks, repeat {repeat + 1} of {len(repeats)}: {name}")
-                results.setdefault((blocks, name), []).append(await run(programs, name))
+                result = await run(programs, name)
+                _note(f"a mean of {result.mean_s:.0f} s; {result.lost_tokens} tokens lost")
+                results.setdefault((blocks, name), []).append(result)
     finally:
         await runtime.close()
     return results

@@ -118,5 +118,5 @@ def _bin(seconds: float) -> int:
     return min(_BINS - 1, math.ceil(2.0 * math.log2(seconds / SHORTEST_S)))
 
 
-_MIDDLES = (SHORTEST_S, *(SHORTEST_S * 2.0 ** ((bin - 0.5) / 2.0) for bin in range(1, _BINS)))
+_MIDDLES = (SHORTEST_S, *(SHORTEST_S * 2.0 ** ((n - 0.5) / 2.0) for n in range(1, _BINS)))
 """The middle of each bin, as a ratio, in seconds."""
