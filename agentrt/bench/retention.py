@@ -2,8 +2,9 @@
 
 The same programs arrive at the same times over the same KV cache, under each retention in
 turn. *Lost* tokens had been computed for a program's earlier calls and were not in the cache
-when it came back. In virtual time vLLM's real scheduler and KV-cache manager decide, and a
-step takes what the step-time model says; `agentrt.bench.retention_real` takes a real engine.
+when it came back from a tool; after a human's answer none are counted. In virtual time vLLM's
+real scheduler and KV-cache manager decide, and a step takes what the step-time model says;
+`agentrt.bench.retention_real` takes a real engine.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ TOOLS = {"search": Tool(2.0, 0.5, 6), "shell": Tool(6.0, 0.8, 3), "build": Tool(
 class Ended:
     """One program's end: its latency in seconds and in engine steps, and its calls' tokens.
 
-    ``prefill_tokens`` of prompts were computed, for whatever reason.
+    ``prefill_tokens`` of prompts were computed, for whatever reason. Returned and lost are
+    counted at a tool's return, or between two calls, and not after a human's answer.
     """
 
     latency_s: float
@@ -120,11 +122,11 @@ def virtual(options: VirtualOptions, step_time: StepTimeModel, policy: str) -> R
         engine = replace(options, kv_blocks=blocks)
         ran = run_virtual(programs, config, engine=engine, step_time=step_time)
         result = Result.of([Ended(one.ended_s - one.arrived_s) for one in ran.outcomes])
-        counts = ran.counts
+        counts, humans = ran.counts, ran.after_humans
         return replace(
             result,
-            returned_tokens=counts.returned_tokens,
-            lost_tokens=counts.lost_tokens,
+            returned_tokens=counts.returned_tokens - humans.returned_tokens,
+            lost_tokens=counts.lost_tokens - humans.lost_tokens,
             preemptions=counts.preemptions,
             prefill_tokens=counts.prompt_tokens - counts.hit_tokens + counts.recomputed_tokens,
         )

@@ -82,11 +82,11 @@ class ShapeProgram:
         reports = await walk.to_end()
         latency_s = clock() - started
         await engine_of(runtime).end_program(walk.name)
-        return ended(latency_s, reports)
+        return ended(latency_s, reports, walk.at_tools(reports))
 
 
-def ended(latency_s: float, reports: Sequence[CallReport]) -> Ended:
-    """A program's end, from the reports of its calls."""
+def ended(latency_s: float, reports: Sequence[CallReport], at_tools: Sequence[CallReport]) -> Ended:
+    """A program's end, from the reports of its calls, and of those that followed no human."""
     first = min(report.arrived_step for report in reports)
     return Ended(
         latency_s=latency_s,
@@ -94,8 +94,8 @@ def ended(latency_s: float, reports: Sequence[CallReport]) -> Ended:
         prefill_tokens=sum(
             one.prompt_tokens - one.cached_tokens + one.recomputed_tokens for one in reports
         ),
-        returned_tokens=sum(one.returned_tokens for one in reports),
-        lost_tokens=sum(one.lost_tokens for one in reports),
+        returned_tokens=sum(one.returned_tokens for one in at_tools),
+        lost_tokens=sum(one.lost_tokens for one in at_tools),
         preemptions=sum(one.preemptions for one in reports),
     )
 
@@ -116,6 +116,11 @@ class _Walk:
                 before = [tasks[parent] for parent in shape.after]
                 tasks.append(group.create_task(self._after(before, index)))
         return [task.result() for task in tasks]
+
+    def at_tools(self, reports: Sequence[CallReport]) -> list[CallReport]:
+        """The reports of the calls that came after no human."""
+        pairs = zip(self.shape.calls, reports, strict=True)
+        return [report for shape, report in pairs if not shape.human]
 
     async def _after(self, before: Sequence[asyncio.Task[CallReport]], index: int) -> CallReport:
         for task in before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,22 @@ async def test_branches_of_a_real_run_wait_for_their_parents_alone() -> None:
     branch = CallShape(2, 5, after=(0,))
     join = CallShape(1, 30, after=(1, 2), extends=1)
     run = RealRun(Runtime(engine), SchedulerConfig(policy="fcfs"))
-    await run([ShapeProgram(ProgramShape("p", "t", (CHAIN[0], human, branch, join)))], "lru")
+    program = ShapeProgram(ProgramShape("p", "t", (CHAIN[0], human, branch, join)))
+    result = await run([program], "lru")
     assert engine.told == ["lru", "forget", "human", "answered", "end"]
     assert engine.prompts == [10, 5, 12, 30]
+    assert (result.returned_tokens, result.lost_tokens) == (3 * 8, 3 * 2), "not at the human's"
+
+
+@pytest.mark.engine
+def test_tokens_lost_after_a_human_are_counted_apart() -> None:
+    """1. Two programs of 60 blocks of 16 tokens do not fit into 99. 2. One waits for a human,
+    and one for a tool, while the other runs: both lose something, and the tool's counts."""
+    after = CallShape(1, 960, after=(0,), extends=0, gap_s=5.0)
+    tool, human = (
+        [ProgramShape(name, "t", (CallShape(1, 950), after)) for name in ("a", "b")]
+        for after in (after, replace(after, human=True))
+    )
+    run = virtual(VirtualOptions(1, 100, 16, 512, 1500), SMALL_CPU, "fcfs")
+    assert run(tool, 100, "lru").lost_tokens > 0
+    assert run(human, 100, "lru").lost_tokens == 0

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from agentrt.errors import ConfigError
 from agentrt.request import ToolCall
