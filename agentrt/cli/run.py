@@ -113,7 +113,7 @@ it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
     metavar="FILE",
     cls=RunOption,
     group="Scheduling",
-    help="Keep what --policy adaptive learns in this file, over runs.",
+    help="Keep what --policy adaptive and --retention cost learn in this file, over runs.",
 )
 @click.option(
     "--retention",
@@ -202,7 +202,7 @@ def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> Any:
     if options["beta"] is not None:
         settings["beta"] = options["beta"]
     if options["history"] is not None:
-        settings["history"] = _history(options["history"], options["policy"])
+        settings["history"] = _history(options["history"], options)
     model = options["model"]
     if model is not None:
         if not model.strip():
@@ -218,12 +218,16 @@ def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> Any:
     )
 
 
-def _history(path: Path, policy: str) -> str:
+def _history(path: Path, options: dict[str, Any]) -> str:
     from agentrt.errors import UsageError
     from agentrt.executors.vllm.memory import read
 
-    if policy != "adaptive":
-        raise UsageError(f"--history is for --policy adaptive; {policy} learns nothing")
+    policy, retention = options["policy"], options["retention"]
+    if policy != "adaptive" and retention != "cost":
+        raise UsageError(
+            f"--history is for --policy adaptive and --retention cost; {policy} learns nothing, "
+            f"and {retention} does not either"
+        )
     read(path)
     return str(path.resolve())
 

@@ -128,7 +128,7 @@ def test_target(
         (["--replicas", "2", "--router", "x"], ["no router 'x'", "agentix, least-used"]),
         (["--replicas", "2", *ADAPTIVE, "new.json"], ["leave it out with --replicas"]),
         (["--history", "new.json"], ["--history is for --policy adaptive", "atlas learns nothing"]),
-        (["--policy", "plas", "--history", "new.json"], ["plas learns nothing"]),
+        (["--policy", "plas", "--history", "new.json"], ["plas learns nothing", "and lru"]),
         ([*ADAPTIVE, "bad.json"], ["bad.json", "name a file that agentrt wrote"]),
         ([*ADAPTIVE, "bytes.txt"], ["bytes.txt", "name a file that agentrt wrote"]),
         ([*ADAPTIVE, "old.json"], ["old.json", "version 0, not 1"]),

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from agentrt.errors import ConfigError
 
 SHORTEST_S = 0.05
 """Seconds below which gaps are not told apart."""
@@ -49,9 +53,14 @@ class _File:
     seconds: list[float] = field(default_factory=lambda: [0.0] * (_BINS + 1))
     count: float = 0.0
 
+    @property
+    def counts(self) -> tuple[list[float], ...]:
+        """All that is counted by bin."""
+        return self.back, self.gone, self.seconds
+
     def add(self, seconds: float, *, returned: bool) -> None:
         if self.count >= _MEMORY:
-            for counts in (self.back, self.gone, self.seconds):
+            for counts in self.counts:
                 counts[:] = [value / 2 for value in counts]
             self.count /= 2
         last = _bin(seconds)
@@ -102,6 +111,21 @@ class Gaps:
                 outlook = file.refine(outlook, elapsed, first)
         return outlook
 
+    def to_rows(self) -> list[list[Any]]:
+        """As JSON-able values: what survives a restart."""
+        return [
+            [*kind, file.count, *(_trimmed(counts) for counts in file.counts)]
+            for kind, file in self._files.items()
+        ]
+
+    def load(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Take over what `to_rows` gave. Raises `ConfigError` for anything else."""
+        try:
+            files = {(_word(a), _word(b), _word(c)): _file_of(*rest) for a, b, c, *rest in rows}
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"these are not learned gaps: {error!r}") from error
+        self._files = OrderedDict(list(files.items())[-_KINDS:])
+
     def _file(self, kind: Kind) -> _File:
         file = self._files.get(kind)
         if file is None:
@@ -110,6 +134,33 @@ class Gaps:
                 self._files.popitem(last=False)
         self._files.move_to_end(kind)
         return file
+
+
+def _trimmed(counts: list[float]) -> list[float]:
+    """Without the zeros at the end: the longest bins are mostly empty."""
+    return [value for value in counts if value]
+
+
+def _file_of(count: Any, *counts: Any) -> _File:
+    """A file from its row. Raises `ValueError` or `TypeError` for what cannot be one."""
+    back, gone, seconds = (_padded(values) for values in counts)
+    if not 0 <= count < math.inf:
+        raise ValueError(f"{count!r} samples")
+    return _File(back, gone, seconds, float(count))
+
+
+def _padded(values: Any) -> list[float]:
+    counts = [float(value) for value in values]
+    falling = all(more >= less for more, less in pairwise([math.inf, *counts, 0.0]))
+    if len(counts) > _BINS or not falling or math.inf in counts:
+        raise ValueError(f"counts that never were: {values!r}")
+    return counts + [0.0] * (_BINS + 1 - len(counts))
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    return value
 
 
 def _bin(seconds: float) -> int:
