@@ -10,6 +10,7 @@ real scheduler and KV-cache manager decide, and a step takes what the step-time 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
@@ -59,7 +60,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run: tokens, latencies of programs, and how often calls were preempted."""
+    """One run: tokens, latencies of programs, and how often calls were preempted.
+
+    ``step_cpu_s`` is CPU time a step, of a virtual engine and what drives it.
+    """
 
     returned_tokens: int
     lost_tokens: int
@@ -69,6 +73,7 @@ class Result:
     prefill_tokens: int = 0
     mean_steps: float = 0.0
     p95_steps: float = 0.0
+    step_cpu_s: float = 0.0
 
     @classmethod
     def of(cls, programs: Sequence[Ended]) -> Result:
@@ -116,11 +121,14 @@ def recorded(
 
 def virtual(options: VirtualOptions, step_time: StepTimeModel, policy: str) -> Run:
     """Runs in virtual time; of ``options`` the blocks are replaced."""
+    import agentrt.executors.vllm.scheduler  # noqa: F401  # now: CPU time is measured below
 
     def run(programs: Sequence[ProgramShape], blocks: int, retention: str) -> Result:
         config = SchedulerConfig(policy=policy, retention=retention)
         engine = replace(options, kv_blocks=blocks)
+        began_s = time.process_time()
         ran = run_virtual(programs, config, engine=engine, step_time=step_time)
+        cpu_s = time.process_time() - began_s
         result = Result.of([Ended(one.ended_s - one.arrived_s) for one in ran.outcomes])
         counts, humans = ran.counts, ran.after_humans
         return replace(
@@ -129,6 +137,7 @@ def virtual(options: VirtualOptions, step_time: StepTimeModel, policy: str) -> R
             lost_tokens=counts.lost_tokens - humans.lost_tokens,
             preemptions=counts.preemptions,
             prefill_tokens=counts.prompt_tokens - counts.hit_tokens + counts.recomputed_tokens,
+            step_cpu_s=cpu_s / counts.steps,
         )
 
     return run
@@ -187,6 +196,7 @@ _SHOWN: dict[str, Callable[[Result], float]] = {
     "prefill": lambda one: one.prefill_tokens,
     "mean": lambda one: one.mean_s,
     "P95": lambda one: one.p95_s,
+    "CPU a step": lambda one: one.step_cpu_s,
 }
 _TOLD: dict[str, Callable[[Result], float]] = {
     **_SHOWN,

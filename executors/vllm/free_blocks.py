@@ -9,6 +9,7 @@ the order of the ranking: capacity never shrinks, so nothing can wait for a shel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 from agentrt.errors import InvariantError
 from agentrt.executors.vllm._compat import FreeKVCacheBlockQueue, KVCacheBlock
@@ -146,13 +147,12 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
         self.append_n([block])
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
-        plain = []
-        for block in blocks:
-            owner = self._owner[block.block_id]
+        plain: list[KVCacheBlock] = []
+        for owner, group in groupby(blocks, lambda block: self._owner[block.block_id]):
             if owner is None or owner.released:
-                plain.append(block)
+                plain += group
             else:
-                self._shelve(block, owner)
+                self._shelve(list(group), owner)
         super().append_n(plain)
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
@@ -172,15 +172,16 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
 
     # -- shelves -----------------------------------------------------------------------
 
-    def _shelve(self, block: KVCacheBlock, context: Context) -> None:
+    def _shelve(self, blocks: list[KVCacheBlock], context: Context) -> None:
         shelf = self._shelves.get(context)
         if shelf is None:
             shelf = self._shelves[context] = FreeKVCacheBlockQueue([])
-        shelf.append(block)
-        self._on[block.block_id] = context
-        self._shelved += 1
-        self.num_free_blocks += 1
-        if shelf.num_free_blocks == 1:
+        shelf.append_n(blocks)
+        for block in blocks:
+            self._on[block.block_id] = context
+        self._shelved += len(blocks)
+        self.num_free_blocks += len(blocks)
+        if shelf.num_free_blocks == len(blocks):
             self._age(context, shelf)
             self.ranking.put(context, self.now)
 
