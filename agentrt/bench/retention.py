@@ -2,15 +2,17 @@
 
 The same programs arrive at the same times over the same KV cache, under each retention in
 turn. *Lost* tokens had been computed for a program's earlier calls and were not in the cache
-when it came back. In virtual time vLLM's real scheduler and KV-cache manager decide, and a
-step takes what the step-time model says; `agentrt.bench.retention_real` takes a real engine.
+when it came back from a tool; after a human's answer none are counted. In virtual time vLLM's
+real scheduler and KV-cache manager decide, and a step takes what the step-time model says;
+`agentrt.bench.retention_real` takes a real engine.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from random import Random
 
 from agentrt.bench.table import Spread, markdown, percentile
@@ -41,22 +43,53 @@ TOOLS = {"search": Tool(2.0, 0.5, 6), "shell": Tool(6.0, 0.8, 3), "build": Tool(
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """One program's end: its latency in seconds and in engine steps, and its calls' tokens.
+
+    ``prefill_tokens`` of prompts were computed, for whatever reason. Returned and lost are
+    counted at a tool's return, or between two calls, and not after a human's answer.
+    """
+
+    latency_s: float
+    steps: int = 0
+    prefill_tokens: int = 0
+    returned_tokens: int = 0
+    lost_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """One run: tokens, latencies of programs (seconds), and how often calls were preempted."""
+    """One run: tokens, latencies of programs, and how often calls were preempted.
+
+    ``step_cpu_s`` is CPU time a step, of a virtual engine and what drives it.
+    """
 
     returned_tokens: int
     lost_tokens: int
     mean_s: float
     p95_s: float
     preemptions: int = 0
+    prefill_tokens: int = 0
+    mean_steps: float = 0.0
+    p95_steps: float = 0.0
+    step_cpu_s: float = 0.0
 
     @classmethod
-    def of(
-        cls, latencies: Sequence[float], returned: int, lost: int, preemptions: int = 0
-    ) -> Result:
-        """From the programs' latencies and the calls' tokens."""
-        mean_s = statistics.fmean(latencies)
-        return cls(returned, lost, mean_s, percentile(latencies, 0.95), preemptions)
+    def of(cls, programs: Sequence[Ended]) -> Result:
+        """From the ends of all programs."""
+        seconds = [one.latency_s for one in programs]
+        steps = [float(one.steps) for one in programs]
+        return cls(
+            sum(one.returned_tokens for one in programs),
+            sum(one.lost_tokens for one in programs),
+            statistics.fmean(seconds),
+            percentile(seconds, 0.95),
+            sum(one.preemptions for one in programs),
+            sum(one.prefill_tokens for one in programs),
+            statistics.fmean(steps),
+            percentile(steps, 0.95),
+        )
 
 
 Results = dict[tuple[int, str], list[Result]]
@@ -88,14 +121,24 @@ def recorded(
 
 def virtual(options: VirtualOptions, step_time: StepTimeModel, policy: str) -> Run:
     """Runs in virtual time; of ``options`` the blocks are replaced."""
+    import agentrt.executors.vllm.scheduler  # noqa: F401  # now: CPU time is measured below
 
     def run(programs: Sequence[ProgramShape], blocks: int, retention: str) -> Result:
         config = SchedulerConfig(policy=policy, retention=retention)
         engine = replace(options, kv_blocks=blocks)
+        began_s = time.process_time()
         ran = run_virtual(programs, config, engine=engine, step_time=step_time)
-        latencies = [one.ended_s - one.arrived_s for one in ran.outcomes]
-        counts = ran.counts
-        return Result.of(latencies, counts.returned_tokens, counts.lost_tokens, counts.preemptions)
+        cpu_s = time.process_time() - began_s
+        result = Result.of([Ended(one.ended_s - one.arrived_s) for one in ran.outcomes])
+        counts, humans = ran.counts, ran.after_humans
+        return replace(
+            result,
+            returned_tokens=counts.returned_tokens - humans.returned_tokens,
+            lost_tokens=counts.lost_tokens - humans.lost_tokens,
+            preemptions=counts.preemptions,
+            prefill_tokens=counts.prompt_tokens - counts.hit_tokens + counts.recomputed_tokens,
+            step_cpu_s=cpu_s / counts.steps,
+        )
 
     return run
 
@@ -121,56 +164,62 @@ def measure(
 
 def table(results: Results) -> str:
     """Ratios to ``lru`` in the same repeat, as median (least-most); below 1 is better."""
-    head = (
-        "blocks",
-        "retention",
-        "lost of returned",
-        "lost, ratio",
-        "mean latency, ratio",
-        "P95 latency, ratio",
-        "mean s",
-    )
+    head = ("blocks", "retention", "lost of returned", *(f"{name}, ratio" for name in _SHOWN))
     order = sorted(results, key=lambda key: (key[0], key[1] != BASELINE, key[1] == "cost"))
-    return markdown(head, [_row(results, *key) for key in order])
+    rows = [_row(results, blocks, retention) for blocks, retention in order]
+    return markdown((*head, "mean s"), rows)
 
 
 def ratios(results: Results) -> list[dict[str, object]]:
-    """The medians of the table, for a program to read; a ratio to no loss at all is None."""
-    found = []
+    """The medians of the table and the runs behind them, for a program to read.
+
+    A ratio to what there is none of is None.
+    """
+    found: list[dict[str, object]] = []
     for (blocks, retention), mine in results.items():
-        lost, mean, p95 = _to_baseline(mine, results[blocks, BASELINE])
-        found.append(
-            {
-                "blocks": blocks,
-                "retention": retention,
-                "lost_tokens": statistics.median(one.lost_tokens for one in mine),
-                "returned_tokens": statistics.median(one.returned_tokens for one in mine),
-                "lost": lost and lost.median,
-                "mean": mean.median,
-                "p95": p95.median,
-            }
-        )
+        entry: dict[str, object] = {
+            "blocks": blocks,
+            "retention": retention,
+            "lost_tokens": statistics.median(one.lost_tokens for one in mine),
+            "returned_tokens": statistics.median(one.returned_tokens for one in mine),
+            "runs": [asdict(one) for one in mine],
+        }
+        for name, value in _TOLD.items():
+            ratio = _to_baseline(mine, results[blocks, BASELINE], value)
+            entry[name] = ratio and ratio.median
+        found.append(entry)
     return found
 
 
+_SHOWN: dict[str, Callable[[Result], float]] = {
+    "lost": lambda one: one.lost_tokens,
+    "prefill": lambda one: one.prefill_tokens,
+    "mean": lambda one: one.mean_s,
+    "P95": lambda one: one.p95_s,
+    "CPU a step": lambda one: one.step_cpu_s,
+}
+_TOLD: dict[str, Callable[[Result], float]] = {
+    **_SHOWN,
+    "mean steps": lambda one: one.mean_steps,
+    "P95 steps": lambda one: one.p95_steps,
+}
+
+
 def _row(results: Results, blocks: int, retention: str) -> Sequence[object]:
-    mine = results[blocks, retention]
-    lost, mean, p95 = _to_baseline(mine, results[blocks, BASELINE])
+    mine, stock = results[blocks, retention], results[blocks, BASELINE]
     share = statistics.median(one.lost_tokens / max(1, one.returned_tokens) for one in mine)
+    columns = [_to_baseline(mine, stock, value) or "-" for value in _SHOWN.values()]
     seconds = statistics.median(one.mean_s for one in mine)
-    return blocks, retention, f"{share:.1%}", lost or "-", mean, p95, f"{seconds:.0f}"
+    return blocks, retention, f"{share:.1%}", *columns, f"{seconds:.0f}"
 
 
 def _to_baseline(
-    mine: Sequence[Result], stock: Sequence[Result]
-) -> tuple[Spread | None, Spread, Spread]:
-    pairs = list(zip(mine, stock, strict=True))
-    lost = [ours.lost_tokens / theirs.lost_tokens for ours, theirs in pairs if theirs.lost_tokens]
-    return (
-        Spread.of(lost) if lost else None,
-        Spread.of([ours.mean_s / theirs.mean_s for ours, theirs in pairs]),
-        Spread.of([ours.p95_s / theirs.p95_s for ours, theirs in pairs]),
-    )
+    mine: Sequence[Result], stock: Sequence[Result], value: Callable[[Result], float]
+) -> Spread | None:
+    """None where the baseline has nothing to be compared with."""
+    pairs = zip(mine, stock, strict=True)
+    found = [value(ours) / value(theirs) for ours, theirs in pairs if value(theirs)]
+    return Spread.of(found) if found else None
 
 
 def _cut(programs: Sequence[ProgramShape], calls: int) -> list[ProgramShape]:

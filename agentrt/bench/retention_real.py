@@ -1,21 +1,23 @@
 """The retention benchmark on a real engine: its times are the machine's, noise included.
 
-Programs are chains of calls with fixed output lengths; a prompt is what came before, the
-model's own output included. Between two calls the program sleeps for its tool's time.
+Programs come from shapes here, with made-up words and fixed output lengths: a prompt is what
+came before, the model's own output included. `agentrt.bench.retention_bfcl` has programs that
+run real tools.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from agentrt.bench.retention import Result
-from agentrt.errors import ConfigError
+from agentrt.bench.retention import Ended, Result
 from agentrt.executors.boundary import Boundary
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.virtual import tokens
 from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.simulator.machine import prompt_tokens
 from agentrt.workloads.shape import ProgramShape
@@ -25,60 +27,135 @@ _FIRST = 1_000
 """Token ids that every model of interest has, and that are no special ones."""
 
 
-class RealRun:
-    """Runs programs on one open engine, whose cache is emptied before."""
+class RealProgram(Protocol):
+    """A program that a real engine can run."""
 
-    def __init__(self, engine: VLLMEngine, config: SchedulerConfig) -> None:
-        self._engine = engine
+    @property
+    def arrives_s(self) -> float:
+        """When it arrives, seconds from the run's start."""
+
+    async def run(self, runtime: Runtime, run: int) -> Ended:
+        """Run it to its end; ``run`` tells runs of the same program apart."""
+
+
+class RealRun:
+    """Runs programs on one open runtime, whose engine's cache is emptied before."""
+
+    def __init__(self, runtime: Runtime, config: SchedulerConfig) -> None:
+        self._runtime = runtime
         self._config = config
         self._runs = 0
 
-    async def __call__(self, programs: Sequence[ProgramShape], retention: str) -> Result:
-        """All programs to their end. Raises `ConfigError` for one that is no chain."""
-        for program in programs:
-            _check_chain(program)
-        await self._engine.configure(replace(self._config, retention=retention))
-        await self._engine.forget_prefixes()
+    async def __call__(self, programs: Sequence[RealProgram], retention: str) -> Result:
+        """All programs to their end."""
+        engine = engine_of(self._runtime)
+        await engine.configure(replace(self._config, retention=retention))
+        await engine.forget_prefixes()
         self._runs += 1
-        ended = await asyncio.gather(*(self._program(program) for program in programs))
-        reports = [report for _, reports in ended for report in reports]
-        return Result.of(
-            [latency for latency, _ in ended],
-            sum(report.returned_tokens for report in reports),
-            sum(report.lost_tokens for report in reports),
-            sum(report.preemptions for report in reports),
-        )
+        return Result.of(await asyncio.gather(*(self._program(one) for one in programs)))
 
-    async def _program(self, program: ProgramShape) -> tuple[float, list[CallReport]]:
-        """Its latency (seconds), and the reports of its calls."""
+    async def _program(self, program: RealProgram) -> Ended:
         await asyncio.sleep(program.arrives_s)
+        return await program.run(self._runtime, self._runs)
+
+
+def engine_of(runtime: Runtime) -> VLLMEngine:
+    """The runtime's embedded engine."""
+    assert isinstance(runtime.executor, VLLMEngine)
+    return runtime.executor
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeProgram:
+    """A shape with words. Tools are slept; calls without an order between them run at once."""
+
+    shape: ProgramShape
+
+    @property
+    def arrives_s(self) -> float:
+        return self.shape.arrives_s
+
+    async def run(self, runtime: Runtime, run: int) -> Ended:
         clock = asyncio.get_running_loop().time
-        name, started = f"{program.program_id}/run {self._runs}", clock()
-        prompt = _words(f"system of {program.type}", program.system_tokens)
-        reports: list[CallReport] = []
-        for index, call in enumerate(program.calls):
-            if index:
-                await self._tool(name, call.tool, call.gap_s)
-            fresh = max(0, prompt_tokens(call) - len(prompt))
-            prompt = [*prompt, *_words(f"prompt of {program.program_id}/{index}", fresh)]
-            reply = await self._call(program, name, index, prompt)
-            prompt = [*prompt, *reply.token_ids]
-            reports.append(reply.report)
-        latency = clock() - started
-        await self._engine.end_program(name)
-        return latency, reports
+        walk = _Walk(self.shape, f"{self.shape.program_id}/run {run}", engine_of(runtime))
+        started = clock()
+        reports = await walk.to_end()
+        latency_s = clock() - started
+        await engine_of(runtime).end_program(walk.name)
+        return ended(latency_s, reports, walk.at_tools(reports))
 
-    async def _tool(self, name: str, tool: str, seconds: float) -> None:
-        self._engine.boundary(Boundary(name, "tool", tool))
-        await asyncio.sleep(seconds)
-        self._engine.boundary(Boundary(name, "returned", tool))
 
-    async def _call(self, program: ProgramShape, name: str, index: int, prompt: list[int]) -> Reply:
-        shape = program.calls[index]
+def ended(latency_s: float, reports: Sequence[CallReport], at_tools: Sequence[CallReport]) -> Ended:
+    """A program's end, from the reports of its calls, and of those that followed no human."""
+    first = min(report.arrived_step for report in reports)
+    return Ended(
+        latency_s=latency_s,
+        steps=max(report.finished_step for report in reports) - first,
+        prefill_tokens=sum(
+            one.prompt_tokens - one.cached_tokens + one.recomputed_tokens for one in reports
+        ),
+        returned_tokens=sum(one.returned_tokens for one in at_tools),
+        lost_tokens=sum(one.lost_tokens for one in at_tools),
+        preemptions=sum(one.preemptions for one in reports),
+    )
+
+
+@dataclass(slots=True)
+class _Walk:
+    """A shape on its way through an engine: its calls' texts as they become known."""
+
+    shape: ProgramShape
+    name: str
+    engine: VLLMEngine
+    texts: dict[int, list[int]] = field(default_factory=dict)
+
+    async def to_end(self) -> list[CallReport]:
+        tasks: list[asyncio.Task[CallReport]] = []
+        async with asyncio.TaskGroup() as group:
+            for index, shape in enumerate(self.shape.calls):
+                before = [tasks[parent] for parent in shape.after]
+                tasks.append(group.create_task(self._after(before, index)))
+        return [task.result() for task in tasks]
+
+    def at_tools(self, reports: Sequence[CallReport]) -> list[CallReport]:
+        """The reports of the calls that came after no human."""
+        pairs = zip(self.shape.calls, reports, strict=True)
+        return [report for shape, report in pairs if not shape.human]
+
+    async def _after(self, before: Sequence[asyncio.Task[CallReport]], index: int) -> CallReport:
+        for task in before:
+            await task
+        await self._gap(index)
+        prompt = self._prompt(index)
+        reply = await self._call(index, prompt)
+        self.texts[index] = [*prompt, *reply.token_ids]
+        return reply.report
+
+    async def _gap(self, index: int) -> None:
+        shape = self.shape.calls[index]
+        if not shape.gap_s:
+            return
+        begin, end = ("human", "answered") if shape.human else ("tool", "returned")
+        self.engine.boundary(Boundary(self.name, begin, shape.tool))
+        await asyncio.sleep(shape.gap_s)
+        self.engine.boundary(Boundary(self.name, end, shape.tool))
+
+    def _prompt(self, index: int) -> list[int]:
+        shape = self.shape.calls[index]
+        if shape.extends is None:
+            ids = _words(f"system of {self.shape.type}", self.shape.system_tokens)
+        else:
+            ids = self.texts[shape.extends]
+        wanted = prompt_tokens(shape)
+        own = _words(f"prompt of {self.shape.program_id}/{index}", max(0, wanted - len(ids)))
+        return [*ids[:wanted], *own]
+
+    async def _call(self, index: int, prompt: list[int]) -> Reply:
+        shape = self.shape.calls[index]
         call = Call(
-            call_id=f"{name}/{index}",
-            program_id=name,
-            program_type=program.type,
+            call_id=f"{self.name}/{index}",
+            program_id=self.name,
+            program_type=self.shape.type,
             spec=CallSpec(
                 prompt_token_ids=tuple(prompt), max_tokens=shape.output_tokens, ignore_eos=True
             ),
@@ -86,7 +163,7 @@ class RealRun:
         )
         replies = [
             chunk.reply
-            async for chunk in self._engine.generate(call, stream=False)
+            async for chunk in self.engine.generate(call, stream=False)
             if chunk.reply is not None
         ]
         return replies[-1]
@@ -95,12 +172,3 @@ class RealRun:
 def _words(name: str, count: int) -> list[int]:
     """Tokens of a text of its own."""
     return [_FIRST + token * 7919 % _VOCABULARY for token in tokens(name, 0, count)]
-
-
-def _check_chain(program: ProgramShape) -> None:
-    for index, call in enumerate(program.calls):
-        if index and (call.after != (index - 1,) or call.extends != index - 1):
-            raise ConfigError(
-                f"program {program.program_id}: call {index} does not follow the one before; "
-                "on a real engine this benchmark runs chains only"
-            )

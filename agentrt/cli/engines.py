@@ -211,7 +211,7 @@ def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOpt
     if options["beta"] is not None:
         settings["beta"] = options["beta"]
     if options["history"] is not None:
-        settings["history"] = _history(options["history"], options["policy"])
+        settings["history"] = _history(options["history"], options)
     model = options["model"]
     if model is not None:
         if not model.strip():
@@ -227,11 +227,15 @@ def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOpt
     )
 
 
-def _history(path: Path, policy: str) -> str:
+def _history(path: Path, options: dict[str, Any]) -> str:
     from agentrt.errors import UsageError
     from agentrt.executors.vllm.memory import read
 
-    if policy != "adaptive":
-        raise UsageError(f"--history is for --policy adaptive; {policy} learns nothing")
+    policy, retention = options["policy"], options["retention"]
+    if policy != "adaptive" and retention != "cost":
+        raise UsageError(
+            f"--history is for --policy adaptive and --retention cost; {policy} learns nothing, "
+            f"and {retention} does not either"
+        )
     read(path)
     return str(path.resolve())

@@ -103,7 +103,7 @@ def scheduling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="FILE",
         cls=RunOption,
         group="Scheduling",
-        help="Keep what --policy adaptive learns in this file, over runs.",
+        help="Keep what --policy adaptive and --retention cost learn in this file, over runs.",
     )
     retention = click.option(
         "--retention",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.counts import EngineCounts
@@ -31,10 +31,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class VirtualRun:
-    """What came of a run: its programs in the order of their ends, and the engine's counts."""
+    """What came of a run: its programs in the order of their ends, and the engine's counts.
+
+    ``after_humans`` counts those calls alone that came after a human's gap.
+    """
 
     outcomes: list[Outcome]
     counts: EngineCounts
+    after_humans: EngineCounts = field(default_factory=EngineCounts)
 
 
 def run_virtual(
@@ -78,6 +82,7 @@ class _Driver:
         self._serial = 0
         self._known = 0
         self._outcomes: list[Outcome] = []
+        self._after_humans = EngineCounts()
 
     def run(self, progress: Progress | None) -> VirtualRun:
         engine = self._engine
@@ -91,7 +96,7 @@ class _Driver:
             for call_id, report in engine.step().items():
                 if self._ended(call_id, report) and progress is not None:
                     progress(len(self._outcomes), self._known)
-        return VirtualRun(self._outcomes, engine.counts)
+        return VirtualRun(self._outcomes, engine.counts, self._after_humans)
 
     def _welcome(self, programs: Sequence[ProgramShape]) -> None:
         self._known += len(programs)
@@ -138,6 +143,8 @@ class _Driver:
         live, index = self._live.pop(call_id)
         now = self._engine.now
         live.reports[index] = report
+        if live.shape.calls[index].human:
+            self._after_humans.add(report)
         self._table.call_ended(live.row, call_id, now, live.path_s[index], report)
         for child in live.children(index):
             self._tell(live, child, ("tool", "human"))

@@ -9,6 +9,7 @@ the order of the ranking: capacity never shrinks, so nothing can wait for a shel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 from agentrt.errors import InvariantError
 from agentrt.executors.vllm._compat import FreeKVCacheBlockQueue, KVCacheBlock
@@ -31,6 +32,8 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
     _on: list[Context | None]
     _used: list[float]
     _shelves: dict[Context, FreeKVCacheBlockQueue]
+    _asked: tuple[float, int, int] | None
+    _worth: bool
 
     @classmethod
     def adopt(
@@ -44,6 +47,7 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
         queue.gave_way = queue._shelved = 0
         queue._owner, queue._on = [None] * blocks, [None] * blocks
         queue._used, queue._shelves = [0.0] * blocks, {}
+        queue._asked, queue._worth = None, False
         return queue
 
     def leave(self) -> None:
@@ -71,6 +75,7 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
 
     def changed(self, context: Context) -> None:
         """Something happened to a context: it stands elsewhere, or its blocks are released."""
+        self._asked = None
         if context.released:
             self.release(context)
         elif context in self._shelves:
@@ -102,8 +107,13 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
 
     def worth_waiting_for(self) -> bool:
         """Whether even the context that is worth the least is expected back soon."""
-        least = self.ranking.first(self.now)
-        return least is not None and self.retention.expects(least, self.now)
+        # Many calls may ask in one step: between changes of the free blocks, once is enough.
+        state = (self.now, self.num_free_blocks, self._shelved)
+        if self._asked != state:
+            least = self.ranking.first(self.now)
+            self._worth = least is not None and self.retention.expects(least, self.now)
+            self._asked = state
+        return self._worth
 
     # -- vLLM's own operations ---------------------------------------------------------
 
@@ -137,13 +147,12 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
         self.append_n([block])
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
-        plain = []
-        for block in blocks:
-            owner = self._owner[block.block_id]
+        plain: list[KVCacheBlock] = []
+        for owner, group in groupby(blocks, lambda block: self._owner[block.block_id]):
             if owner is None or owner.released:
-                plain.append(block)
+                plain += group
             else:
-                self._shelve(block, owner)
+                self._shelve(list(group), owner)
         super().append_n(plain)
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
@@ -163,15 +172,16 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
 
     # -- shelves -----------------------------------------------------------------------
 
-    def _shelve(self, block: KVCacheBlock, context: Context) -> None:
+    def _shelve(self, blocks: list[KVCacheBlock], context: Context) -> None:
         shelf = self._shelves.get(context)
         if shelf is None:
             shelf = self._shelves[context] = FreeKVCacheBlockQueue([])
-        shelf.append(block)
-        self._on[block.block_id] = context
-        self._shelved += 1
-        self.num_free_blocks += 1
-        if shelf.num_free_blocks == 1:
+        shelf.append_n(blocks)
+        for block in blocks:
+            self._on[block.block_id] = context
+        self._shelved += len(blocks)
+        self.num_free_blocks += len(blocks)
+        if shelf.num_free_blocks == len(blocks):
             self._age(context, shelf)
             self.ranking.put(context, self.now)
 

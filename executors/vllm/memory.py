@@ -1,4 +1,4 @@
-"""What a policy learned, in a file: read when the engine core starts, written as it goes.
+"""What policies learned, in a file: read when the engine core starts, written as it goes.
 
 The scheduler itself does no input and output; this does it for the engine core.
 """
@@ -14,21 +14,35 @@ from typing import Any
 from agentrt.errors import ConfigError
 from agentrt.scheduler.history import History
 from agentrt.scheduler.policies import Policy
+from agentrt.scheduler.retention.gaps import Gaps
 
+GAPS = "gaps"
+"""Where the file has what was learned of gaps."""
 SAVE_EVERY = 64
 """Programs that end between two writings: so many are forgotten when the core is killed."""
 _LOG = logging.getLogger(__name__)
 
 
 class Memory:
-    """The file of a policy's history; without a file, or for a policy that has none, idle."""
+    """The file of a policy's history and a retention's gaps; idle without a file.
+
+    What is in the file and belongs to neither of them stays in it.
+    """
 
     def __init__(self, policy: Policy, path: str | None) -> None:
         self.history: History | None = getattr(policy, "history", None)
+        self.gaps: Gaps | None = None
         self._path = Path(path) if path else None
         self._unsaved = 0
-        if self.history is not None and self._path is not None:
-            self.history.load(read(self._path))
+        self._values = History().to_dict() if self._path is None else read(self._path)
+        if self.history is not None:
+            self.history.load(self._values)
+
+    def keep(self, gaps: Gaps | None) -> None:
+        """Have what is known of gaps in the file too; from now on they know what it says."""
+        self.gaps = gaps
+        if gaps is not None:
+            gaps.load(self._values.get(GAPS, []))
 
     def learned(self) -> None:
         """A program ended: now and then, that is written down."""
@@ -38,11 +52,16 @@ class Memory:
 
     def save(self) -> None:
         """Write the file anew, whole or not at all. A full disk costs what was learned only."""
-        if self.history is None or self._path is None or not self._unsaved:
+        learns = self.history is not None or self.gaps is not None
+        if not learns or self._path is None or not self._unsaved:
             return
         self._unsaved = 0
+        if self.history is not None:
+            self._values |= self.history.to_dict()
+        if self.gaps is not None:
+            self._values[GAPS] = self.gaps.to_rows()
         try:
-            _write(self._path, json.dumps(self.history.to_dict()))
+            _write(self._path, json.dumps(self._values))
         except OSError as error:
             _LOG.warning("what was learned of programs is not saved: %s", error)
 
@@ -55,6 +74,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(path.read_text())
         History().load(values)
+        Gaps().load(values.get(GAPS, []))
     except FileNotFoundError:
         return History().to_dict()
     except (OSError, ValueError, RecursionError, ConfigError) as error:

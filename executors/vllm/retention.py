@@ -16,6 +16,7 @@ from agentrt.executors.vllm.returns import Returns
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.retention import Context, ContextBook, Ranking, make_retention
 from agentrt.scheduler.retention.book import key_of
+from agentrt.scheduler.retention.gaps import Gaps
 from agentrt.scheduler.table import ProgramRow
 
 _HEADROOM = 0.1
@@ -25,7 +26,8 @@ _HEADROOM = 0.1
 class Retainer:
     """The contexts of one engine's programs, and the queue that protects their blocks.
 
-    ``queue`` is None with retention ``lru``, and where prefixes are not cached at all.
+    ``queue`` is None with retention ``lru``, and where prefixes are not cached at all;
+    ``gaps`` is where nothing is learned.
     """
 
     def __init__(self, scheduler: _compat.AsyncScheduler, config: SchedulerConfig) -> None:
@@ -33,9 +35,11 @@ class Retainer:
         self.now = 0.0
         self._returns = Returns()
         self.queue: ShelvedFreeQueue | None = None
+        self.gaps: Gaps | None = None
         policy = make_retention(config)
         if policy is None or not _compat.caches_prefixes(scheduler):
             return
+        self.gaps = policy.gaps
         self.book = ContextBook(policy)
         self.queue = ShelvedFreeQueue.adopt(
             _compat.free_queue(scheduler),

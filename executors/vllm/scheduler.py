@@ -69,6 +69,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.memory = Memory(queues.policy, config.history)
         self.retainer.close()
         self.retainer = Retainer(self, config)
+        self.memory.keep(self.retainer.gaps)
         self.config, self.queues = config, queues
         self._levelled = queues.policy.levelled or self.retainer.queue is not None
         self._unsorted = False
@@ -182,9 +183,8 @@ class ProgramScheduler(_compat.AsyncScheduler):
         return account.holds(dear, self.retainer.now, patience)
 
     def _spared(self, call: QueuedCall) -> bool:
-        request = call.item
-        left = _compat.tokens_left(request)
-        return left <= self.config.min_remaining_tokens or not _compat.may_preempt(self, request)
+        left = _compat.tokens_left(call.item)
+        return left <= self.config.min_remaining_tokens or not _compat.may_preempt(self, call.item)
 
     def _begin(self, request_id: str, scheduled: int, now: float) -> None:
         call = self.queues.calls.get(request_id)

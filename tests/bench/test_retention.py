@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,14 @@ from agentrt.bench.retention import (
     table,
     virtual,
 )
-from agentrt.bench.retention_real import RealRun
-from agentrt.errors import ConfigError
+from agentrt.bench.retention_real import RealRun, ShapeProgram
 from agentrt.executors.base import Chunk
 from agentrt.executors.boundary import Boundary
 from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions
 from agentrt.executors.vllm.virtual import VirtualOptions
 from agentrt.request import Call, CallReport, Reply
+from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.workloads.shape import CallShape, ProgramShape
 
@@ -51,7 +53,7 @@ def test_retentions_alternate_over_the_same_programs() -> None:
 
     def run(programs: Any, blocks: int, retention: str) -> Result:
         ran.append((blocks, retention))
-        return Result(100, 50 if retention == "lru" else 10, 2.0, 4.0)
+        return Result(100, 50 if retention == "lru" else 10, 2.0, 4.0, prefill_tokens=80)
 
     traces = [agents(2, 2, 1.0, seed) for seed in range(2)]
     results = measure(run, traces, [64], ["lru", "cost"], lambda message: None)
@@ -61,6 +63,8 @@ def test_retentions_alternate_over_the_same_programs() -> None:
         ("lru", 1.0),
         ("cost", 0.2),
     ]
+    assert [row["prefill"] for row in ratios(results)] == [1.0, 1.0]
+    assert ratios(results)[1]["mean steps"] is None, "virtual time counts no program's steps"
 
 
 def test_without_loss_there_is_no_ratio() -> None:
@@ -79,10 +83,11 @@ def test_in_virtual_time_more_is_kept_than_by_vllm() -> None:
     assert 0 < ours.lost_tokens < stock.lost_tokens
 
 
-class Engine:
+class Engine(VLLMEngine):
     """Answers with as many tokens as were asked for, and notes what it is told."""
 
     def __init__(self) -> None:
+        super().__init__(EngineOptions())
         self.told: list[object] = []
         self.prompts: list[int] = []
 
@@ -100,20 +105,61 @@ class Engine:
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         ids = call.spec.prompt_token_ids or ()
+        step = len(self.prompts)
         self.prompts.append(len(ids))
-        report = CallReport(returned_tokens=8, lost_tokens=2)
+        report = CallReport(
+            arrived_step=step,
+            finished_step=step + 1,
+            prompt_tokens=len(ids),
+            cached_tokens=6,
+            recomputed_tokens=1,
+            returned_tokens=8,
+            lost_tokens=2,
+        )
         out = tuple(range(call.spec.max_tokens))
         yield Chunk("", Reply("", token_ids=out, report=report))
 
 
+CHAIN = (
+    CallShape(3, 10),
+    CallShape(3, 20, after=(0,), extends=0, gap_s=0.001, tool="t"),
+)
+
+
 async def test_a_real_run_grows_prompts_and_tells_of_tools() -> None:
     engine = Engine()
-    chain = (CallShape(3, 10), CallShape(3, 20, after=(0,), extends=0, gap_s=0.001, tool="t"))
-    run = RealRun(cast(VLLMEngine, engine), SchedulerConfig(policy="fcfs"))
-    result = await run([ProgramShape("p", "t", chain, system_tokens=4)], "cost")
+    run = RealRun(Runtime(engine), SchedulerConfig(policy="fcfs"))
+    result = await run([ShapeProgram(ProgramShape("p", "t", CHAIN, system_tokens=4))], "cost")
     assert engine.told == ["cost", "forget", "tool", "returned", "end"]
     assert engine.prompts == [10, 20]
     assert (result.returned_tokens, result.lost_tokens) == (16, 4)
-    fan = (*chain, CallShape(1, 9, after=(0,)))
-    with pytest.raises(ConfigError, match="chains only"):
-        await run([ProgramShape("p", "t", fan)], "cost")
+    assert result.prefill_tokens == 10 + 20 - 2 * 6 + 2
+    assert result.mean_steps == result.p95_steps == 2
+
+
+async def test_branches_of_a_real_run_wait_for_their_parents_alone() -> None:
+    """A human's gap, then two branches of it, and a call after both."""
+    engine = Engine()
+    human = CallShape(2, 12, after=(0,), extends=0, gap_s=0.001, human=True)
+    branch = CallShape(2, 5, after=(0,))
+    join = CallShape(1, 30, after=(1, 2), extends=1)
+    run = RealRun(Runtime(engine), SchedulerConfig(policy="fcfs"))
+    program = ShapeProgram(ProgramShape("p", "t", (CHAIN[0], human, branch, join)))
+    result = await run([program], "lru")
+    assert engine.told == ["lru", "forget", "human", "answered", "end"]
+    assert engine.prompts == [10, 5, 12, 30]
+    assert (result.returned_tokens, result.lost_tokens) == (3 * 8, 3 * 2), "not at the human's"
+
+
+@pytest.mark.engine
+def test_tokens_lost_after_a_human_are_counted_apart() -> None:
+    """1. Two programs of 60 blocks of 16 tokens do not fit into 99. 2. One waits for a human,
+    and one for a tool, while the other runs: both lose something, and the tool's counts."""
+    after = CallShape(1, 960, after=(0,), extends=0, gap_s=5.0)
+    tool, human = (
+        [ProgramShape(name, "t", (CallShape(1, 950), after)) for name in ("a", "b")]
+        for after in (after, replace(after, human=True))
+    )
+    run = virtual(VirtualOptions(1, 100, 16, 512, 1500), SMALL_CPU, "fcfs")
+    assert run(tool, 100, "lru").lost_tokens > 0
+    assert run(human, 100, "lru").lost_tokens == 0

@@ -135,7 +135,7 @@ def test_target(
         (["--cluster", "nowhere"], ["--cluster 'nowhere' is no address", "ray://HOST:PORT"]),
         (["--cluster", "ray://a:99999"], ["--cluster 'ray://a:99999' is no address"]),
         (["--history", "new.json"], ["--history is for --policy adaptive", "atlas learns nothing"]),
-        (["--policy", "plas", "--history", "new.json"], ["plas learns nothing"]),
+        (["--policy", "plas", "--history", "new.json"], ["plas learns nothing", "and lru"]),
         ([*ADAPTIVE, "bad.json"], ["bad.json", "name a file that agentrt wrote"]),
         ([*ADAPTIVE, "bytes.txt"], ["bytes.txt", "name a file that agentrt wrote"]),
         ([*ADAPTIVE, "old.json"], ["old.json", "version 0, not 1"]),

@@ -68,6 +68,13 @@ def test_simulator(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulator", "--live", "0"], ["'--live'", "x>=1"]),
         (["retention", "--retentions", "mru"], ["unknown retention 'mru'", "lru, ttl, cost"]),
         (["retention", "--blocks", "x"], ["--blocks 'x'", "positive numbers"]),
+        (["retention", "--workload", "tea"], ["'tea'", "'react', 'bfcl'"]),
+        (["retention", "--workload", "bfcl", "--programs", "201"], ["200 tasks", "not 201"]),
+        (["retention", "--decide", "model"], ["needs a model", "--real --workload bfcl"]),
+        (
+            ["retention", "--trace", str(Path(__file__)), "--workload", "bfcl"],
+            ["--trace and --workload", "give one"],
+        ),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,3 +113,11 @@ def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.M
     monkeypatch.setattr("agentrt.bench.decisions.measure", stopped)
     monkeypatch.setattr("agentrt.bench.simulator.measure", stopped)
     assert call(shlex.split(line)) == 130
+
+
+def test_without_bfcls_package_it_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrt.workloads.bfcl.find_spec", lambda name: None)
+    code = call(["bench", "retention", "--workload", "bfcl"])
+    check(capsys, code, "bfcl-eval", "not installed", "pip install --no-deps bfcl-eval")

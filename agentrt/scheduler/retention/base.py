@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.retention.context import Context
+from agentrt.scheduler.retention.gaps import Gaps
 
 Rank = tuple[float, ...]
 
@@ -20,6 +21,11 @@ class Retention(ABC):
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
+
+    @property
+    def gaps(self) -> Gaps | None:
+        """What it learned of gaps; None for a policy that learns nothing."""
+        return None
 
     @abstractmethod
     def rank(self, context: Context, now: float, peers: int) -> Rank:

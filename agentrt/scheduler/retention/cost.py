@@ -32,7 +32,11 @@ class Cost(Retention):
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
-        self.gaps = Gaps()
+        self._gaps = Gaps()
+
+    @property
+    def gaps(self) -> Gaps:
+        return self._gaps
 
     def rank(self, context: Context, now: float, peers: int) -> Rank:
         tier = 0.0 if context.phase is Phase.IDLE else 1.0

@@ -11,7 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from agentrt.errors import ConfigError
 
 SHORTEST_S = 0.05
 """Seconds below which gaps are not told apart."""
@@ -29,8 +34,7 @@ Kind = tuple[str, str, str]
 """Tenant, type, gap: per tenant, so that nobody can teach falsehoods about others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(NamedTuple):
     """The ``chance`` that a program returns, and in how many ``seconds`` if it does."""
 
     chance: float
@@ -39,30 +43,46 @@ class Outlook:
 
 @dataclass(slots=True)
 class _File:
-    """Faded counts by the length of the gap: those that ended in a return, and the others."""
+    """Faded counts of gaps: of those at least as long as each bin, so that a question is cheap.
 
-    back: list[float] = field(default_factory=lambda: [0.0] * _BINS)
-    gone: list[float] = field(default_factory=lambda: [0.0] * _BINS)
+    ``back`` ended in a return, ``gone`` did not; ``seconds`` is how long those in ``back`` were.
+    """
+
+    back: list[float] = field(default_factory=lambda: [0.0] * (_BINS + 1))
+    gone: list[float] = field(default_factory=lambda: [0.0] * (_BINS + 1))
+    seconds: list[float] = field(default_factory=lambda: [0.0] * (_BINS + 1))
     count: float = 0.0
+
+    @property
+    def counts(self) -> tuple[list[float], ...]:
+        """All that is counted by bin."""
+        return self.back, self.gone, self.seconds
 
     def add(self, seconds: float, *, returned: bool) -> None:
         if self.count >= _MEMORY:
-            self.back = [value / 2 for value in self.back]
-            self.gone = [value / 2 for value in self.gone]
+            for counts in self.counts:
+                counts[:] = [value / 2 for value in counts]
             self.count /= 2
-        (self.back if returned else self.gone)[_bin(seconds)] += 1.0
+        last = _bin(seconds)
+        for index in range(last + 1):
+            if returned:
+                self.back[index] += 1.0
+                self.seconds[index] += _MIDDLES[last]
+            else:
+                self.gone[index] += 1.0
         self.count += 1.0
 
-    def refine(self, outlook: Outlook, elapsed: float) -> Outlook:
-        """An outlook, moved towards this file's as far as its samples count."""
-        first = _bin(elapsed)
-        back = gone = left_s = 0.0
-        for index in range(first, _BINS):
-            back += self.back[index]
-            gone += self.gone[index]
-            left_s += self.back[index] * max(_middle(index) - elapsed, SHORTEST_S)
-        chance = (back + _DOUBT * outlook.chance) / (back + gone + _DOUBT)
-        return Outlook(chance, (left_s + _DOUBT * outlook.seconds) / (back + _DOUBT))
+    def refine(self, outlook: Outlook, elapsed: float, first: int) -> Outlook:
+        """An outlook, moved towards this file's as far as its samples count.
+
+        ``first`` is the bin of ``elapsed``.
+        """
+        back, longer = self.back[first], self.back[first + 1]
+        here_s = max(_MIDDLES[first] - elapsed, SHORTEST_S) * (back - longer)
+        longer_s = max(self.seconds[first + 1] - longer * elapsed, SHORTEST_S * longer)
+        chance = (back + _DOUBT * outlook.chance) / (back + self.gone[first] + _DOUBT)
+        seconds = (here_s + longer_s + _DOUBT * outlook.seconds) / (back + _DOUBT)
+        return Outlook(chance, seconds)
 
 
 class Gaps:
@@ -84,11 +104,27 @@ class Gaps:
     ) -> Outlook:
         """What is to be expected of a gap that has lasted for ``elapsed`` seconds."""
         outlook = Outlook(PRIOR_CHANCE, max(elapsed, prior_s))
+        first = _bin(elapsed)
         for name in (_ANY, gap):
             file = self._files.get((tenant, type, name))
             if file is not None:
-                outlook = file.refine(outlook, elapsed)
+                outlook = file.refine(outlook, elapsed, first)
         return outlook
+
+    def to_rows(self) -> list[list[Any]]:
+        """As JSON-able values: what survives a restart."""
+        return [
+            [*kind, file.count, *(_trimmed(counts) for counts in file.counts)]
+            for kind, file in self._files.items()
+        ]
+
+    def load(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Take over what `to_rows` gave. Raises `ConfigError` for anything else."""
+        try:
+            files = {(_word(a), _word(b), _word(c)): _file_of(*rest) for a, b, c, *rest in rows}
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"these are not learned gaps: {error!r}") from error
+        self._files = OrderedDict(list(files.items())[-_KINDS:])
 
     def _file(self, kind: Kind) -> _File:
         file = self._files.get(kind)
@@ -100,16 +136,38 @@ class Gaps:
         return file
 
 
+def _trimmed(counts: list[float]) -> list[float]:
+    """Without the zeros at the end: the longest bins are mostly empty."""
+    return [value for value in counts if value]
+
+
+def _file_of(count: Any, *counts: Any) -> _File:
+    """A file from its row. Raises `ValueError` or `TypeError` for what cannot be one."""
+    back, gone, seconds = (_padded(values) for values in counts)
+    if not 0 <= count < math.inf:
+        raise ValueError(f"{count!r} samples")
+    return _File(back, gone, seconds, float(count))
+
+
+def _padded(values: Any) -> list[float]:
+    counts = [float(value) for value in values]
+    falling = all(more >= less for more, less in pairwise([math.inf, *counts, 0.0]))
+    if len(counts) > _BINS or not falling or math.inf in counts:
+        raise ValueError(f"counts that never were: {values!r}")
+    return counts + [0.0] * (_BINS + 1 - len(counts))
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    return value
+
+
 def _bin(seconds: float) -> int:
     if seconds <= SHORTEST_S:
         return 0
     return min(_BINS - 1, math.ceil(2.0 * math.log2(seconds / SHORTEST_S)))
 
 
-def _middle(index: int) -> float:
-    """The middle of a bin, as a ratio, in seconds."""
-    return SHORTEST_S * _ratio(index - 0.5) if index else SHORTEST_S
-
-
-def _ratio(half_doublings: float) -> float:
-    return math.pow(2.0, half_doublings / 2.0)
+_MIDDLES = (SHORTEST_S, *(SHORTEST_S * 2.0 ** ((n - 0.5) / 2.0) for n in range(1, _BINS)))
+"""The middle of each bin, as a ratio, in seconds."""

@@ -22,8 +22,8 @@ from agentrt.scheduler.history import History
 pytestmark = pytest.mark.engine
 
 
-def engine(path: Path | None, policy: str = "adaptive") -> HeadlessEngine:
-    settings = {"policy": policy, **({} if path is None else {"history": str(path)})}
+def engine(path: Path | None, policy: str = "adaptive", **more: str) -> HeadlessEngine:
+    settings = {"policy": policy, **more, **({} if path is None else {"history": str(path)})}
     scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=500, settings=settings)
     return HeadlessEngine(scheduler)
 
@@ -145,6 +145,43 @@ def test_the_file_is_whole_or_the_old_one(
     assert "not saved" in caplog.text
 
 
+def in_a_tool(e: HeadlessEngine, name: str, tool: str, seconds: float) -> None:
+    """A program whose one tool takes so long, by the scheduler's clock."""
+    scheduler = ours(e)
+    nested = {"program_id": name, "program_type": "agent", "call_id": name}
+    e.add(name, list(range(40)), 1, {"agentrt": nested})
+    e.run()
+    scheduler.control("boundary", [(name, "tool", tool)])
+    e.now += seconds
+    scheduler.control("boundary", [(name, "returned", tool)])
+    scheduler.control("end", name)
+
+
+def test_learned_gaps_survive_a_restart_whatever_the_policy(tmp_path: Path) -> None:
+    """1. `adaptive` fills the file. 2. `cost` adds gaps, under a policy that learns nothing.
+    3. Both are there again."""
+    path = tmp_path / "history.json"
+    first = engine(path)
+    live(first, "p", 9)
+    ours(first).shutdown()
+    cells = read(path)["cells"]
+
+    second = engine(path, "atlas", retention="cost")
+    for n in range(12):
+        in_a_tool(second, f"a{n}", "build", 100.0)
+    gaps = ours(second).retainer.gaps
+    assert gaps is not None
+    learned = gaps.expect("default", "agent", "build", 0.0)
+    ours(second).shutdown()
+    assert read(path)["cells"] == cells
+
+    third = engine(path, "atlas", retention="cost")
+    again = ours(third).retainer.gaps
+    assert again is not None
+    assert again.expect("default", "agent", "build", 0.0) == learned
+    assert learned.seconds > 50.0
+
+
 # -- files that are none ---------------------------------------------------------------
 
 
@@ -165,6 +202,8 @@ GOOD = {"version": 1, "cells": [], "sessions": []}
         b'{"version": 1, "cells": [["d", "t", 1, "", 1, Infinity]], "sessions": []}',
         b'{"version": 1, "cells": [["d", "t", Infinity, "", 1, 1]], "sessions": []}',
         b'{"version": 1, "cells": [["d", "t", 1, "", 1]], "sessions": []}',
+        b'{"version": 1, "cells": [], "sessions": [], "gaps": [["t", "a", "g", 1, [NaN], [], []]]}',
+        b'{"version": 1, "cells": [], "sessions": [], "gaps": 7}',
         b"[" * 100_000,
     ],
 )
