@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrt.executors.vllm.step_time import StepWork
+from agentrt.router.held import HELD
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -76,11 +77,13 @@ def make_scheduler(
     block_size: int = BLOCK_SIZE,
     max_model_len: int | None = None,
     prefix_caching: bool = True,
+    kv_events: bool = False,
     settings: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> SchedulerT:
     """A scheduler of class ``cls`` over ``blocks`` KV-cache blocks of ``block_size`` tokens.
 
+    With ``kv_events`` vLLM makes events of what its prefix cache stores and removes.
     ``settings`` are those of `SchedulerConfig`, for our own scheduler; ``engine`` are
     fields of vLLM's scheduler configuration.
     """
@@ -99,6 +102,7 @@ def make_scheduler(
     if max_model_len is not None:
         config.model_config = copy.copy(config.model_config)
         config.model_config.max_model_len = max_model_len
+    config.kv_events_config = _kv_events() if kv_events else None
     config.additional_config = {"agentrt": dict(settings or {})}
     spec = FullAttentionSpec(
         block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
@@ -114,6 +118,12 @@ def make_scheduler(
         block_size=block_size,
         log_stats=False,
     )
+
+
+def _kv_events() -> Any:
+    from vllm.config import KVEventsConfig
+
+    return KVEventsConfig(enable_kv_cache_events=True, publisher="null")
 
 
 def stock_scheduler() -> type[AsyncScheduler]:
@@ -163,11 +173,15 @@ def complete(scheduler: AsyncScheduler, output: Any, sampled: Mapping[str, list[
 
 @dataclass(slots=True)
 class Step:
-    """What one step decided and did, by request id; ``reports`` are of those finished."""
+    """What one step decided and did, by request id; ``reports`` are of those finished.
+
+    ``held`` are the notes of what the prefix cache holds (`HeldNote`), as they went out.
+    """
 
     scheduled: dict[str, int]
     finished: list[str]
     reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    held: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -201,15 +215,20 @@ class HeadlessEngine:
         extra: dict[str, Any] | None = None,
     ) -> None:
         """Submit a call with its prompt's token ids."""
-        request = make_request(
-            request_id,
-            prompt,
-            self.scheduler.block_size,
-            max_tokens=max_tokens,
-            ignore_eos=True,
-            extra_args=extra,
+        self.submit(
+            make_request(
+                request_id,
+                prompt,
+                self.scheduler.block_size,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                extra_args=extra,
+            )
         )
-        self.requests[request_id] = request
+
+    def submit(self, request: Request) -> None:
+        """Submit a call that `make_request` made."""
+        self.requests[request.request_id] = request
         self.scheduler.add_request(request)
 
     def abort(self, request_id: str) -> None:
@@ -254,7 +273,10 @@ class HeadlessEngine:
         for one in complete(self.scheduler, output, sampled):
             if one.finished:
                 step.finished.append(one.request_id)
-                step.reports[one.request_id] = (one.kv_transfer_params or {}).get("agentrt") or {}
+                params = one.kv_transfer_params or {}
+                step.reports[one.request_id] = params.get("agentrt") or {}
+                if HELD in params:
+                    step.held.append(params[HELD])
                 self.requests.pop(one.request_id, None)
 
     def _sample(self, request_id: str, end: int) -> list[int]:

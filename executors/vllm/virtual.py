@@ -10,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from agentrt.errors import ConfigError, InvariantError
-from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
+from agentrt.executors.vllm.headless import HeadlessEngine, make_request, make_scheduler
 from agentrt.executors.vllm.identity import attach
 from agentrt.executors.vllm.step_time import StepTimeModel
 from agentrt.request import Call, CallReport
+from agentrt.router.held import HeldNote
 from agentrt.scheduler.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
 
 _STUCK_STEPS = 64
 
@@ -81,11 +86,18 @@ class VirtualCounts:
 class VirtualEngine:
     """One engine, driven step by step. Times are seconds of virtual time.
 
-    With policy ``fcfs`` it decides exactly as vLLM without our scheduler.
+    With policy ``fcfs`` it decides exactly as vLLM without our scheduler. With ``kv_events``
+    it tells what its prefix cache holds: ``held`` are the notes of the last step. ``busy_s``
+    are the seconds that its steps have taken.
     """
 
     def __init__(
-        self, config: SchedulerConfig, options: VirtualOptions, step_time: StepTimeModel
+        self,
+        config: SchedulerConfig,
+        options: VirtualOptions,
+        step_time: StepTimeModel,
+        *,
+        kv_events: bool = False,
     ) -> None:
         from agentrt.executors.vllm.scheduler import ProgramScheduler
 
@@ -97,8 +109,11 @@ class VirtualEngine:
             block_size=options.block_size,
             max_model_len=options.max_model_len,
             max_num_batched_tokens=options.max_num_batched_tokens,
+            kv_events=kv_events,
             settings=config.to_dict(),
         )
+        self.held: list[HeldNote] = []
+        self.busy_s = 0.0
         self.counts = VirtualCounts()
         self._empty_steps = 0
         self._engine = HeadlessEngine(
@@ -123,11 +138,29 @@ class VirtualEngine:
 
     def add(self, call: Call, prompt: Sequence[int]) -> None:
         """A call arrives now. It generates exactly its ``max_tokens``: see `output_token`."""
-        self._engine.add(call.call_id, prompt, call.spec.max_tokens, attach(call))
+        self.submit(self.prepare(call, prompt))
+
+    def prepare(self, call: Call, prompt: Sequence[int]) -> Request:
+        """The call as vLLM's request, which knows the hashes of its blocks."""
+        return make_request(
+            call.call_id,
+            prompt,
+            self.options.block_size,
+            max_tokens=call.spec.max_tokens,
+            ignore_eos=True,
+            extra_args=attach(call),
+        )
+
+    def submit(self, request: Request) -> None:
+        """A request that `prepare` made arrives now, of this engine or of one like it."""
+        self._engine.submit(request)
 
     def step(self) -> dict[str, CallReport]:
         """One engine step. The calls that ended with it. Raises `InvariantError` if stuck."""
+        before = self.now
         step = self._engine.step()
+        self.busy_s += self.now - before
+        self.held = [HeldNote.from_wire(note) for note in step.held]
         self.counts.steps += bool(step.scheduled)
         self._empty_steps = 0 if step.scheduled or step.finished else self._empty_steps + 1
         if self._empty_steps > _STUCK_STEPS:

@@ -1,0 +1,87 @@
+"""How fast a replica is, learned from the reports of its calls.
+
+A call's service is taken as so much for each of its engine steps, so much more for each
+other call beside it in a step, and so much for each prompt token that was not in the cache:
+three coefficients, fitted to the last few hundred calls by least squares of relative errors.
+"""
+
+from __future__ import annotations
+
+from agentrt.request import CallReport
+
+_FORGET = 0.995
+"""A call's weight in the fit, for each call that came after it."""
+_EVERY = 16
+"""Calls between two fits."""
+_TRUST = 0.5
+"""How much the starting values count, in calls that agree with them."""
+_MEAN = 0.02
+"""A call's weight in the mean service."""
+
+_Row = list[float]
+
+
+class Speed:
+    """Seconds per engine step, per call beside it, and per prompt token; all learned.
+
+    The first values are of an 8B model on a large GPU; a few calls replace them.
+    """
+
+    __slots__ = ("_answers", "_moments", "_seen", "beside_s", "prefill_s", "service_s", "step_s")
+
+    def __init__(
+        self, step_s: float = 6e-3, beside_s: float = 1e-4, prefill_s: float = 25e-6
+    ) -> None:
+        self.step_s, self.beside_s, self.prefill_s = step_s, beside_s, prefill_s
+        self.service_s = 100 * step_s
+        """The mean service of its calls (seconds)."""
+        self._moments: list[_Row] = [[0.0] * 3 for _ in range(3)]
+        self._answers: _Row = [0.0] * 3
+        self._seen = 0
+
+    def learn(self, report: CallReport, beside: float) -> None:
+        """A call ended that had about ``beside`` others beside it."""
+        if report.service_s <= 0 or report.steps <= 0:
+            return
+        share = max(_MEAN, 1 / (self._seen + 1))
+        self.service_s += share * (report.service_s - self.service_s)
+        computed = max(0, report.prompt_tokens - report.cached_tokens)
+        scale = 1 / report.service_s
+        row = [report.steps * scale, report.steps * beside * scale, computed * scale]
+        for i, value in enumerate(row):
+            self._answers[i] = self._answers[i] * _FORGET + value
+            line = self._moments[i]
+            for j, other in enumerate(row):
+                line[j] = line[j] * _FORGET + value * other
+        self._seen += 1
+        if self._seen % _EVERY == 0 or self._seen == 4:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Solve for the coefficients, held to the present ones where the calls say little."""
+        before = [self.step_s, self.beside_s, self.prefill_s]
+        rows = [list(line) for line in self._moments]
+        answers = list(self._answers)
+        for i, value in enumerate(before):
+            pull = _TRUST / max(value, 1e-12) ** 2
+            rows[i][i] += pull
+            answers[i] += pull * value
+        found = _solve(rows, answers)
+        self.step_s, self.beside_s, self.prefill_s = (
+            max(new, old / 10) for new, old in zip(found, before, strict=True)
+        )
+
+
+def _solve(rows: list[_Row], answers: _Row) -> _Row:
+    """Three positive definite equations, by elimination."""
+    for i in range(3):
+        for k in range(i + 1, 3):
+            factor = rows[k][i] / rows[i][i]
+            for j in range(i, 3):
+                rows[k][j] -= factor * rows[i][j]
+            answers[k] -= factor * answers[i]
+    found = [0.0] * 3
+    for i in (2, 1, 0):
+        rest = sum(rows[i][j] * found[j] for j in range(i + 1, 3))
+        found[i] = (answers[i] - rest) / rows[i][i]
+    return found
