@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,8 +42,9 @@ def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME",
         cls=RunOption,
         group="Engine",
-        help="Which replica runs a call: agentix (long calls at their program's home), "
-        f"least-used, round-robin.  [default: {_DEFAULT_ROUTER}]",
+        help="Which replica runs a call: agentix (long calls at their program's home), cost "
+        "(where it is expected to end first), least-used, prefix, round-robin; with options "
+        f"as agentix:threshold=4096.  [default: {_DEFAULT_ROUTER}]",
     )
     return replicas(router(command))
 
@@ -68,8 +69,16 @@ def make_executor(options: EngineOptions, fleet: Fleet, notice: Progress) -> Exe
     from agentrt.executors.replicas import ReplicaSet
     from agentrt.executors.vllm.engine import VLLMEngine
     from agentrt.router import make_router
+    from agentrt.scheduler.policies import level_ends
 
     if fleet.replicas == 1:
         return VLLMEngine(options)
     router = make_router(fleet.router)
-    return ReplicaSet(lambda index: VLLMEngine(options), fleet.replicas, router, notice=notice)
+    options = replace(options, kv_events=router.reads_blocks)
+    return ReplicaSet(
+        lambda index: VLLMEngine(options),
+        fleet.replicas,
+        router,
+        notice=notice,
+        level_ends=level_ends(options.scheduler),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -65,7 +65,6 @@ class Replica:
         """The engine is gone. Returns the rest before the next start (seconds), or None: out."""
         self.deaths += 1
         self.last_error = str(error)
-        self.view.in_flight = 0
         self.programs.clear()
         self._in_a_row = 1 if now - self._ready_at >= backoff.steady_s else self._in_a_row + 1
         if self._in_a_row > backoff.tries:
@@ -79,18 +78,6 @@ class Replica:
         dead, self.executor = self.executor, self._make()
         with contextlib.suppress(AgentrtError, OSError):
             await dead.close()
-
-    @contextlib.contextmanager
-    def holding(self, call: Call) -> Iterator[None]:
-        """Count the call's tokens as in flight while the body runs."""
-        tokens = weight(call)
-        view = self.view
-        view.in_flight += tokens
-        self.programs.add(call.program_id)
-        try:
-            yield
-        finally:
-            view.in_flight = max(0, view.in_flight - tokens)
 
     @contextlib.asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
@@ -109,8 +96,3 @@ def prompt_tokens(call: Call) -> int:
         return len(spec.prompt_token_ids)
     texts = [spec.prompt or "", *(str(message.get("content")) for message in spec.messages or ())]
     return sum(map(len, texts)) // _CHARACTERS_PER_TOKEN
-
-
-def weight(call: Call) -> int:
-    """What a call may take of an engine: its prompt, and the most that it may put out (tokens)."""
-    return prompt_tokens(call) + min(call.spec.max_tokens, 4096)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.replicas.replica import Backoff, Replica, ReplicaState, prompt_tokens
+from agentrt.executors.replicas.replica import Backoff, Replica, ReplicaState
+from agentrt.executors.replicas.routing import Routing
 from agentrt.request import Call, CallReport
-from agentrt.router import Router, RouterCall
+from agentrt.router import Router
 
 _CHECK_S = 2.0
 
@@ -29,7 +30,7 @@ class ReplicaSet:
 
     With no replica left, a call waits up to ``patience_s`` for one to come back. A replica
     that does not answer for ``hang_s`` counts as dead. ``notice`` is told in words what
-    happens to replicas.
+    happens to replicas. ``level_ends`` are the engines' queue levels (`Dispatcher`).
     """
 
     def __init__(
@@ -42,11 +43,14 @@ class ReplicaSet:
         hang_s: float = 60.0,
         backoff: Backoff | None = None,
         notice: Progress = lambda message: None,
+        level_ends: Sequence[float] = (),
     ) -> None:
         self.replicas = [
             Replica(f"replica-{index}", partial(make, index)) for index in range(count)
         ]
-        self.router = router
+        self._routing = Routing(router, level_ends)
+        for replica in self.replicas:
+            self._routing.join(replica)
         self._patience_s = patience_s
         self._hang_s = hang_s
         self._backoff = Backoff() if backoff is None else backoff
@@ -79,6 +83,7 @@ class ReplicaSet:
                 progress("; ".join(f"{name}: {text}" for name, text in sorted(said.items())))
 
             await replica.start(tell, time.monotonic)
+            self._routing.ready(replica)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -99,6 +104,7 @@ class ReplicaSet:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self._routing.close()
         await asyncio.gather(*(replica.executor.close() for replica in self.replicas))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
@@ -112,14 +118,18 @@ class ReplicaSet:
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         given = ""
         while True:
-            replica = await self._choose(call)
+            ready = await self._ready()
+            call = self._routing.counted(call, ready)
+            replica, trip = self._routing.send(call, ready)
             engine = replica.executor
             again = _Again(given, call.call_id)
             try:
-                with self._running(call, replica):
+                with self._running(call, replica), self._routing.counting(trip):
                     chunks = engine.generate(call, stream=stream)
                     async with contextlib.aclosing(chunks):
                         async for chunk in chunks:
+                            if chunk.reply is not None:
+                                self._routing.ended(trip, chunk.reply.report)
                             text = again.rest(chunk.text, last=chunk.reply is not None)
                             given += text
                             if text or chunk.reply is not None:
@@ -133,9 +143,9 @@ class ReplicaSet:
     @contextlib.contextmanager
     def _running(self, call: Call, replica: Replica) -> Iterator[None]:
         self._where[call.call_id] = replica
+        replica.programs.add(call.program_id)
         try:
-            with replica.holding(call):
-                yield
+            yield
         except (asyncio.CancelledError, GeneratorExit):
             raise  # `aborted` will ask where it was
         except BaseException:
@@ -144,7 +154,7 @@ class ReplicaSet:
         else:
             self._where.pop(call.call_id, None)
 
-    async def _choose(self, call: Call) -> Replica:
+    async def _ready(self) -> list[Replica]:
         deadline = time.monotonic() + self._patience_s
         while not (ready := [r for r in self.replicas if r.state is ReplicaState.READY]):
             if not self._open or all(r.state is ReplicaState.OUT for r in self.replicas):
@@ -157,9 +167,7 @@ class ReplicaSet:
                 raise EngineDiedError(
                     f"no replica came back within {self._patience_s:g} s: {self._faults()}"
                 ) from error
-        question = RouterCall(call.program_id, prompt_tokens(call))
-        chosen = self.router.choose(question, [replica.view for replica in ready])
-        return next(replica for replica in ready if replica.view is chosen)
+        return ready
 
     def _faults(self) -> str:
         return "; ".join(f"{r.name}: {r.last_error or r.state}" for r in self.replicas)
@@ -171,7 +179,7 @@ class ReplicaSet:
         return await replica.executor.aborted(call_id)
 
     async def end_program(self, program_id: str) -> None:
-        self.router.program_ended(program_id)
+        self._routing.dispatcher.program_ended(program_id)
         for replica in self.replicas:
             if program_id in replica.programs:
                 replica.programs.discard(program_id)
@@ -213,7 +221,7 @@ class ReplicaSet:
             return
         if replica.state is not ReplicaState.READY:
             return
-        self.router.replica_lost(replica.name)
+        self._routing.lost(replica)
         rest = replica.died(error, time.monotonic(), self._backoff)
         if rest is None:
             self._notice(f"{replica.name} died {replica.deaths} times and is left out: {error}")
@@ -228,6 +236,7 @@ class ReplicaSet:
             await replica.renew()
             try:
                 await replica.start(lambda message: None, time.monotonic)
+                self._routing.ready(replica)
             except Exception as error:  # whatever it is, the replica must not be forgotten
                 next_rest = replica.died(error, time.monotonic(), self._backoff)
                 if next_rest is None:

@@ -3,13 +3,14 @@
 What is used and is not public API: `AsyncScheduler` (the documented seam
 ``scheduler_cls``, whose interface vLLM does not promise), its queues, `_preempt_request`,
 `_connector_finished`, the KV-cache manager's block pool, its map of hashes and its queue of
-free blocks, the publisher of KV events, the hash of a block, and the lookup of utility methods on `EngineCore`. Read against vLLM 0.32.0.
+free blocks, the publisher of KV events, the hash of a block, and the lookup of utility
+methods on `EngineCore`. Read against vLLM 0.32.0.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -257,18 +258,12 @@ def held_blocks(scheduler: Scheduler) -> list[bytes]:
     return list(dict.fromkeys(h for h in hashes if h is not None and not get_group_id(h)))
 
 
-def block_hashes(config: Any, ids: Sequence[int], before: bytes | None) -> list[bytes]:
-    """The hashes of a prompt's full blocks as the engine core computes them, after ``before``.
+def block_hash(algorithm: str, before: bytes | None, ids: tuple[int, ...]) -> bytes:
+    """The hash of a block after the block with the hash ``before``, as the engine computes it.
 
-    For prompts without images, adapters or salt, whose blocks have no other keys.
+    ``algorithm`` is vLLM's ``prefix_caching_hash_algo``.
     """
-    cache = config.cache_config
-    function = _hash_function(cache.prefix_caching_hash_algo)
-    size, found = cache.block_size, []
-    for start in range(0, len(ids) - size + 1, size):
-        before = hash_block_tokens(function, before, ids[start : start + size])
-        found.append(before)
-    return found
+    return hash_block_tokens(_hash_function(algorithm), before, ids)
 
 
 @cache
@@ -342,7 +337,7 @@ __all__ = [
     "SchedulerOutput",
     "admitted",
     "all_blocks",
-    "block_hashes",
+    "block_hash",
     "blocks_held",
     "blocks_needed",
     "cached_blocks",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from agentrt.errors import (
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.boundary import Boundary
 from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
+from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.identity import NESTED, attach
 from agentrt.executors.vllm.mail import Mail
@@ -31,6 +32,7 @@ from agentrt.executors.vllm.options import (
 )
 from agentrt.executors.vllm.processes import apart, interrupts_blocked
 from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.router.held import HELD, HeldNote
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class VLLMEngine:
         self._llm: AsyncLLM | None = None
         self._tokenizer: Any = None
         self._retention = options.scheduler.retention
+        self._hasher: BlockHasher | None = None
+        self._hear_held: Callable[[HeldNote], None] | None = None
         self._mail = Mail(lambda notes: self._control("boundary", notes))
 
     # -- life --------------------------------------------------------------------------
@@ -111,11 +115,11 @@ class VLLMEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._engine()
-        prompt = self._prompt(call.spec)
-        params = self._sampling(call, len(prompt["prompt_token_ids"]), stream=stream)
+        ids = self.prompt_ids(call.spec)
+        params = self._sampling(call, len(ids), stream=stream)
         text = ""
         try:
-            outputs = llm.generate(prompt, params, call.call_id)
+            outputs = llm.generate({"prompt_token_ids": ids}, params, call.call_id)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     piece = output.outputs[0].text
@@ -132,13 +136,13 @@ class VLLMEngine:
             raise EngineDiedError("the engine is not running")
         return self._llm
 
-    def _prompt(self, spec: CallSpec) -> dict[str, Any]:
+    def prompt_ids(self, spec: CallSpec) -> list[int]:
         if spec.prompt_token_ids is not None:
-            return {"prompt_token_ids": list(spec.prompt_token_ids)}
+            return list(spec.prompt_token_ids)
         if spec.messages is None:
-            return {"prompt_token_ids": self._tokenizer.encode(spec.prompt or "")}
+            return self._tokenizer.encode(spec.prompt or "")
         try:
-            ids = self._tokenizer.apply_chat_template(
+            ids: list[int] = self._tokenizer.apply_chat_template(
                 [dict(message) for message in with_tools(spec)],
                 add_generation_prompt=True,
                 tokenize=True,
@@ -146,7 +150,7 @@ class VLLMEngine:
             )
         except Exception as error:
             raise CallRejectedError(f"the chat template of {self.model}: {error}") from error
-        return {"prompt_token_ids": ids}
+        return ids
 
     def _sampling(self, call: Call, prompt_tokens: int, *, stream: bool) -> SamplingParams:
         from vllm import SamplingParams
@@ -178,7 +182,10 @@ class VLLMEngine:
         )
 
     def _reply(self, call: Call, output: RequestOutput, whole: str) -> Reply:
-        report = CallReport(**((output.kv_transfer_params or {}).get(NESTED) or {}))
+        params = output.kv_transfer_params or {}
+        report = CallReport(**(params.get(NESTED) or {}))
+        if HELD in params and self._hear_held is not None:
+            self._hear_held(HeldNote.from_wire(params[HELD]))
         text, tool_calls, parsed = read_output(call.spec, whole)
         last = output.outputs[0]
         return Reply(
@@ -189,6 +196,23 @@ class VLLMEngine:
             token_ids=tuple(last.token_ids),
             report=report,
         )
+
+    # -- what it holds -----------------------------------------------------------------
+
+    def block_hashes(self, ids: Sequence[int]) -> Sequence[int]:
+        return () if self._hasher is None else self._hasher(ids)
+
+    def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
+        self._hear_held = hear
+
+    async def held(self) -> tuple[HeldNote, int] | None:
+        values = await self._control("held")
+        if values is None:
+            return None
+        cache = self._engine().vllm_config.cache_config
+        if self._hasher is None:
+            self._hasher = BlockHasher(cache.prefix_caching_hash_algo, values["block_size"])
+        return HeldNote.from_wire(values), self._hasher.size
 
     # -- control -----------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrt.executors.vllm.options import kv_events_config
 from agentrt.executors.vllm.step_time import StepWork
 from agentrt.router.held import HELD
 
@@ -102,7 +103,7 @@ def make_scheduler(
     if max_model_len is not None:
         config.model_config = copy.copy(config.model_config)
         config.model_config.max_model_len = max_model_len
-    config.kv_events_config = _kv_events() if kv_events else None
+    config.kv_events_config = kv_events_config() if kv_events else None
     config.additional_config = {"agentrt": dict(settings or {})}
     spec = FullAttentionSpec(
         block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
@@ -118,12 +119,6 @@ def make_scheduler(
         block_size=block_size,
         log_stats=False,
     )
-
-
-def _kv_events() -> Any:
-    from vllm.config import KVEventsConfig
-
-    return KVEventsConfig(enable_kv_cache_events=True, publisher="null")
 
 
 def stock_scheduler() -> type[AsyncScheduler]:

@@ -14,6 +14,7 @@ from typing import Any
 from agentrt.executors.vllm import _compat
 from agentrt.router.held import HELD, HeldNote, short
 
+
 class HeldLog:
     """The changes of one engine's prefix cache since its last note. In the engine core.
 
@@ -54,7 +55,8 @@ class HeldLog:
         self._number += 1
         if self._cleared:
             return self.snapshot()
-        stored, removed = [], []
+        stored: list[int] = []
+        removed: list[int] = []
         holds = _compat.holds_block
         for key in self._changed:
             (stored if holds(self._scheduler, key) else removed).append(short(key))

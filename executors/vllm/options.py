@@ -41,7 +41,8 @@ class EngineOptions:
     """``model`` None is the embedded default. ``max_num_seqs`` is the batch's size (calls).
 
     ``flags`` are vLLM's own command-line flags, as `vllm serve` takes them; they win
-    over what the machine suggests. ``replicas`` engines share the machine's cores.
+    over what the machine suggests. ``replicas`` engines share the machine's cores. With
+    ``kv_events`` the engine tells what its prefix cache holds, for a router that reads it.
     """
 
     model: str | None = None
@@ -50,6 +51,7 @@ class EngineOptions:
     flags: Sequence[str] = ()
     verbose: bool = False
     replicas: int = 1
+    kv_events: bool = False
 
 
 def prepare_environment(options: EngineOptions) -> None:
@@ -83,6 +85,8 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
         values["max_model_len"] = min(values["max_model_len"], limit)
     if options.max_num_seqs is not None:
         values["max_num_seqs"] = options.max_num_seqs
+    if options.kv_events:
+        values["kv_events_config"] = kv_events_config()
     values.update(given)
     values["model"] = model
     values["scheduler_cls"] = SCHEDULER
@@ -92,6 +96,13 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     ours = {**options.scheduler.to_dict(), "embedded": True}
     values["additional_config"] = {**extra, "agentrt": ours}
     return AsyncEngineArgs(**values)
+
+
+def kv_events_config() -> Any:
+    """vLLM's settings for KV events that nobody but our scheduler hears."""
+    from vllm.config import KVEventsConfig
+
+    return KVEventsConfig(enable_kv_cache_events=True, publisher="null")
 
 
 def check_model(model: str) -> None:
