@@ -24,7 +24,11 @@ ROUTERS: dict[str, type[Router]] = {
     r.name: r for r in (Agentix, Cost, LeastUsed, Prefix, RoundRobin)
 }
 
+DEFAULT_ROUTER = "agentix"
+"""The router of those who name none."""
+
 __all__ = [
+    "DEFAULT_ROUTER",
     "ENTRY_POINT_GROUP",
     "ROUTERS",
     "Dispatcher",
@@ -44,7 +48,7 @@ def router_names() -> list[str]:
 
 
 def make_router(name: str) -> Router:
-    """A new router of that name; ``NAME:option=number,…`` gives it options.
+    """A new router of that name; ``NAME:option=number:…`` gives it options.
 
     Raises `ConfigError` for a router or an option that there is not, or that cannot be.
     """
@@ -58,7 +62,7 @@ def make_router(name: str) -> Router:
 
 def _numbers(name: str, text: str) -> dict[str, float]:
     values = {}
-    for part in filter(None, text.split(",")):
+    for part in filter(None, text.split(":")):
         option, _, number = part.partition("=")
         try:
             values[option.strip()] = float(number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from agentrt.request import NO_LIMIT
-from agentrt.router.speed import Speed
+from agentrt.router.speed import Pace, Speed
 
 LEVELS = 8
 """Queue levels that a replica's load is told apart by; the last holds all that are worse."""
@@ -72,8 +72,8 @@ class ReplicaView:
     ``in_flight`` are the tokens of the calls that it has now: those of their prompts, and those
     that they are expected to put out. ``calls`` counts them, and ``slots`` is how many it runs
     at a time (0: not known). ``waits_s`` is how long a call of each level would wait before its
-    own first step; ``speed`` what its calls have taken. ``transfer_s`` is the time that a call
-    needs to get there and back.
+    own first step; ``speed`` is what calls take on replicas like it, and ``pace`` how this one
+    differs. ``transfer_s`` is the time that a call needs to get there and back.
     """
 
     name: str
@@ -84,6 +84,7 @@ class ReplicaView:
     transfer_s: float = 0.0
     waits_s: list[float] = field(default_factory=_none_yet)
     speed: Speed = field(default_factory=Speed)
+    pace: Pace = field(default_factory=Pace)
 
 
 class Router(ABC):

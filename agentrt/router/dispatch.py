@@ -6,16 +6,18 @@ real or simulated, so that both are routed by the same code from the same knowle
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from agentrt.request import CallReport
 from agentrt.router.base import LEVELS, ReplicaView, Router, RouterCall
 from agentrt.router.held import HeldNote
 from agentrt.router.holdings import Holdings
+from agentrt.router.speed import Speed
 
 _FIRST_OUTPUT = 128.0
 _LEARN = 0.05
@@ -49,11 +51,14 @@ class Dispatcher:
     """Routes calls, and keeps what routers see up to date.
 
     ``level_ends`` are the scheduler's levels, in seconds of attained service; without them all
-    calls are of one level.
+    calls are of one level. ``speed`` is where learning begins.
     """
 
-    def __init__(self, router: Router, level_ends: Sequence[float] = ()) -> None:
+    def __init__(
+        self, router: Router, level_ends: Sequence[float] = (), speed: Speed | None = None
+    ) -> None:
         self.router = router
+        self.speed = Speed() if speed is None else speed
         self.holdings = Holdings()
         self._ends = list(level_ends[: LEVELS - 1])
         self._ahead: dict[str, _Ahead] = {}
@@ -62,7 +67,7 @@ class Dispatcher:
 
     def join(self, name: str, slots: int = 0) -> ReplicaView:
         """A new replica, which holds nothing and has nothing to do."""
-        view = ReplicaView(name, index=self.holdings.join(), slots=slots)
+        view = ReplicaView(name, index=self.holdings.join(), slots=slots, speed=self.speed)
         self._ahead[name] = _Ahead()
         return view
 
@@ -115,7 +120,10 @@ class Dispatcher:
         view.in_flight -= trip.tokens
         view.calls -= 1
         if report is not None and report.steps:
-            view.speed.learn(report, (trip.beside + view.calls) / 2)
+            beside = (trip.beside + view.calls) / 2
+            if report.service_s > 0:
+                view.pace.learn(report.service_s / self.speed.expected_s(report, beside))
+            self.speed.learn(report, beside)
             self._learn(trip.call.kind, report.output_tokens)
         self._ahead[view.name].add(trip.call.level, -1, -trip.missing, view)
 
@@ -159,13 +167,24 @@ class _Ahead:
 
     def add(self, level: int, calls: int, tokens: int, view: ReplicaView) -> None:
         """Count them in (or out), and say how long calls of each level wait now."""
-        speed = view.speed
-        turn_s = speed.service_s / view.slots if view.slots else 0.0
-        free = view.slots - 1
-        for i in range(LEVELS):
-            if i >= level:
-                self._calls[i] += calls
-                self._tokens[i] += tokens
-            view.waits_s[i] = self._tokens[i] * speed.prefill_s + (
-                (self._calls[i] - free) * turn_s if self._calls[i] > free else 0.0
-            )
+        for i in range(level, LEVELS):
+            self._calls[i] += calls
+            self._tokens[i] += tokens
+        slots, pace, prefill_s = view.slots, view.pace.value, view.speed.prefill_s
+        turn_s = view.speed.service_s / slots if slots else 0.0
+        for i in range(level, LEVELS):
+            count = self._calls[i]
+            turns = turns_to_wait(count, slots) if slots else 0.0
+            view.waits_s[i] = pace * (self._tokens[i] * prefill_s + turns * turn_s)
+
+
+@lru_cache(4096)
+def turns_to_wait(calls: int, slots: int) -> float:
+    """How many of the ``calls`` ahead have to end before another of ``slots`` is free.
+
+    Where a slot is free it is less than one, and more the fewer are left: by the time that a
+    program makes its next call, others have come. The exponent is that of Sakasegawa's
+    approximation of waiting in a queue with several servers (1977).
+    """
+    crowding = math.pow(min(1.0, calls / slots), math.sqrt(2 * (slots + 1)) - 1)
+    return max(0, calls - slots) + crowding

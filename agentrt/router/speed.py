@@ -1,8 +1,9 @@
-"""How fast a replica is, learned from the reports of its calls.
+"""How fast replicas are, learned from the reports of their calls.
 
 A call's service is taken as so much for each of its engine steps, so much more for each
 other call beside it in a step, and so much for each prompt token that was not in the cache:
 three coefficients, fitted to the last few hundred calls by least squares of relative errors.
+All replicas share them; a replica's pace says by how much it differs, if it clearly does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ _TRUST = 0.5
 """How much the starting values count, in calls that agree with them."""
 _MEAN = 0.02
 """A call's weight in the mean service."""
+
+_UNSURE = 0.15
+"""Paces that differ from 1 by less than this are taken for 1: they are mostly noise."""
+_FIRST_CALLS = 32
+"""Calls after which a replica's pace is believed."""
 
 _Row = list[float]
 
@@ -57,6 +63,11 @@ class Speed:
         if self._seen % _EVERY == 0 or self._seen == 4:
             self._fit()
 
+    def expected_s(self, report: CallReport, beside: float) -> float:
+        """The service that a call like this one takes on the average replica."""
+        computed = max(0, report.prompt_tokens - report.cached_tokens)
+        return report.steps * (self.step_s + self.beside_s * beside) + computed * self.prefill_s
+
     def _fit(self) -> None:
         """Solve for the coefficients, held to the present ones where the calls say little."""
         before = [self.step_s, self.beside_s, self.prefill_s]
@@ -68,8 +79,26 @@ class Speed:
             answers[i] += pull * value
         found = _solve(rows, answers)
         self.step_s, self.beside_s, self.prefill_s = (
-            max(new, old / 10) for new, old in zip(found, before, strict=True)
+            max(new, old / 4) for new, old in zip(found, before, strict=True)
         )
+
+
+class Pace:
+    """How long a replica takes for a call, over what the average one takes."""
+
+    __slots__ = ("_calls", "_mean", "value")
+
+    def __init__(self) -> None:
+        self.value = 1.0
+        self._mean = 1.0
+        self._calls = 0
+
+    def learn(self, ratio: float) -> None:
+        """One of its calls took ``ratio`` times what was expected."""
+        self._calls += 1
+        self._mean += max(_MEAN, 1 / self._calls) * (ratio - self._mean)
+        sure = self._calls >= _FIRST_CALLS and abs(self._mean - 1) > _UNSURE
+        self.value = self._mean if sure else 1.0
 
 
 def _solve(rows: list[_Row], answers: _Row) -> _Row:

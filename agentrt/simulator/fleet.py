@@ -37,6 +37,12 @@ class FleetRun:
     busy_s: list[float]
     routed: list[int]
 
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that were found in the engines' prefix caches."""
+        prompts = sum(one.prompt_tokens for one in self.counts)
+        return sum(one.hit_tokens for one in self.counts) / max(1, prompts)
+
 
 @dataclass(slots=True, eq=False)
 class _Lane:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,9 @@ class Summary:
 
     ``token_latency_s`` is the paper's program-level token latency (Agentix, §6.2):
     a program's latency over the tokens that it generated, averaged over programs.
-    ``slowdown`` is latency over the program's own ideal, averaged.
+    ``slowdown`` is latency over the program's own ideal, averaged. ``hit_rate`` is the share of
+    prompt tokens found in the prefix cache, NaN where there is none. ``balance`` is the busiest
+    engine's busy time over the mean of all.
     """
 
     programs: int
@@ -54,6 +57,8 @@ class Summary:
     service_share: float
     tool_share: float
     preemptions: int
+    hit_rate: float = math.nan
+    balance: float = 1.0
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -64,8 +69,10 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def summarize(outcomes: Sequence[Outcome]) -> Summary:
-    """Sum a run up. Raises `ValueError` when no program ended."""
+def summarize(
+    outcomes: Sequence[Outcome], busy_s: Sequence[float] = (), hit_rate: float = math.nan
+) -> Summary:
+    """Sum a run up; ``busy_s`` is of each engine. Raises `ValueError` when no program ended."""
     if not outcomes:
         raise ValueError("no program ended, so there is nothing to sum up")
     latencies = sorted(o.latency_s for o in outcomes)
@@ -90,4 +97,6 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
         service_share=service / whole,
         tool_share=tool / whole,
         preemptions=sum(o.preemptions for o in outcomes),
+        hit_rate=hit_rate,
+        balance=max(busy_s) * len(busy_s) / sum(busy_s) if any(busy_s) else 1.0,
     )

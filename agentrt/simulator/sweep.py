@@ -19,10 +19,12 @@ from agentrt.scheduler import SchedulerConfig
 from agentrt.simulator.clairvoyant import Srpt
 from agentrt.simulator.engine import simulate
 from agentrt.simulator.machine import Machine
-from agentrt.simulator.outcome import Outcome, Summary, summarize
+from agentrt.simulator.outcome import Summary, summarize
 from agentrt.simulator.pressure import Pressure
 from agentrt.workloads.generate import generate
 from agentrt.workloads.hints import with_hints
+from agentrt.workloads.replay import Scales
+from agentrt.workloads.scaled import scaled
 from agentrt.workloads.shape import ProgramShape
 from agentrt.workloads.traces import Trace, read_programs
 
@@ -57,7 +59,7 @@ DEFAULT_HINTS = 0.5
 class Source:
     """Where programs come from: a generator's name, or a file with a trace.
 
-    The scales are for a trace: its prompt and output tokens, and its seconds between calls.
+    The scales are for prompt and output tokens, and the seconds between calls.
     """
 
     name: str
@@ -76,7 +78,8 @@ class Source:
         Each program of a trace comes once before any comes again, under another id.
         """
         if self.path is None:
-            return _generated(self.name, self.count(n), seed)
+            scales = Scales(self.context_scale, self.output_scale, self.gap_scale)
+            return _generated(self.name, self.count(n), seed, scales)
         return _drawn(self.trace().programs, self.count(n), seed)
 
     def trace(self) -> Trace:
@@ -189,8 +192,7 @@ def grid(
 
 def do(spec: RunSpec, progress: Progress | None = None) -> RunResult:
     """Do a run, in this process."""
-    outcomes = _BY_DEPTH[spec.machine.depth](spec, arrivals(spec), progress)
-    return RunResult(spec, summarize(outcomes))
+    return RunResult(spec, _BY_DEPTH[spec.machine.depth](spec, arrivals(spec), progress))
 
 
 def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
@@ -201,16 +203,22 @@ def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
 
 def _by_steps(
     spec: RunSpec, programs: Sequence[ProgramShape], progress: Progress | None
-) -> Sequence[Outcome]:
+) -> Summary:
     machine = spec.machine
-    return simulate(
-        programs, spec.scheduler, batch=machine.batch, step_s=machine.step_s, progress=progress
-    ).outcomes
+    result = simulate(
+        programs,
+        spec.scheduler,
+        batch=machine.batch,
+        step_s=machine.step_s,
+        replicas=machine.replicas,
+        router=machine.router,
+        progress=progress,
+    )
+    return summarize(result.outcomes, result.busy_s)
 
 
-def _by_vllm(
-    spec: RunSpec, programs: Sequence[ProgramShape], progress: Progress | None
-) -> Sequence[Outcome]:
+def _by_vllm(spec: RunSpec, programs: Sequence[ProgramShape], progress: Progress | None) -> Summary:
+    from agentrt.simulator.fleet import run_fleet
     from agentrt.simulator.virtual import run_virtual
 
     def tell(ended: int, known: int) -> None:
@@ -218,24 +226,30 @@ def _by_vllm(
             progress(ended)
 
     machine = spec.machine
-    return run_virtual(
+    engine, times = machine.virtual_options(), machine.step_time()
+    if machine.replicas == 1:
+        one = run_virtual(programs, spec.scheduler, engine=engine, step_time=times, progress=tell)
+        return summarize(one.outcomes, (1.0,), one.counts.hit_rate)
+    run = run_fleet(
         programs,
         spec.scheduler,
-        engine=machine.virtual_options(),
-        step_time=machine.step_time(),
+        replicas=machine.replicas,
+        router=machine.router,
+        engine=engine,
+        step_time=times,
         progress=tell,
-    ).outcomes
+    )
+    return summarize(run.outcomes, run.busy_s, run.hit_rate)
 
 
-_BY_DEPTH: dict[
-    str, Callable[[RunSpec, Sequence[ProgramShape], Progress | None], Sequence[Outcome]]
-] = {"steps": _by_steps, "virtual": _by_vllm}
+_BY_DEPTH: dict[str, Callable[[RunSpec, Sequence[ProgramShape], Progress | None], Summary]]
+_BY_DEPTH = {"steps": _by_steps, "virtual": _by_vllm}
 
 
 # The runs of one seed follow each other in a worker, and want the same programs.
 @lru_cache(maxsize=2)
-def _generated(name: str, n: int, seed: int) -> Sequence[ProgramShape]:
-    return generate(name, n, seed)
+def _generated(name: str, n: int, seed: int, scales: Scales) -> Sequence[ProgramShape]:
+    return [scaled(program, scales) for program in generate(name, n, seed)]
 
 
 @lru_cache(maxsize=4)

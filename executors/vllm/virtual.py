@@ -72,6 +72,11 @@ class VirtualCounts:
     lost_tokens: int = 0
     output_tokens: int = 0
 
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that were found in the prefix cache."""
+        return self.hit_tokens / max(1, self.prompt_tokens)
+
     def add(self, report: CallReport) -> None:
         """Count a finished call."""
         self.preemptions += report.preemptions
