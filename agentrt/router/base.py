@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import ClassVar
 
 from agentrt.request import NO_LIMIT
-from agentrt.router.speed import Pace, Speed
+from agentrt.router.speed import Speed
 
 LEVELS = 8
 """Queue levels that a replica's load is told apart by; the last holds all that are worse."""
@@ -28,8 +29,8 @@ class RouterCall:
     program's type and its node; ``output_limit`` are the most tokens that it may put out.
     ``attained_s`` is what the scheduler will rank it by (seconds of service).
 
-    The dispatcher fills in ``level``, ``output_tokens`` (expected), ``home`` (where the
-    program's last call went, None for its first), and what `held` answers.
+    The dispatcher fills in ``level``, ``output_tokens`` (expected), ``home`` (the replica that
+    the program's last call went to, None for its first), and what `held` answers.
     """
 
     program_id: str
@@ -41,7 +42,7 @@ class RouterCall:
     blocks: Callable[[], Sequence[int]] = _nothing
     level: int = 0
     output_tokens: float = 0.0
-    home: str | None = None
+    home: ReplicaView | None = None
     match: Callable[[], Sequence[int]] | None = None
     _held: Sequence[int] | None = None
 
@@ -58,22 +59,32 @@ class RouterCall:
     def held(self, replica: ReplicaView) -> int:
         """Leading tokens of the prompt that a replica need not compute."""
         holdings = self.holdings
-        return holdings[replica.index] if replica.index < len(holdings) else 0
+        return holdings[replica.index] if holdings else 0
+
+    def held_by(self, replicas: Sequence[ReplicaView]) -> Sequence[int]:
+        """What `held` says of each of several."""
+        holdings = self.holdings
+        if not holdings:
+            return [0] * len(replicas)
+        if len(holdings) == len(replicas):  # all there are, and in their order
+            return holdings
+        return [holdings[replica.index] for replica in replicas]
 
 
 def _none_yet() -> list[float]:
     return [0.0] * LEVELS
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ReplicaView:
     """A replica that can take the call.
 
     ``in_flight`` are the tokens of the calls that it has now: those of their prompts, and those
     that they are expected to put out. ``calls`` counts them, and ``slots`` is how many it runs
-    at a time (0: not known). ``waits_s`` is how long a call of each level would wait before its
-    own first step; ``speed`` is what calls take on replicas like it, and ``pace`` how this one
-    differs. ``transfer_s`` is the time that a call needs to get there and back.
+    at a time (0: not known). ``transfer_s`` is the time that a call needs to get there and back;
+    ``waits_s`` is how long a call of each level would wait before its own first step, the way
+    included. ``speed`` is what calls take on replicas like it, and ``pace`` how many times as
+    long this one takes.
     """
 
     name: str
@@ -84,7 +95,7 @@ class ReplicaView:
     transfer_s: float = 0.0
     waits_s: list[float] = field(default_factory=_none_yet)
     speed: Speed = field(default_factory=Speed)
-    pace: Pace = field(default_factory=Pace)
+    pace: float = 1.0
 
 
 class Router(ABC):
@@ -110,4 +121,7 @@ class Router(ABC):
 
 def least_used(replicas: Sequence[ReplicaView]) -> ReplicaView:
     """The replica with the fewest tokens in flight; of equals, the first."""
-    return min(replicas, key=lambda replica: replica.in_flight)
+    return min(replicas, key=_in_flight)
+
+
+_in_flight = attrgetter("in_flight")

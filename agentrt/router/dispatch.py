@@ -16,13 +16,15 @@ from functools import lru_cache, partial
 from agentrt.request import CallReport
 from agentrt.router.base import LEVELS, ReplicaView, Router, RouterCall
 from agentrt.router.held import HeldNote
-from agentrt.router.holdings import Holdings
-from agentrt.router.speed import Speed
+from agentrt.router.holdings import Holdings, common
+from agentrt.router.speed import Pace, Speed
 
 _FIRST_OUTPUT = 128.0
 _LEARN = 0.05
 _KINDS = 4096
 """Kinds of calls whose outputs are remembered; the longest unseen are forgotten."""
+_GUESSES = 7
+"""Calls of a program under way, before the last one, that are looked at."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,17 +36,19 @@ class Trip:
     tokens: int
     missing: int
     beside: int
-    guessed: Sequence[int] = ()
+    blocks: Sequence[int] = ()
     over: bool = False
 
 
 @dataclass(slots=True)
 class _Home:
-    """Where a program's last call went, and how many tokens of context it left there."""
+    """Where a program's last call went, the tokens of context that it left there, and its calls
+    that are under way.
+    """
 
-    replica: int
-    name: str
-    tokens: int
+    replica: ReplicaView
+    tokens: int = 0
+    trips: tuple[Trip, ...] = ()
 
 
 class Dispatcher:
@@ -61,54 +65,62 @@ class Dispatcher:
         self.speed = Speed() if speed is None else speed
         self.holdings = Holdings()
         self._ends = list(level_ends[: LEVELS - 1])
-        self._ahead: dict[str, _Ahead] = {}
+        self._ahead: list[_Ahead] = []
+        self._paces: list[Pace] = []
         self._homes: dict[str, _Home] = {}
         self._outputs: OrderedDict[str, float] = OrderedDict()
 
     def join(self, name: str, slots: int = 0) -> ReplicaView:
         """A new replica, which holds nothing and has nothing to do."""
         view = ReplicaView(name, index=self.holdings.join(), slots=slots, speed=self.speed)
-        self._ahead[name] = _Ahead()
+        self._ahead.append(_Ahead())
+        self._paces.append(Pace())
         return view
+
+    @property
+    def programs(self) -> int:
+        """How many programs are remembered."""
+        return len(self._homes)
 
     # -- calls -------------------------------------------------------------------------
 
     def send(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> Trip:
         """Ask the router where the call goes, and count it there until `ended`."""
         home = self._homes.get(call.program_id)
-        call.home = None if home is None else home.name
+        call.home = None if home is None else home.replica
         call.level = bisect_right(self._ends, call.attained_s)
         call.output_tokens = min(self._outputs.get(call.kind, _FIRST_OUTPUT), call.output_limit)
-        if self.router.reads_blocks:
-            call.match = partial(self._match, call, home)
-        chosen = self.router.choose(call, replicas)
-        return self._begin(call, chosen)
-
-    def _match(self, call: RouterCall, home: _Home | None) -> Sequence[int]:
-        most = call.prompt_tokens - 1
-        blocks = call.blocks()
-        if blocks:
-            size = call.block_size
-            return [min(count * size, most) for count in self.holdings.match(blocks)]
-        held = [0] * len(self._ahead)
-        if home is not None and not call.block_size:
-            # Nobody tells: its program's context is where it was left, as far as we know.
-            held[home.replica] = max(0, min(home.tokens, most))
-        return held
-
-    def _begin(self, call: RouterCall, view: ReplicaView) -> Trip:
-        held = call.held(view)
+        reads = self.router.reads_blocks
+        blocks = call.blocks() if reads else ()
+        if reads:
+            call.match = partial(self._match, call, blocks, home)
+        view = self.router.choose(call, replicas)
         tokens = call.prompt_tokens + int(call.output_tokens)
-        trip = Trip(call, view, tokens, call.prompt_tokens - held, view.calls)
-        blocks = call.blocks() if self.router.reads_blocks else ()
-        if blocks:
-            trip.guessed = blocks[held // call.block_size :]
-            self.holdings.guess(view.index, trip.guessed)
+        trip = Trip(call, view, tokens, call.prompt_tokens - call.held(view), view.calls, blocks)
         view.in_flight += tokens
         view.calls += 1
-        self._ahead[view.name].add(call.level, 1, trip.missing, view)
-        self._homes[call.program_id] = _Home(view.index, view.name, tokens)
+        self._ahead[view.index].add(call.level, 1, trip.missing, view)
+        if home is None:
+            home = self._homes[call.program_id] = _Home(view)
+        home.replica, home.tokens = view, tokens
+        if blocks:
+            home.trips = (*home.trips[-_GUESSES:], trip)
         return trip
+
+    def _match(self, call: RouterCall, blocks: Sequence[int], home: _Home | None) -> list[int]:
+        """Leading tokens that each replica holds, as engines told, and what is likely beside."""
+        size, most = call.block_size, call.prompt_tokens - 1
+        held = self.holdings.match(blocks, size, most)
+        if home is None:
+            return held
+        if not size:
+            # Nobody tells: its program's context is where it was left, as far as we know.
+            held[home.replica.index] = max(0, min(home.tokens, most))
+        for trip in home.trips:
+            # A guess: what its calls under way will store. When they end, their engines tell.
+            index, guess = trip.replica.index, common(trip.blocks, blocks) * size
+            held[index] = max(held[index], min(guess, most))
+        return held
 
     def ended(self, trip: Trip, report: CallReport | None = None) -> None:
         """The call is over; ``report`` is its engine's account of it, if it has one."""
@@ -116,21 +128,24 @@ class Dispatcher:
             return
         trip.over = True
         view = trip.replica
-        self.holdings.unguess(view.index, trip.guessed)
         view.in_flight -= trip.tokens
         view.calls -= 1
+        home = self._homes.get(trip.call.program_id)
+        if home is not None and home.trips:
+            home.trips = tuple(one for one in home.trips if one is not trip)
         if report is not None and report.steps:
             beside = (trip.beside + view.calls) / 2
             if report.service_s > 0:
-                view.pace.learn(report.service_s / self.speed.expected_s(report, beside))
+                expected_s = self.speed.expected_s(report, beside)
+                view.pace = self._paces[view.index].learn(report.service_s / expected_s)
             self.speed.learn(report, beside)
             self._learn(trip.call.kind, report.output_tokens)
-        self._ahead[view.name].add(trip.call.level, -1, -trip.missing, view)
+        self._ahead[view.index].add(trip.call.level, -1, -trip.missing, view)
 
     def _learn(self, kind: str, tokens: int) -> None:
-        before = self._outputs.pop(kind, None)
-        mean = tokens if before is None else before + _LEARN * (tokens - before)
-        self._outputs[kind] = mean
+        before = self._outputs.get(kind)
+        self._outputs[kind] = tokens if before is None else before + _LEARN * (tokens - before)
+        self._outputs.move_to_end(kind)
         if len(self._outputs) > _KINDS:
             self._outputs.popitem(last=False)
 
@@ -152,7 +167,7 @@ class Dispatcher:
     def lost(self, view: ReplicaView) -> None:
         """A replica died: its memory is empty, and its calls are about to end."""
         self.holdings.clear(view.index)
-        self._homes = {pid: home for pid, home in self._homes.items() if home.name != view.name}
+        self._homes = {pid: home for pid, home in self._homes.items() if home.replica is not view}
         self.router.replica_lost(view.name)
 
 
@@ -170,12 +185,13 @@ class _Ahead:
         for i in range(level, LEVELS):
             self._calls[i] += calls
             self._tokens[i] += tokens
-        slots, pace, prefill_s = view.slots, view.pace.value, view.speed.prefill_s
+        slots, pace, prefill_s = view.slots, view.pace, view.speed.prefill_s
         turn_s = view.speed.service_s / slots if slots else 0.0
         for i in range(level, LEVELS):
             count = self._calls[i]
             turns = turns_to_wait(count, slots) if slots else 0.0
-            view.waits_s[i] = pace * (self._tokens[i] * prefill_s + turns * turn_s)
+            wait_s = pace * (self._tokens[i] * prefill_s + turns * turn_s)
+            view.waits_s[i] = view.transfer_s + wait_s
 
 
 @lru_cache(4096)

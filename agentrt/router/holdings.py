@@ -14,20 +14,15 @@ from agentrt.errors import InvariantError
 
 
 class Holdings:
-    """Blocks by their hashes (64 bits each), with the set of their holders as a bitmask.
-
-    ``certain`` holders have told that they store a block. Guesses, of blocks that a call under
-    way is about to store, are kept apart, and end with the call.
-    """
+    """Blocks by their hashes (64 bits each), with the set of their holders as a bitmask."""
 
     def __init__(self) -> None:
-        self._certain: dict[int, int] = {}
-        self._guessed: dict[int, int] = {}
+        self._holders: dict[int, int] = {}
         self._replicas = 0
 
     def __len__(self) -> int:
         """How many different blocks are known to be held."""
-        return len(self._certain)
+        return len(self._holders)
 
     def join(self) -> int:
         """A new replica, which holds nothing yet. Its number, from 0 up."""
@@ -38,89 +33,94 @@ class Holdings:
 
     def store(self, replica: int, hashes: Iterable[int]) -> None:
         """The replica holds these blocks now."""
-        table, bit = self._certain, 1 << replica
-        for value in hashes:
-            table[value] = table.get(value, 0) | bit
+        bit = 1 << replica
+        new = dict.fromkeys(hashes, bit)
+        table = self._holders
+        for value in table.keys() & new.keys():
+            new[value] |= table[value]
+        table.update(new)
 
     def remove(self, replica: int, hashes: Iterable[int]) -> None:
         """The replica does not hold these blocks any more."""
-        _take(self._certain, 1 << replica, hashes)
+        table, bit = self._holders, 1 << replica
+        take = table.pop
+        for value in hashes:
+            holders = take(value, 0)
+            if holders & ~bit:
+                table[value] = holders & ~bit
 
     def replace(self, replica: int, hashes: Iterable[int]) -> None:
-        """The replica holds these blocks, and no others. Guesses stay."""
-        self.remove(replica, self.blocks(replica))
+        """The replica holds these blocks, and no others."""
+        self.clear(replica)
         self.store(replica, hashes)
 
     def clear(self, replica: int) -> None:
         """Forget all that the replica holds. Takes time by the size of the whole index."""
-        bit = 1 << replica
-        for table in (self._certain, self._guessed):
-            _take(table, bit, [value for value, holders in table.items() if holders & bit])
+        self.remove(replica, self.blocks(replica))
 
     def blocks(self, replica: int) -> set[int]:
-        """All blocks that the replica is known to hold. For tests and snapshots."""
+        """All blocks that the replica is known to hold."""
         bit = 1 << replica
-        return {value for value, holders in self._certain.items() if holders & bit}
-
-    # -- what is only likely -----------------------------------------------------------
-
-    def guess(self, replica: int, hashes: Iterable[int]) -> None:
-        """A call that will store these blocks was sent to the replica."""
-        table, bit = self._guessed, 1 << replica
-        for value in hashes:
-            table[value] = table.get(value, 0) | bit
-
-    def unguess(self, replica: int, hashes: Iterable[int]) -> None:
-        """That call has ended: what it stored, its engine has told."""
-        _take(self._guessed, 1 << replica, hashes)
-
-    def guessed(self, replica: int, value: int) -> bool:
-        """Whether that the replica holds the block is no more than a guess."""
-        bit = 1 << replica
-        return bool(self._guessed.get(value, 0) & ~self._certain.get(value, 0) & bit)
+        return {value for value, holders in self._holders.items() if holders & bit}
 
     # -- the question ------------------------------------------------------------------
 
-    def match(self, hashes: Sequence[int]) -> list[int]:
-        """How many leading blocks of a prompt each replica holds.
+    def match(self, hashes: Sequence[int], size: int = 1, most: int | None = None) -> list[int]:
+        """The leading part of a prompt that each replica holds, in blocks of ``size`` tokens.
 
-        Exact as long as replicas hold beginnings of chains; a hole within one may be
-        overlooked, and then the answer is too high.
+        No more than ``most``. Exact as long as replicas hold beginnings of chains; a hole within
+        one may be overlooked, and then the answer is too high.
         """
-        lengths = [0] * self._replicas
-        certain, guessed = self._certain.get, self._guessed.get
+        everybody = (1 << self._replicas) - 1
+        ends = self._ends(hashes, everybody) if hashes else [(everybody, 0)]
+        limit = len(hashes) * size if most is None else most
+        # Nearly all hold equally much, such as what is common to all programs: those at once.
+        usual, length = max(ends, key=_count)
+        lengths = [min(length * size, limit)] * self._replicas
+        for replicas, length in ends:
+            if replicas is not usual:
+                _set(lengths, replicas, min(length * size, limit))
+        return lengths
+
+    def _ends(self, hashes: Sequence[int], everybody: int) -> list[tuple[int, int]]:
+        """Who holds so many leading blocks, and no more; each replica once."""
+        holders_of = self._holders.get
+        ends = []
         # Between two places, with who holds the blocks at each; nobody holds what is no block.
-        spans = [(-1, len(hashes), (1 << self._replicas) - 1, 0)]
+        spans = [(-1, len(hashes), everybody, 0)]
         while spans:
             low, high, first, last = spans.pop()
-            if high - low == 1:
-                _set(lengths, first & ~last, high)
-                continue
-            middle = (low + high) // 2
-            value = hashes[middle]
-            here = (certain(value, 0) | guessed(value, 0)) & first | last
-            if here != first:
-                spans.append((low, middle, first, here))
-            if here != last:
-                spans.append((middle, high, here, last))
-        return lengths
+            while high - low > 1:
+                middle = (low + high) // 2
+                here = holders_of(hashes[middle], 0) & first | last
+                if here == first:
+                    low = middle
+                elif here == last:
+                    high = middle
+                else:
+                    spans.append((middle, high, here, last))
+                    high, last = middle, here
+            ends.append((first & ~last, high))
+        return ends
 
     def check_integrity(self) -> None:
         """For tests. Raises `InvariantError` for an entry that nobody holds."""
         everybody = (1 << self._replicas) - 1
-        for table in (self._certain, self._guessed):
-            for value, holders in table.items():
-                if not holders or holders & ~everybody:
-                    raise InvariantError(f"block {value:x} is held by {holders:b}")
+        for value, holders in self._holders.items():
+            if not holders or holders & ~everybody:
+                raise InvariantError(f"block {value:x} is held by {holders:b}")
 
 
-def _take(table: dict[int, int], bit: int, hashes: Iterable[int]) -> None:
-    for value in hashes:
-        holders = table.get(value, 0) & ~bit
-        if holders:
-            table[value] = holders
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading blocks two prompts have in common; equal at a place means so before."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high) // 2
+        if one[middle] == other[middle]:
+            low = middle + 1
         else:
-            table.pop(value, None)
+            high = middle
+    return low
 
 
 def _set(lengths: list[int], replicas: int, length: int) -> None:
@@ -128,3 +128,7 @@ def _set(lengths: list[int], replicas: int, length: int) -> None:
         lowest = replicas & -replicas
         lengths[lowest.bit_length() - 1] = length
         replicas ^= lowest
+
+
+def _count(end: tuple[int, int]) -> int:
+    return end[0].bit_count()

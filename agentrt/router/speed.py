@@ -14,6 +14,7 @@ _FORGET = 0.995
 """A call's weight in the fit, for each call that came after it."""
 _EVERY = 16
 """Calls between two fits."""
+_FIRST_FIT = 4
 _TRUST = 0.5
 """How much the starting values count, in calls that agree with them."""
 _MEAN = 0.02
@@ -33,34 +34,42 @@ class Speed:
     The first values are of an 8B model on a large GPU; a few calls replace them.
     """
 
-    __slots__ = ("_answers", "_moments", "_seen", "beside_s", "prefill_s", "service_s", "step_s")
+    __slots__ = ("_seen", "_sums", "beside_s", "prefill_s", "service_s", "step_s")
 
     def __init__(
         self, step_s: float = 6e-3, beside_s: float = 1e-4, prefill_s: float = 25e-6
     ) -> None:
         self.step_s, self.beside_s, self.prefill_s = step_s, beside_s, prefill_s
         self.service_s = 100 * step_s
-        """The mean service of its calls (seconds)."""
-        self._moments: list[_Row] = [[0.0] * 3 for _ in range(3)]
-        self._answers: _Row = [0.0] * 3
+        """The mean service of calls (seconds)."""
+        self._sums = (0.0,) * 9
         self._seen = 0
 
     def learn(self, report: CallReport, beside: float) -> None:
         """A call ended that had about ``beside`` others beside it."""
-        if report.service_s <= 0 or report.steps <= 0:
+        service_s = report.service_s
+        if service_s <= 0 or report.steps <= 0:
             return
-        share = max(_MEAN, 1 / (self._seen + 1))
-        self.service_s += share * (report.service_s - self.service_s)
-        computed = max(0, report.prompt_tokens - report.cached_tokens)
-        scale = 1 / report.service_s
-        row = [report.steps * scale, report.steps * beside * scale, computed * scale]
-        for i, value in enumerate(row):
-            self._answers[i] = self._answers[i] * _FORGET + value
-            line = self._moments[i]
-            for j, other in enumerate(row):
-                line[j] = line[j] * _FORGET + value * other
         self._seen += 1
-        if self._seen % _EVERY == 0 or self._seen == 4:
+        self.service_s += max(_MEAN, 1 / self._seen) * (service_s - self.service_s)
+        # The row of the equation (a, b, c) * coefficients = 1, and its products so far.
+        a = report.steps / service_s
+        b = a * beside
+        c = max(0, report.prompt_tokens - report.cached_tokens) / service_s
+        aa, ab, ac, bb, bc, cc, ya, yb, yc = self._sums
+        keep = _FORGET
+        self._sums = (
+            aa * keep + a * a,
+            ab * keep + a * b,
+            ac * keep + a * c,
+            bb * keep + b * b,
+            bc * keep + b * c,
+            cc * keep + c * c,
+            ya * keep + a,
+            yb * keep + b,
+            yc * keep + c,
+        )
+        if self._seen % _EVERY == 0 or self._seen == _FIRST_FIT:
             self._fit()
 
     def expected_s(self, report: CallReport, beside: float) -> float:
@@ -71,8 +80,8 @@ class Speed:
     def _fit(self) -> None:
         """Solve for the coefficients, held to the present ones where the calls say little."""
         before = [self.step_s, self.beside_s, self.prefill_s]
-        rows = [list(line) for line in self._moments]
-        answers = list(self._answers)
+        aa, ab, ac, bb, bc, cc, *answers = self._sums
+        rows = [[aa, ab, ac], [ab, bb, bc], [ac, bc, cc]]
         for i, value in enumerate(before):
             pull = _TRUST / max(value, 1e-12) ** 2
             rows[i][i] += pull
@@ -86,19 +95,18 @@ class Speed:
 class Pace:
     """How long a replica takes for a call, over what the average one takes."""
 
-    __slots__ = ("_calls", "_mean", "value")
+    __slots__ = ("_calls", "_mean")
 
     def __init__(self) -> None:
-        self.value = 1.0
         self._mean = 1.0
         self._calls = 0
 
-    def learn(self, ratio: float) -> None:
-        """One of its calls took ``ratio`` times what was expected."""
+    def learn(self, ratio: float) -> float:
+        """One of its calls took ``ratio`` times what was expected. The pace; 1 while unsure."""
         self._calls += 1
         self._mean += max(_MEAN, 1 / self._calls) * (ratio - self._mean)
         sure = self._calls >= _FIRST_CALLS and abs(self._mean - 1) > _UNSURE
-        self.value = self._mean if sure else 1.0
+        return self._mean if sure else 1.0
 
 
 def _solve(rows: list[_Row], answers: _Row) -> _Row:

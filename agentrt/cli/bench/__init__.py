@@ -13,6 +13,7 @@ from agentrt.cli.bench.engine import burst, scheduler
 from agentrt.cli.bench.langgraph import langgraph
 from agentrt.cli.bench.pure import decisions, simulator
 from agentrt.cli.bench.retention import retention
+from agentrt.cli.bench.routing import routing
 
 
 @click.group()
@@ -27,6 +28,7 @@ for _command in (
     decisions,
     langgraph,
     retention,
+    routing,
     scheduler,
     simulator,
 ):

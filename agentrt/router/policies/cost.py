@@ -8,7 +8,6 @@ unless another replica is better by a share of what its context there is worth.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -30,27 +29,24 @@ class Cost(Router):
         self._margin, self._others = margin, others
 
     def choose(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> ReplicaView:
-        level, prompt, home = call.level, call.prompt_tokens, call.home
-        holdings, others, speed = call.holdings, self._others, replicas[0].speed
+        held, level, prompt = call.held_by(replicas), call.level, call.prompt_tokens
+        speed, others = replicas[0].speed, self._others
+        compute_s, harm_s = speed.prefill_s, speed.prefill_s * others
         output_s = call.output_tokens * speed.step_s
         beside_s = call.output_tokens * speed.beside_s * (1.0 + others)
-        prefill_s, harm_s = speed.prefill_s, speed.prefill_s * others
-        best, least = replicas[0], math.inf
-        stay: ReplicaView | None = None
-        stay_s = 0.0
-        for replica in replicas:
-            beside = replica.calls
-            missing = prompt - (holdings[replica.index] if holdings else 0)
-            seconds = (
-                replica.transfer_s
-                + replica.waits_s[level]
-                + replica.pace.value
-                * (missing * (prefill_s + harm_s * beside) + output_s + beside_s * beside)
+        seconds = [
+            replica.waits_s[level]
+            + replica.pace
+            * (
+                (prompt - there) * (compute_s + harm_s * replica.calls)
+                + (output_s + beside_s * replica.calls)
             )
-            if seconds < least:
-                best, least = replica, seconds
-            if replica.name == home:
-                stay, stay_s = replica, seconds
-        if stay is None:
-            return best
-        return stay if stay_s - least <= self._margin * call.held(stay) * prefill_s else best
+            for replica, there in zip(replicas, held, strict=True)
+        ]
+        least = min(seconds)
+        home = call.home
+        if home is not None and home in replicas:
+            at = replicas.index(home)
+            if seconds[at] - least <= self._margin * held[at] * compute_s:
+                return home
+        return replicas[seconds.index(least)]

@@ -30,12 +30,10 @@ class Prefix(Router):
 
     def choose(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> ReplicaView:
         idlest = least_used(replicas)
-        holdings = call.holdings
-        if not holdings:
-            return idlest
-        most = max(holdings[replica.index] for replica in replicas)
+        held = call.held_by(replicas)
+        most = max(held)
         if 2 * most <= call.prompt_tokens:
             return idlest
-        holder = least_used([r for r in replicas if holdings[r.index] == most])
+        holder = least_used([r for r, there in zip(replicas, held, strict=True) if there == most])
         limit = max(idlest.in_flight * self._imbalance, idlest.in_flight + self._slack)
         return holder if holder.in_flight <= limit else idlest
