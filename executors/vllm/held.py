@@ -24,7 +24,8 @@ class HeldLog:
 
     def __init__(self, scheduler: _compat.AsyncScheduler) -> None:
         self._scheduler = scheduler
-        self._number = 0
+        self.number = 0
+        """That of the last note."""
         self._changed: dict[bytes, None] = {}
         self._cleared = False
         self._limit = 2 * _compat.all_blocks(scheduler)
@@ -50,26 +51,31 @@ class HeldLog:
 
     def take(self) -> dict[str, Any] | None:
         """A note of all changes since the last, as plain values; None if there are none."""
-        if not self._changed and not self._cleared:
-            return None
-        self._number += 1
         if self._cleared:
             return self.snapshot()
+        if not self._changed:
+            return None
         stored: list[int] = []
         removed: list[int] = []
         holds = _compat.holds_block
         for key in self._changed:
             (stored if holds(self._scheduler, key) else removed).append(short(key))
         self._changed.clear()
-        return HeldNote.of(self._number, stored, removed).to_wire()
+        self.number += 1
+        return HeldNote.of(self.number, stored, removed).to_wire()
 
     def snapshot(self) -> dict[str, Any]:
-        """All blocks that the cache holds now, and their size. Notes go on from here."""
+        """All blocks that the cache holds now, and their size. Notes go on from here.
+
+        What changed since the last note counts as told: another reader has missed it.
+        """
+        if self._changed or self._cleared:
+            self.number += 1
         self._changed.clear()
         self._cleared = False
         blocks = map(short, _compat.held_blocks(self._scheduler))
         size = _compat.hash_block_size(self._scheduler)
-        return HeldNote.of(self._number, blocks, whole=True).to_wire() | {"block_size": size}
+        return HeldNote.of(self.number, blocks, whole=True).to_wire() | {"block_size": size}
 
     def attach(self, outputs: Iterable[Any]) -> None:
         """Put a note on the first of a step's outputs that ends a call of ours."""
@@ -82,5 +88,5 @@ class HeldLog:
                 return
 
     def _start_over(self) -> None:
-        self._number += 1  # whoever still reads misses this one, and asks
+        self.number += 1  # whoever still reads misses this one, and asks
         self._changed.clear()
