@@ -70,9 +70,16 @@ class Dispatcher:
         self._homes: dict[str, _Home] = {}
         self._outputs: OrderedDict[str, float] = OrderedDict()
 
-    def join(self, name: str, slots: int = 0) -> ReplicaView:
+    def join(self, name: str, slots: int = 0, transfer_s: float = 0.0) -> ReplicaView:
         """A new replica, which holds nothing and has nothing to do."""
-        view = ReplicaView(name, index=self.holdings.join(), slots=slots, speed=self.speed)
+        view = ReplicaView(
+            name,
+            index=self.holdings.join(),
+            slots=slots,
+            transfer_s=transfer_s,
+            waits_s=[transfer_s] * LEVELS,
+            speed=self.speed,
+        )
         self._ahead.append(_Ahead())
         self._paces.append(Pace())
         return view

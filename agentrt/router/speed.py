@@ -15,7 +15,7 @@ _FORGET = 0.995
 _EVERY = 16
 """Calls between two fits."""
 _FIRST_FIT = 4
-_TRUST = 0.5
+_TRUST = 0.01
 """How much the starting values count, in calls that agree with them."""
 _MEAN = 0.02
 """A call's weight in the mean service."""

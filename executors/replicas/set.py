@@ -48,9 +48,9 @@ class ReplicaSet:
         self.replicas = [
             Replica(f"replica-{index}", partial(make, index)) for index in range(count)
         ]
-        self._routing = Routing(router, level_ends)
+        self.routing = Routing(router, level_ends)
         for replica in self.replicas:
-            self._routing.join(replica)
+            self.routing.join(replica)
         self._patience_s = patience_s
         self._hang_s = hang_s
         self._backoff = Backoff() if backoff is None else backoff
@@ -83,7 +83,7 @@ class ReplicaSet:
                 progress("; ".join(f"{name}: {text}" for name, text in sorted(said.items())))
 
             await replica.start(tell, time.monotonic)
-            self._routing.ready(replica)
+            self.routing.ready(replica)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -104,7 +104,7 @@ class ReplicaSet:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self._routing.close()
+        await self.routing.close()
         await asyncio.gather(*(replica.executor.close() for replica in self.replicas))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
@@ -119,17 +119,17 @@ class ReplicaSet:
         given = ""
         while True:
             ready = await self._ready()
-            call = self._routing.counted(call, ready)
-            replica, trip = self._routing.send(call, ready)
+            call = self.routing.counted(call, ready)
+            replica, trip = self.routing.send(call, ready)
             engine = replica.executor
             again = _Again(given, call.call_id)
             try:
-                with self._running(call, replica), self._routing.counting(trip):
+                with self._running(call, replica), self.routing.counting(trip):
                     chunks = engine.generate(call, stream=stream)
                     async with contextlib.aclosing(chunks):
                         async for chunk in chunks:
                             if chunk.reply is not None:
-                                self._routing.ended(trip, chunk.reply.report)
+                                self.routing.ended(trip, chunk.reply.report)
                             text = again.rest(chunk.text, last=chunk.reply is not None)
                             given += text
                             if text or chunk.reply is not None:
@@ -179,7 +179,7 @@ class ReplicaSet:
         return await replica.executor.aborted(call_id)
 
     async def end_program(self, program_id: str) -> None:
-        self._routing.dispatcher.program_ended(program_id)
+        self.routing.dispatcher.program_ended(program_id)
         for replica in self.replicas:
             if program_id in replica.programs:
                 replica.programs.discard(program_id)
@@ -221,7 +221,7 @@ class ReplicaSet:
             return
         if replica.state is not ReplicaState.READY:
             return
-        self._routing.lost(replica)
+        self.routing.lost(replica)
         rest = replica.died(error, time.monotonic(), self._backoff)
         if rest is None:
             self._notice(f"{replica.name} died {replica.deaths} times and is left out: {error}")
@@ -236,7 +236,7 @@ class ReplicaSet:
             await replica.renew()
             try:
                 await replica.start(lambda message: None, time.monotonic)
-                self._routing.ready(replica)
+                self.routing.ready(replica)
             except Exception as error:  # whatever it is, the replica must not be forgotten
                 next_rest = replica.died(error, time.monotonic(), self._backoff)
                 if next_rest is None:

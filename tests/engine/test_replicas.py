@@ -11,11 +11,13 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, program
+from agentrt.executors.holdings import ShowsHoldings
 from agentrt.executors.replicas import Backoff, Replica, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.executors.vllm.processes import descendants
 from agentrt.options import LLMOptions
+from agentrt.request import Call, CallSpec
 from agentrt.router import make_router
 
 pytest.importorskip("vllm")
@@ -23,7 +25,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 # float32, because bfloat16 varies with the batch that a call is in.
 FLAGS = ("--dtype", "float32", "--max-model-len", "1024")
-OPTIONS = EngineOptions(max_num_seqs=4, flags=FLAGS)
+OPTIONS = EngineOptions(max_num_seqs=4, flags=FLAGS, kv_events=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -31,7 +33,7 @@ async def replicas() -> AsyncIterator[ReplicaSet]:
     yield ReplicaSet(
         lambda index: VLLMEngine(OPTIONS),
         2,
-        make_router("least-used"),
+        make_router("cost"),
         backoff=Backoff(first_s=0.1),
         patience_s=300,
     )
@@ -74,6 +76,43 @@ def ready(replica: Replica) -> bool:
     return replica.state is ReplicaState.READY
 
 
+async def knows_what_they_hold(replicas: ReplicaSet) -> None:
+    """The router's index is what each engine holds when it is asked."""
+    dispatcher = replicas.routing.dispatcher
+    for replica in replicas.replicas:
+        assert isinstance(replica.executor, ShowsHoldings)
+        found = await replica.executor.held()
+        assert found is not None
+        note, size = found
+        assert size == 32
+        assert note.stored
+        assert dispatcher.holdings.blocks(replica.view.index) == set(note.stored)
+
+
+async def test_the_router_knows_what_each_engine_holds(
+    runtime: Runtime, replicas: ReplicaSet
+) -> None:
+    """1. After many calls, streamed ones among them, its index is what the engines hold.
+    2. What it expects of a prompt is what the engine finds in its cache.
+    """
+    await tell(runtime)
+    await knows_what_they_hold(replicas)
+    chat = ({"role": "user", "content": "Tell a story about 3 cats and a very old dog. " * 8},)
+    engine, dispatcher = replicas.replicas[0].executor, replicas.routing.dispatcher
+    assert isinstance(engine, ShowsHoldings)
+    ids = engine.prompt_ids(CallSpec(messages=chat))
+    for number in range(2):
+        expected = dispatcher.holdings.match(engine.block_hashes(ids), 32, len(ids) - 1)
+        call = Call(f"s/{number}", "s", "t", CallSpec(messages=chat, max_tokens=4))
+        reply = [chunk.reply async for chunk in replicas.generate(call, stream=False)][-1]
+        assert reply is not None
+        assert reply.report.prompt_tokens == len(ids)
+        assert reply.report.cached_tokens in expected
+    assert max(expected) >= 32
+    assert reply.report.cached_tokens == max(expected)
+    await replicas.end_program("s")
+
+
 async def test_calls_of_a_killed_engine_run_again_with_the_same_texts(
     runtime: Runtime, replicas: ReplicaSet
 ) -> None:
@@ -93,6 +132,7 @@ async def test_calls_of_a_killed_engine_run_again_with_the_same_texts(
         while not all(map(ready, replicas.replicas)):
             await asyncio.sleep(0.1)  # a start takes many seconds
     assert await tell(runtime) == expected
+    await knows_what_they_hold(replicas)
     snapshot = await replicas.snapshot()
     assert (snapshot["running"], snapshot["waiting"], snapshot["programs"]) == ([], [], [])
     assert [one["in_flight_tokens"] for one in snapshot["replicas"]] == [0, 0]

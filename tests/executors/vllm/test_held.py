@@ -87,7 +87,7 @@ def test_notes_add_up_to_the_cache(losing: float) -> None:
     reader = Reader(tiny, lambda: rng.random() < losing)
     prompts = [[rng.randrange(1000) + 10 * family for _ in range(150)] for family in range(4)]
     checked = number = 0
-    while checked < 60:
+    while checked < 40:
         while len(tiny.requests) < 4:
             number += 1
             own = [rng.randrange(1000) for _ in range(rng.randrange(40))]
