@@ -41,7 +41,8 @@ class Summary:
     a program's latency over the tokens that it generated, averaged over programs.
     ``slowdown`` is latency over the program's own ideal, averaged. ``hit_rate`` is the share of
     prompt tokens found in the prefix cache, NaN where there is none. ``balance`` is the busiest
-    engine's busy time over the mean of all.
+    engine's busy time over the mean of all. ``steady_per_s`` counts the programs that ended
+    before the last one arrived, per second of that time, and ``offered_per_s`` those that came.
     """
 
     programs: int
@@ -59,6 +60,8 @@ class Summary:
     preemptions: int
     hit_rate: float = math.nan
     balance: float = 1.0
+    steady_per_s: float = math.nan
+    offered_per_s: float = math.nan
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -83,6 +86,8 @@ def summarize(
         sum(getattr(o, name) for o in outcomes) for name in ("waiting_s", "service_s", "tool_s")
     )
     whole = (waiting + service + tool) or 1.0
+    last = max(o.arrived_s for o in outcomes)
+    paced_s = last - start or math.nan
     return Summary(
         programs=n,
         mean_s=sum(latencies) / n,
@@ -98,5 +103,7 @@ def summarize(
         tool_share=tool / whole,
         preemptions=sum(o.preemptions for o in outcomes),
         hit_rate=hit_rate,
+        steady_per_s=sum(o.ended_s <= last for o in outcomes) / paced_s,
+        offered_per_s=n / paced_s,
         balance=max(busy_s) * len(busy_s) / sum(busy_s) if any(busy_s) else 1.0,
     )

@@ -103,14 +103,15 @@ def best(group: Sequence[Routed], measure: str, but: Routed) -> Routed | None:
 class Scaled:
     """More replicas against the fewest, for one router: medians over seeds.
 
-    ``linear`` are programs per second over so many times those of the fewest; ``mean`` and
-    ``p95`` latencies over theirs.
+    ``steady_per_s`` are programs that end per second while others arrive. ``linear`` is which
+    share that is of those that arrive, over the same share with the fewest replicas; ``mean``
+    and ``p95`` are latencies over theirs.
     """
 
     setting: Setting
     router: str
     replicas: int
-    throughput_per_s: float
+    steady_per_s: float
     linear: float
     mean: float
     p95: float
@@ -127,8 +128,8 @@ def scaling(found: Sequence[Routed]) -> list[Scaled]:
                 one.setting,
                 one.router,
                 one.replicas,
-                one.median("throughput_per_s"),
-                _over(one, base, "throughput_per_s") * base.replicas / one.replicas,
+                one.median("steady_per_s"),
+                _over(one, base, "steady_per_s") / _over(one, base, "offered_per_s"),
                 _over(one, base, "mean_s"),
                 _over(one, base, "p95_s"),
             )

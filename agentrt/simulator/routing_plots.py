@@ -49,8 +49,8 @@ def draw_scaling(found: Sequence[Routed], path: Path) -> None:
         )
         label, colour = f"{workload}, {router}", f"C{number}"
         counts = [one.replicas for one in mine]
-        left.plot(counts, [o.throughput_per_s for o in mine], "o-", color=colour, label=label)
-        first = mine[0].throughput_per_s / counts[0]
+        left.plot(counts, [o.steady_per_s for o in mine], "o-", color=colour, label=label)
+        first = mine[0].steady_per_s / counts[0]
         left.plot(counts, [first * n for n in counts], "--", color=colour, alpha=0.5)
         right.plot(counts, [one.mean for one in mine], "o-", color=colour, label=f"{label}: mean")
         right.plot(counts, [one.p95 for one in mine], "s:", color=colour, label=f"{label}: P95")

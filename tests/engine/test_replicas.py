@@ -101,15 +101,17 @@ async def test_the_router_knows_what_each_engine_holds(
     engine, dispatcher = replicas.replicas[0].executor, replicas.routing.dispatcher
     assert isinstance(engine, ShowsHoldings)
     ids = engine.prompt_ids(CallSpec(messages=chat))
+    cached = -1
     for number in range(2):
         expected = dispatcher.holdings.match(engine.block_hashes(ids), 32, len(ids) - 1)
         call = Call(f"s/{number}", "s", "t", CallSpec(messages=chat, max_tokens=4))
         reply = [chunk.reply async for chunk in replicas.generate(call, stream=False)][-1]
         assert reply is not None
         assert reply.report.prompt_tokens == len(ids)
-        assert reply.report.cached_tokens in expected
+        cached = reply.report.cached_tokens
+        assert cached in expected
     assert max(expected) >= 32
-    assert reply.report.cached_tokens == max(expected)
+    assert cached == max(expected)
     await replicas.end_program("s")
 
 

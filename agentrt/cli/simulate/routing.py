@@ -203,8 +203,8 @@ def _scaling(found: Sequence[Routed]) -> str:
             str(one.setting.pressure),
             one.router,
             one.replicas,
-            _digits(one.throughput_per_s),
-            f"{one.linear:.3f}",
+            _digits(one.steady_per_s),
+            "-" if math.isnan(one.linear) else f"{one.linear:.3f}",
             f"{one.mean:.2f}",
             f"{one.p95:.2f}",
         ]
