@@ -73,10 +73,10 @@ def sample(crowd: Crowd, steps: int) -> Sample:
         _step(crowd, {})
     spent: dict[str, float] = {}
     before = crowd.started
-    with _no_collections():
+    with no_collections():
         for _ in range(steps):
             _step(crowd, spent)
-        clock_us = _clock_us()
+        clock_us = clock_read_us()
     starts = (crowd.started - before) / steps
     per = {"charge": SLOTS - 1, "choose": starts}
     return Sample(
@@ -97,7 +97,7 @@ def _step(crowd: Crowd, spent: dict[str, float]) -> None:
 
 
 @contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """Keep Python's garbage collector out: it would charge its pauses to whoever is at hand."""
     was_on = gc.isenabled()
     gc.collect()
@@ -109,7 +109,7 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _clock_us() -> float:
+def clock_read_us() -> float:
     """What reading the clock costs; it is in every part once."""
     reads = [time.thread_time_ns() for _ in range(1000)]
     return statistics.median(b - a for a, b in pairwise(reads)) / 1000

@@ -76,8 +76,9 @@ def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="NAME",
             cls=RunOption,
             group="Engine",
-            help="Which replica runs a call: agentix (long calls at their program's home), "
-            f"least-used, round-robin.  [default: {_DEFAULT_ROUTER}]",
+            help="Which replica runs a call: agentix (long calls at their program's home), cost "
+            "(where it is expected to end first), least-used, prefix, round-robin; with options "
+            f"as agentix:threshold=4096.  [default: {_DEFAULT_ROUTER}]",
         ),
         click.option(
             "--cluster",
@@ -144,12 +145,15 @@ def make_executor(options: EngineOptions, fleet: Fleet, notice: Progress) -> Exe
     from agentrt.executors.replicas import ReplicaSet
     from agentrt.executors.vllm.engine import VLLMEngine
     from agentrt.router import make_router
+    from agentrt.scheduler.policies import level_ends
 
     if fleet.size == 1 and fleet.cluster is None:
         return VLLMEngine(options)
-    engines = each_engine(options, fleet)
+    router = make_router(fleet.router)
+    engines = each_engine(replace(options, kv_events=router.reads_blocks), fleet)
     make = _on_cluster(engines, fleet) if fleet.cluster else _here(engines)
-    return ReplicaSet(make, len(engines), make_router(fleet.router), notice=notice)
+    ends = level_ends(options.scheduler)
+    return ReplicaSet(make, len(engines), router, notice=notice, level_ends=ends)
 
 
 def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:

@@ -3,33 +3,110 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import ClassVar
 
+from agentrt.request import NO_LIMIT
+from agentrt.router.speed import Speed
 
-@dataclass(frozen=True, slots=True)
-class RouterCall:
-    """A call that needs a replica. ``prompt_tokens`` is an estimate where nobody counted."""
+LEVELS = 8
+"""Queue levels that a replica's load is told apart by; the last holds all that are worse."""
 
-    program_id: str
-    prompt_tokens: int
+
+def _nothing() -> Sequence[int]:
+    return ()
 
 
 @dataclass(slots=True)
+class RouterCall:
+    """A call that needs a replica.
+
+    ``prompt_tokens`` is an estimate where nobody counted. ``blocks`` gives the hashes of the
+    prompt's full blocks of ``block_size`` tokens, as the engine computes them; it is asked only
+    if a router wants them. ``kind`` names what the call's size can be learned from, such as its
+    program's type and its node; ``output_limit`` are the most tokens that it may put out.
+    ``attained_s`` is what the scheduler will rank it by (seconds of service).
+
+    The dispatcher fills in ``level``, ``output_tokens`` (expected), ``home`` (the replica that
+    the program's last call went to, None for its first), and what `held` answers.
+    """
+
+    program_id: str
+    prompt_tokens: int
+    attained_s: float = 0.0
+    kind: str = ""
+    output_limit: int = NO_LIMIT
+    block_size: int = 0
+    blocks: Callable[[], Sequence[int]] = _nothing
+    level: int = 0
+    output_tokens: float = 0.0
+    home: ReplicaView | None = None
+    match: Callable[[], Sequence[int]] | None = None
+    _held: Sequence[int] | None = None
+
+    @property
+    def holdings(self) -> Sequence[int]:
+        """Leading tokens of the prompt that each replica holds, by `ReplicaView.index`.
+
+        Looked up once, for all replicas together; empty where nothing is known.
+        """
+        if self._held is None:
+            self._held = () if self.match is None else self.match()
+        return self._held
+
+    def held(self, replica: ReplicaView) -> int:
+        """Leading tokens of the prompt that a replica need not compute."""
+        holdings = self.holdings
+        return holdings[replica.index] if holdings else 0
+
+    def held_by(self, replicas: Sequence[ReplicaView]) -> Sequence[int]:
+        """What `held` says of each of several."""
+        holdings = self.holdings
+        if not holdings:
+            return [0] * len(replicas)
+        if len(holdings) == len(replicas):  # all there are, and in their order
+            return holdings
+        return [holdings[replica.index] for replica in replicas]
+
+
+def _none_yet() -> list[float]:
+    return [0.0] * LEVELS
+
+
+@dataclass(slots=True, eq=False)
 class ReplicaView:
-    """A replica that can take the call. ``in_flight`` are the tokens of the calls that it has
-    now: those of their prompts, and the most that they may put out.
+    """A replica that can take the call.
+
+    ``in_flight`` are the tokens of the calls that it has now: those of their prompts, and those
+    that they are expected to put out. ``calls`` counts them, and ``slots`` is how many it runs
+    at a time (0: not known). ``transfer_s`` is the time that a call needs to get there and back;
+    ``waits_s`` is how long a call of each level would wait before its own first step, the way
+    included. ``speed`` is what calls take on replicas like it, and ``pace`` how many times as
+    long this one takes.
     """
 
     name: str
     in_flight: int = 0
+    index: int = 0
+    slots: int = 0
+    calls: int = 0
+    transfer_s: float = 0.0
+    waits_s: list[float] = field(default_factory=_none_yet)
+    speed: Speed = field(default_factory=Speed)
+    pace: float = 1.0
 
 
 class Router(ABC):
-    """Chooses a replica for each call. One for all replicas; it may remember programs."""
+    """Chooses a replica for each call. One for all replicas; it may remember programs.
+
+    One that ``reads_blocks`` asks what replicas hold: for it prompts are hashed, and the
+    engines tell what they store and remove.
+    """
 
     name: ClassVar[str]
+    reads_blocks: ClassVar[bool] = False
 
     @abstractmethod
     def choose(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> ReplicaView:
@@ -44,4 +121,7 @@ class Router(ABC):
 
 def least_used(replicas: Sequence[ReplicaView]) -> ReplicaView:
     """The replica with the fewest tokens in flight; of equals, the first."""
-    return min(replicas, key=lambda replica: replica.in_flight)
+    return min(replicas, key=_in_flight)
+
+
+_in_flight = attrgetter("in_flight")

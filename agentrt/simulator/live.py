@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrt.router import Trip
 from agentrt.scheduler.table import ProgramRow
 from agentrt.workloads.shape import CallShape, ProgramShape
 
@@ -35,13 +36,14 @@ class Live:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """What the queues carry for us: a call's place in its program, and its steps."""
+    """What the queues carry for us: a call's place in its program, its steps, its replica."""
 
     live: Live
     index: int
     left: int
     settled_at: int = 0
     stamp: int = 0
+    trip: Trip | None = None
 
     @property
     def ends_at(self) -> int:

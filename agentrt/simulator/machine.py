@@ -13,6 +13,7 @@ from agentrt.errors import ConfigError
 from agentrt.executors.vllm.headless import BLOCK_SIZE
 from agentrt.executors.vllm.step_time import StepTimeModel
 from agentrt.executors.vllm.virtual import VirtualOptions
+from agentrt.router import DEFAULT_ROUTER, make_router
 from agentrt.workloads.arrivals import rate_for_load
 from agentrt.workloads.shape import CallShape, ProgramShape
 
@@ -27,7 +28,8 @@ class Machine:
 
     ``step_s`` is for depth ``steps``: seconds per step. The others are for ``virtual``:
     the KV cache in vLLM's blocks of 16 tokens, the tokens that a step computes at most,
-    and the file with the steps' times, None for those of `StepTimeModel`.
+    and the file with the steps' times, None for those of `StepTimeModel`. There are
+    ``replicas`` of it, and ``router`` names what spreads the calls over several.
     """
 
     batch: int = 32
@@ -36,8 +38,13 @@ class Machine:
     kv_blocks: int = 8192
     max_num_batched_tokens: int = 2048
     step_model: Path | None = None
+    replicas: int = 1
+    router: str = DEFAULT_ROUTER
 
     def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ConfigError(f"there is at least one replica, got {self.replicas}")
+        make_router(self.router)
         if self.batch < 1:
             raise ConfigError(f"a batch holds at least one call, got {self.batch}")
         if not 0 < self.step_s < float("inf"):
@@ -73,8 +80,8 @@ class Machine:
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
         """How many programs like these it can do per second: the rate that is a load of 1."""
         if self.depth == "steps":
-            return rate_for_load(programs, 1.0, self.batch, self.step_s)
-        return len(programs) / sum(self._engine_s(program) for program in programs)
+            return self.replicas * rate_for_load(programs, 1.0, self.batch, self.step_s)
+        return self.replicas * len(programs) / sum(self._engine_s(program) for program in programs)
 
     def _engine_s(self, program: ProgramShape) -> float:
         """Seconds of full batches that a program takes, if all shared prompts are cached."""
@@ -91,6 +98,8 @@ class Machine:
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able values, for reports: what counts at its depth."""
         told: dict[str, Any] = {"batch": self.batch, "depth": self.depth}
+        if self.replicas > 1:
+            told |= {"replicas": self.replicas, "router": self.router}
         if self.depth == "steps":
             return told | {"step_s": self.step_s}
         times = self.step_time()

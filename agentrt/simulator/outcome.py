@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,10 +49,12 @@ class Summary:
     ``token_latency_s`` is the paper's program-level token latency (Agentix, §6.2):
     a program's latency over the tokens that it generated, averaged over programs.
     ``slowdown`` is latency over the program's own ideal, averaged. ``mean_steps`` and
-    ``p95_steps`` are latencies in engine steps. What an engine with a memory tells beside:
-    ``prefix_hit_share`` of the prompt tokens was in its prefix cache,
-    ``recomputed_tokens`` were computed again after a
-    preemption, and ``cpu_us`` is the scheduler's CPU time per step. None: not known.
+    ``p95_steps`` are latencies in engine steps. ``balance`` is the busiest engine's busy time
+    over the mean of all. ``steady_per_s`` counts the programs that ended before the last one
+    arrived, per second of that time, and ``offered_per_s`` those that came. What an engine with
+    a memory tells beside: ``prefix_hit_share`` of the prompt tokens was in its prefix cache,
+    ``recomputed_tokens`` were computed again after a preemption, and ``cpu_us`` is the
+    scheduler's CPU time per step. None: not known.
     """
 
     programs: int
@@ -74,6 +77,9 @@ class Summary:
     prefix_hit_share: float | None = None
     recomputed_tokens: float | None = None
     cpu_us: float | None = None
+    balance: float = 1.0
+    steady_per_s: float = math.nan
+    offered_per_s: float = math.nan
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -84,8 +90,15 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def summarize(outcomes: Sequence[Outcome], counts: EngineCounts | None = None) -> Summary:
-    """Sum a run up, with what its engine counted. Raises `ValueError` when no program ended."""
+def summarize(
+    outcomes: Sequence[Outcome],
+    counts: EngineCounts | None = None,
+    busy_s: Sequence[float] = (),
+) -> Summary:
+    """Sum a run up, with what its engines counted; ``busy_s`` is of each engine.
+
+    Raises `ValueError` when no program ended.
+    """
     if not outcomes:
         raise ValueError("no program ended, so there is nothing to sum up")
     latencies = sorted(o.latency_s for o in outcomes)
@@ -97,6 +110,8 @@ def summarize(outcomes: Sequence[Outcome], counts: EngineCounts | None = None) -
         sum(getattr(o, name) for o in outcomes) for name in ("waiting_s", "service_s", "tool_s")
     )
     whole = (waiting + service + tool) or 1.0
+    last = max(o.arrived_s for o in outcomes)
+    paced_s = last - start or math.nan
     return Summary(
         programs=n,
         mean_s=sum(latencies) / n,
@@ -114,6 +129,9 @@ def summarize(outcomes: Sequence[Outcome], counts: EngineCounts | None = None) -
         token_p95_s=quantile(token_latencies, 0.95),
         token_p99_s=quantile(token_latencies, 0.99),
         **({} if counts is None else _of_engine(outcomes, counts)),
+        steady_per_s=sum(o.ended_s <= last for o in outcomes) / paced_s,
+        offered_per_s=n / paced_s,
+        balance=max(busy_s) * len(busy_s) / sum(busy_s) if any(busy_s) else 1.0,
     )
 
 
@@ -123,7 +141,7 @@ def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, f
     return {
         "mean_steps": sum(steps) / len(steps),
         "p95_steps": quantile(steps, 0.95),
-        "prefix_hit_share": counts.hit_tokens / max(1, counts.prompt_tokens),
+        "prefix_hit_share": counts.hit_share,
         "recomputed_tokens": counts.recomputed_tokens,
         "cpu_us": None if counts.cpu_us is None else counts.cpu_us / max(1, counts.steps),
     }

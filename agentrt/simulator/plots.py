@@ -37,7 +37,7 @@ class Gantt:
 
 def draw_gantt(charts: Sequence[Gantt], path: Path) -> None:
     """One chart below the other: a row per slot, a box per call and unbroken stretch of steps."""
-    figure = _figure(9, 0.9 + sum(0.7 + 0.45 * chart.batch for chart in charts))
+    figure = new_figure(9, 0.9 + sum(0.7 + 0.45 * chart.batch for chart in charts))
     axes = figure.subplots(len(charts), 1, squeeze=False, sharex=True)[:, 0]
     names = sorted({_program(call) for c in charts for step in c.timeline for call in step})
     colours = {name: f"C{i}" for i, name in enumerate(names)}
@@ -79,7 +79,7 @@ def draw_curves(
     right of the steady loads.
     """
     sources = list(dict.fromkeys(cell.setting.source.name for cell in cells))
-    figure = _figure(1 + 4.2 * len(sources), 0.8 + 2.8 * len(measures))
+    figure = new_figure(1 + 4.2 * len(sources), 0.8 + 2.8 * len(measures))
     axes = figure.subplots(len(measures), len(sources), squeeze=False)
     for row, measure in enumerate(measures):
         for column, source in enumerate(sources):
@@ -124,7 +124,8 @@ def _program(call_id: str) -> str:
     return call_id.rstrip("0123456789")
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """An empty drawing of so many inches."""
     # Not pyplot: it keeps every figure, and looks for a screen.
     from matplotlib.figure import Figure
 

@@ -221,13 +221,20 @@ def _by_steps(
     if spec.stock is not None:
         raise InvariantError("vLLM's own scheduler runs in depth 'virtual' only")
     machine = spec.machine
-    done = simulate(
-        programs, spec.scheduler, batch=machine.batch, step_s=machine.step_s, progress=progress
+    result = simulate(
+        programs,
+        spec.scheduler,
+        batch=machine.batch,
+        step_s=machine.step_s,
+        replicas=machine.replicas,
+        router=machine.router,
+        progress=progress,
     )
-    return summarize(done.outcomes)
+    return summarize(result.outcomes, busy_s=result.busy_s)
 
 
 def _by_vllm(spec: RunSpec, programs: Sequence[ProgramShape], progress: Progress | None) -> Summary:
+    from agentrt.simulator.fleet import run_fleet
     from agentrt.simulator.virtual import run_virtual
 
     def tell(ended: int, known: int) -> None:
@@ -235,14 +242,21 @@ def _by_vllm(spec: RunSpec, programs: Sequence[ProgramShape], progress: Progress
             progress(ended)
 
     machine = spec.machine
-    done = run_virtual(
+    engine, times = machine.virtual_options(), machine.step_time()
+    if machine.replicas == 1:
+        scheduling = spec.stock or spec.scheduler
+        one = run_virtual(programs, scheduling, engine=engine, step_time=times, progress=tell)
+        return summarize(one.outcomes, one.counts)
+    run = run_fleet(
         programs,
-        spec.stock or spec.scheduler,
-        engine=machine.virtual_options(),
-        step_time=machine.step_time(),
+        spec.scheduler,
+        replicas=machine.replicas,
+        router=machine.router,
+        engine=engine,
+        step_time=times,
         progress=tell,
     )
-    return summarize(done.outcomes, done.counts)
+    return summarize(run.outcomes, run.total, run.busy_s)
 
 
 _BY_DEPTH: dict[str, Callable[[RunSpec, Sequence[ProgramShape], Progress | None], Summary]] = {

@@ -1,32 +1,23 @@
-"""Runs programs' shapes on a virtual engine: real scheduling, virtual time, no model.
-
-Each program is driven as the runtime drives a real one: a call is emitted when its
-parents are done and its gap is over, and carries the program's account so far and its
-own critical path.
-"""
+"""Runs programs' shapes on a virtual engine: real scheduling, virtual time, no model."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrt.errors import ConfigError
 from agentrt.executors.vllm.counts import EngineCounts
 from agentrt.executors.vllm.step_time import StepTimeModel
 from agentrt.executors.vllm.virtual import VirtualEngine, VirtualOptions
-from agentrt.request import CallReport
+from agentrt.request import Call
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.table import ProcessTable
-from agentrt.simulator.machine import cached_tokens, prompt_tokens
+from agentrt.simulator.driving import Driver, Progress
 from agentrt.simulator.outcome import Outcome
 from agentrt.simulator.program import LiveProgram
 from agentrt.simulator.stock import Stock
 from agentrt.workloads.arrivals import Arrivals, Open
 from agentrt.workloads.shape import ProgramShape
 
-Progress = Callable[[int, int], None]
-"""Called with how many programs have ended, and of how many it is known that they come."""
+__all__ = ["Progress", "VirtualRun", "run_virtual"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +51,8 @@ def run_virtual(
     )
 
 
-class _Driver:
-    """Takes calls to the engine in the order of their arrivals, and their ends back."""
+class _Driver(Driver):
+    """One engine: what is due is let in before each of its steps."""
 
     def __init__(
         self,
@@ -70,19 +61,14 @@ class _Driver:
         options: VirtualOptions,
         step_time: StepTimeModel,
     ) -> None:
-        self._arrivals = arrivals
-        self._step_time = step_time
+        super().__init__(arrivals, options, step_time)
         self._stock = config if isinstance(config, Stock) else None
         scheduling = config.scheduling if isinstance(config, Stock) else config
         self._engine = VirtualEngine(scheduling, options, step_time)
-        self._table = ProcessTable()
-        self._live: dict[str, tuple[LiveProgram, int]] = {}
-        # (seconds, serial number, program, index of its call): the program may be new.
-        self._coming: list[tuple[float, int, ProgramShape | LiveProgram, int]] = []
-        self._serial = 0
-        self._known = 0
-        self._outcomes: list[Outcome] = []
-        self._after_humans = EngineCounts()
+
+    @property
+    def now(self) -> float:
+        return self._engine.now
 
     def run(self, progress: Progress | None) -> VirtualRun:
         engine = self._engine
@@ -90,122 +76,23 @@ class _Driver:
         while self._coming or engine.busy:
             if not engine.busy:
                 engine.wait_until(self._coming[0][0])
-            self._arrive()
+            while self._coming and self._coming[0][0] <= engine.now:
+                self._arrive()
             if not engine.busy:
                 continue
             for call_id, report in engine.step().items():
                 if self._ended(call_id, report) and progress is not None:
-                    progress(len(self._outcomes), self._known)
-        return VirtualRun(self._outcomes, engine.counts, self._after_humans)
+                    progress(len(self.outcomes), self._known)
+        return VirtualRun(self.outcomes, engine.counts, self.after_humans)
 
-    def _welcome(self, programs: Sequence[ProgramShape]) -> None:
-        self._known += len(programs)
-        for program in programs:
-            _check_fits(program, self._engine.options)
-            self._expect(program.arrives_s, program, 0)
+    def _submit(self, call: Call, prompt: Sequence[int]) -> None:
+        self._engine.add(call, prompt)
 
-    def _expect(self, at_s: float, what: ProgramShape | LiveProgram, index: int) -> None:
-        self._serial += 1
-        heapq.heappush(self._coming, (at_s, self._serial, what, index))
+    def _priority(self, live: LiveProgram, index: int) -> int:
+        return 0 if self._stock is None else self._stock.priority(live, index)
 
-    def _arrive(self) -> None:
-        """Let in whatever is due."""
-        while self._coming and self._coming[0][0] <= self._engine.now:
-            at_s, _, what, index = heapq.heappop(self._coming)
-            if isinstance(what, LiveProgram):
-                self._emit(what, index)
-            else:
-                self._start(what, at_s)
+    def _boundary(self, program_id: str, what: str, name: str) -> None:
+        self._engine.boundary(program_id, what, name)
 
-    def _start(self, program: ProgramShape, at_s: float) -> None:
-        row = self._table.start_program(
-            program.program_id,
-            program.type,
-            self._engine.now,
-            tenant=program.tenant,
-            session=program.session,
-        )
-        live = LiveProgram(program, row)
-        for index in live.first():
-            self._expect(at_s + program.calls[index].gap_s, live, index)
-
-    def _emit(self, live: LiveProgram, index: int) -> None:
-        """What the runtime does when a program calls its model."""
-        priority = 0 if self._stock is None else self._stock.priority(live, index)
-        call = live.emit(index, priority)
-        self._table.call_arrived(live.row, call.call_id, self._engine.now)
-        self._live[call.call_id] = live, index
-        self._tell(live, index, ("returned", "answered"))
-        self._engine.add(call, live.prompts[index])
-
-    def _ended(self, call_id: str, report: CallReport) -> bool:
-        """A call ended; its children come. True if its program ended as well."""
-        live, index = self._live.pop(call_id)
-        now = self._engine.now
-        live.reports[index] = report
-        if live.shape.calls[index].human:
-            self._after_humans.add(report)
-        self._table.call_ended(live.row, call_id, now, live.path_s[index], report)
-        for child in live.children(index):
-            self._tell(live, child, ("tool", "human"))
-            self._expect(now + live.shape.calls[child].gap_s, live, child)
-        if not live.ended:
-            return False
-        self._table.end_program(live.row.program_id)
-        self._engine.end_program(live.row.program_id)
-        self._outcomes.append(self._outcome(live))
-        self._welcome(self._arrivals.after_end(live.shape.program_id, now))
-        return True
-
-    def _tell(self, live: LiveProgram, index: int, what: tuple[str, str]) -> None:
-        """The tool or the human before a call begins, or is done: the engine is told."""
-        call = live.shape.calls[index]
-        if call.after and call.gap_s > 0:
-            self._engine.boundary(live.row.program_id, what[call.human], call.tool or "tool")
-
-    def _outcome(self, live: LiveProgram) -> Outcome:
-        program, row = live.shape, live.row
-        return Outcome(
-            program_id=program.program_id,
-            type=program.type,
-            tenant=program.tenant,
-            arrived_s=program.arrives_s,
-            ended_s=self._engine.now,
-            ideal_s=_ideal_s(program, self._step_time, self._engine.options),
-            output_tokens=program.output_tokens,
-            service_s=row.service_s,
-            waiting_s=row.waiting_s,
-            tool_s=sum(call.gap_s for call in program.calls),
-            preemptions=row.preemptions,
-            steps=live.engine_steps,
-        )
-
-
-def _ideal_s(program: ProgramShape, step_time: StepTimeModel, options: VirtualOptions) -> float:
-    """Seconds from start to end with the engine to itself and all shared prefixes cached."""
-    ends: list[float] = []
-    for call in program.calls:
-        start = max((ends[i] for i in call.after), default=0.0) + call.gap_s
-        ends.append(
-            start
-            + step_time.alone_s(
-                cached_tokens(program, call),
-                prompt_tokens(call),
-                call.output_tokens,
-                options.max_num_batched_tokens,
-            )
-        )
-    return max(ends)
-
-
-def _check_fits(program: ProgramShape, options: VirtualOptions) -> None:
-    for index, call in enumerate(program.calls):
-        prompt = prompt_tokens(call)
-        needed = prompt + call.output_tokens
-        if needed > options.max_model_len:
-            raise ConfigError(
-                f"program {program.program_id}: call {index} has {needed} tokens ({prompt} of "
-                f"prompt, {call.output_tokens} of output), and the virtual engine takes "
-                f"{options.max_model_len}; raise kv_blocks and max_model_len, or "
-                f"scale the program's tokens by {options.max_model_len / needed:.2f} or less"
-            )
+    def _forget(self, program_id: str) -> None:
+        self._engine.end_program(program_id)

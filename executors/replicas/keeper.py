@@ -15,7 +15,9 @@ from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaStat
 
 
 class Keeper:
-    """The lives of ``replicas``. ``lost`` is told of each whose engine is gone."""
+    """The lives of ``replicas``. ``ready`` is told of each whose engine has started, ``lost`` of
+    each whose engine is gone.
+    """
 
     def __init__(
         self,
@@ -23,6 +25,8 @@ class Keeper:
         health: Health,
         backoff: Backoff,
         notice: Progress,
+        *,
+        ready: Callable[[Replica], None],
         lost: Callable[[Replica], None],
     ) -> None:
         self.open = False
@@ -30,6 +34,7 @@ class Keeper:
         self._health = health
         self._backoff = backoff
         self._notice = notice
+        self._tell_ready = ready
         self._tell_lost = lost
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -47,6 +52,7 @@ class Keeper:
                 progress("; ".join(f"{name}: {text}" for name, text in sorted(said.items())))
 
             await replica.start(tell, time.monotonic)
+            self._tell_ready(replica)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -119,6 +125,7 @@ class Keeper:
         await replica.renew()
         try:
             await replica.start(lambda message: None, time.monotonic)
+            self._tell_ready(replica)
         except Exception as error:  # whatever it is, the replica must not be forgotten
             return replica.died(error, time.monotonic(), self._backoff)
         return None

@@ -103,7 +103,6 @@ class Replica:
 
     def forget(self) -> None:
         """What the engine had is gone with it."""
-        self.view.in_flight = 0
         self.programs.clear()
 
     async def renew(self) -> None:
@@ -115,17 +114,13 @@ class Replica:
 
     @contextlib.contextmanager
     def holding(self, call: Call) -> Iterator[None]:
-        """Count the call's tokens as in flight while the body runs."""
-        tokens, view, line = weight(call), self.view, self.lifeline
-        view.in_flight += tokens
+        """Count the call, and know its program, while the body runs."""
         self.calls += 1
         self.programs.add(call.program_id)
         try:
             yield
         finally:
             self.calls -= 1
-            if self.lifeline is line:  # and the count was not put back to 0 by a death
-                view.in_flight = max(0, view.in_flight - tokens)
 
     def describe(self) -> dict[str, Any]:
         """The replica, for people."""
@@ -149,8 +144,3 @@ def prompt_tokens(call: Call) -> int:
         return len(spec.prompt_token_ids)
     texts = [spec.prompt or "", *(str(message.get("content")) for message in spec.messages or ())]
     return sum(map(len, texts)) // _CHARACTERS_PER_TOKEN
-
-
-def weight(call: Call) -> int:
-    """What a call may take of an engine: its prompt, and the most that it may put out (tokens)."""
-    return prompt_tokens(call) + min(call.spec.max_tokens, 4096)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,11 @@ from agentrt.executors.boundary import Boundary, HearsBoundaries
 from agentrt.executors.replicas.again import Again
 from agentrt.executors.replicas.health import Health
 from agentrt.executors.replicas.keeper import Keeper
-from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState, prompt_tokens
+from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
+from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.served import not_served
 from agentrt.request import Call, CallReport, Reply
-from agentrt.router import Router, RouterCall
+from agentrt.router import Router
 
 _SNAPSHOT_S = 5.0
 _OF_EACH = (
@@ -45,7 +46,7 @@ class ReplicaSet:
     Engines may serve different models: a call that names none gets the first one's. With no
     replica left, a call waits up to ``patience_s`` for one to come back. ``health`` says when
     an engine that does not answer counts as dead. ``notice`` is told in words what happens to
-    replicas.
+    replicas. ``level_ends`` are the engines' queue levels (`Dispatcher`).
     """
 
     def __init__(
@@ -58,15 +59,23 @@ class ReplicaSet:
         health: Health | None = None,
         backoff: Backoff | None = None,
         notice: Progress = lambda message: None,
+        level_ends: Sequence[float] = (),
     ) -> None:
         self.replicas = [
             Replica(f"replica-{index}", partial(make, index)) for index in range(count)
         ]
-        self.router = router
+        self.routing = Routing(router, level_ends)
+        for replica in self.replicas:
+            self.routing.join(replica)
         self._patience_s = patience_s
         self._where: dict[str, Replica] = {}
         self._keeper = Keeper(
-            self.replicas, health or Health(), backoff or Backoff(), notice, self._lost
+            self.replicas,
+            health or Health(),
+            backoff or Backoff(),
+            notice,
+            ready=self.routing.ready,
+            lost=self.routing.lost,
         )
 
     @property
@@ -91,6 +100,7 @@ class ReplicaSet:
         await self._keeper.start(progress)
 
     async def close(self) -> None:
+        await self.routing.close()
         await self._keeper.close()
 
     async def drain(self, name: str) -> None:
@@ -135,12 +145,16 @@ class ReplicaSet:
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         given, delivered = "", False
         while not delivered:
-            replica = await self._choose(call)
+            ready = await self._ready(call)
+            call = self.routing.counted(call, ready)
+            replica, trip = self.routing.send(call, ready)
             engine, again = replica.executor, Again(given, call.call_id)
             try:
-                with self._running(call, replica):
+                with self._running(call, replica), self.routing.counting(trip):
                     async with contextlib.aclosing(_read(call, replica, stream)) as chunks:
                         async for chunk in chunks:
+                            if chunk.reply is not None:
+                                self.routing.ended(trip, chunk.reply.report)
                             text = again.rest(chunk.text, last=chunk.reply is not None)
                             given += text
                             if chunk.reply is not None:  # it is never run again from here on
@@ -171,7 +185,8 @@ class ReplicaSet:
             if not replica.calls:
                 self._keeper.tell()
 
-    async def _choose(self, call: Call) -> Replica:
+    async def _ready(self, call: Call) -> list[Replica]:
+        """The replicas that can run the call now, once there is one."""
         able = self._able(call.spec.model)
         deadline = time.monotonic() + self._patience_s
         while not (ready := [r for r in able if r.state is ReplicaState.READY]):
@@ -184,9 +199,7 @@ class ReplicaSet:
                 raise EngineDiedError(
                     f"no replica came back within {self._patience_s:g} s: {_faults(able)}"
                 ) from error
-        question = RouterCall(call.program_id, prompt_tokens(call))
-        chosen = self.router.choose(question, [replica.view for replica in ready])
-        return next(replica for replica in ready if replica.view is chosen)
+        return ready
 
     def _able(self, model: str | None) -> list[Replica]:
         """The replicas that serve the model. Raises `NotServedError` where none does."""
@@ -206,9 +219,6 @@ class ReplicaSet:
         except EngineDiedError:
             return CallReport()
 
-    def _lost(self, replica: Replica) -> None:
-        self.router.replica_lost(replica.name)
-
     # -- programs ----------------------------------------------------------------------
 
     def boundary(self, note: Boundary) -> None:
@@ -218,7 +228,7 @@ class ReplicaSet:
                 replica.executor.boundary(note)
 
     async def end_program(self, program_id: str) -> None:
-        self.router.program_ended(program_id)
+        self.routing.dispatcher.program_ended(program_id)
         for replica in self._that_know(program_id):
             replica.programs.discard(program_id)
             end = partial(replica.executor.end_program, program_id)

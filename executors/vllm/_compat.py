@@ -2,18 +2,30 @@
 
 What is used and is not public API: `AsyncScheduler` (the documented seam
 ``scheduler_cls``, whose interface vLLM does not promise), its queues, `_preempt_request`,
-`_connector_finished`, the KV-cache manager's block pool and its queue of free blocks, and
-the lookup of utility methods on `EngineCore`. Read against vLLM 0.32.0.
+`_connector_finished`, the KV-cache manager's block pool, its map of hashes and its queue of
+free blocks, the publisher of KV events, the hash of a block, and the lookup of utility
+methods on `EngineCore`. Read against vLLM 0.32.0.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import vllm
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+    get_group_id,
+    hash_block_tokens,
+    init_none_hash,
+    make_block_hash_with_group_id,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -216,6 +228,65 @@ def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
     ]
 
 
+def hear_events(scheduler: Scheduler, hear: Callable[[Iterable[Any]], None]) -> bool:
+    """Have each step's KV events told to ``hear`` as well. False where vLLM makes none.
+
+    Whoever else vLLM publishes them to gets them as before.
+    """
+    if not scheduler.enable_kv_cache_events:
+        return False
+    # Whole hashes: with the 64 bits that events have by default, no block could be asked for.
+    os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"
+    publisher = scheduler.kv_event_publisher
+    publish = publisher.publish
+
+    def both(batch: Any) -> None:
+        hear(batch.events)
+        publish(batch)
+
+    publisher.publish = both
+    return True
+
+
+def event_blocks(event: Any) -> list[bytes] | None:
+    """The keys in the cache of the blocks that an event speaks of; None where it means all.
+
+    Of a model with several kinds of KV cache, those of the first kind only.
+    """
+    if isinstance(event, AllBlocksCleared):
+        return None
+    if not isinstance(event, BlockStored | BlockRemoved) or event.group_idx:
+        return []
+    return [make_block_hash_with_group_id(value, 0) for value in event.block_hashes]
+
+
+def holds_block(scheduler: Scheduler, key: bytes) -> bool:
+    """Whether the prefix cache has a block with this key (hash and group)."""
+    pool = scheduler.kv_cache_manager.block_pool
+    return pool.cached_block_hash_to_block.get_one_block(key) is not None
+
+
+def held_blocks(scheduler: Scheduler) -> list[bytes]:
+    """The keys of all blocks of the first group that the prefix cache has, each once."""
+    hashes = (block.block_hash for block in scheduler.kv_cache_manager.block_pool.blocks)
+    return list(dict.fromkeys(h for h in hashes if h is not None and not get_group_id(h)))
+
+
+def block_hash(algorithm: str, before: bytes | None, ids: tuple[int, ...]) -> bytes:
+    """The hash of a block after the block with the hash ``before``, as the engine computes it.
+
+    ``algorithm`` is vLLM's ``prefix_caching_hash_algo``.
+    """
+    return hash_block_tokens(_hash_function(algorithm), before, ids)
+
+
+@cache
+def _hash_function(name: str) -> Callable[[Any], bytes]:
+    function = get_hash_fn_by_name(name)
+    init_none_hash(function)
+    return function
+
+
 def blocks_held(scheduler: Scheduler, request: Request) -> int:
     """KV-cache blocks that preempting this request would free."""
     groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
@@ -297,6 +368,7 @@ __all__ = [
     "SchedulerOutput",
     "admitted",
     "all_blocks",
+    "block_hash",
     "blocks_held",
     "blocks_needed",
     "cached_blocks",
@@ -305,11 +377,15 @@ __all__ = [
     "computed_before",
     "describe_request",
     "dimensions",
+    "event_blocks",
     "extra_args",
     "free_blocks",
     "free_queue",
     "free_slots",
     "hash_block_size",
+    "hear_events",
+    "held_blocks",
+    "holds_block",
     "install_control",
     "may_preempt",
     "new_blocks",

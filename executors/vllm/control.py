@@ -64,6 +64,11 @@ def _record(scheduler: ProgramScheduler, path: Any) -> Any:
     return record(scheduler, path)
 
 
+def _held(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any] | None:
+    """All blocks that the prefix cache holds; None where there are no KV events."""
+    return None if scheduler.held is None else scheduler.held.snapshot()
+
+
 def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
     """What runs and what waits, in order.
 
@@ -111,6 +116,7 @@ _OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
     "aborted": _aborted,
     "configure": _configure,
     "history": _history,
+    "held": _held,
     "record": _record,
     "snapshot": _snapshot,
 }

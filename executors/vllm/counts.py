@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 from agentrt.request import CallReport
 
@@ -27,6 +28,11 @@ class EngineCounts:
     output_tokens: int = 0
     cpu_us: float | None = None
 
+    @property
+    def hit_share(self) -> float:
+        """The share of prompt tokens that were found in the prefix cache."""
+        return self.hit_tokens / max(1, self.prompt_tokens)
+
     def add(self, report: CallReport) -> None:
         """Count a finished call."""
         self.preemptions += report.preemptions
@@ -36,3 +42,14 @@ class EngineCounts:
         self.returned_tokens += report.returned_tokens
         self.lost_tokens += report.lost_tokens
         self.output_tokens += report.output_tokens
+
+
+def sum_counts(each: Iterable[EngineCounts]) -> EngineCounts:
+    """What several engines counted, together; CPU times are left out."""
+    total = EngineCounts()
+    for one in each:
+        for field in fields(one):
+            if field.name != "cpu_us":
+                value = getattr(total, field.name) + getattr(one, field.name)
+                setattr(total, field.name, value)
+    return total

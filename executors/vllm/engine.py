@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from agentrt.errors import (
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.boundary import Boundary
 from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
+from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.identity import NESTED, attach
 from agentrt.executors.vllm.logprobs import logprobs_of
@@ -35,6 +36,7 @@ from agentrt.executors.vllm.options import (
 )
 from agentrt.executors.vllm.processes import apart, cpu_seconds, interrupts_blocked
 from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.router.held import HELD, HeldNote
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class VLLMEngine:
         self._llm: AsyncLLM | None = None
         self._tokenizer: Any = None
         self._retention = options.scheduler.retention
+        self._hasher: BlockHasher | None = None
+        self._hear_held: Callable[[HeldNote], None] | None = None
         self._mail = Mail(lambda notes: self._control("boundary", notes))
 
     # -- life --------------------------------------------------------------------------
@@ -172,9 +176,9 @@ class VLLMEngine:
 
     def _prompt(self, spec: CallSpec) -> dict[str, Any]:
         salt = {} if spec.cache_salt is None else {"cache_salt": spec.cache_salt}
-        return {"prompt_token_ids": self._token_ids(spec), **salt}
+        return {"prompt_token_ids": self.prompt_ids(spec), **salt}
 
-    def _token_ids(self, spec: CallSpec) -> list[int]:
+    def prompt_ids(self, spec: CallSpec) -> list[int]:
         if spec.prompt_token_ids is not None:
             return list(spec.prompt_token_ids)
         if self._tokenizer is None:
@@ -226,7 +230,10 @@ class VLLMEngine:
         )
 
     def _reply(self, call: Call, output: RequestOutput, whole: str) -> Reply:
-        report = CallReport(**((output.kv_transfer_params or {}).get(NESTED) or {}))
+        params = output.kv_transfer_params or {}
+        report = CallReport(**(params.get(NESTED) or {}))
+        if HELD in params and self._hear_held is not None:
+            self._hear_held(HeldNote.from_wire(params[HELD]))
         text, tool_calls, parsed = read_output(call.spec, whole)
         last = output.outputs[0]
         return Reply(
@@ -237,6 +244,23 @@ class VLLMEngine:
             token_ids=tuple(last.token_ids),
             report=report,
         )
+
+    # -- what it holds -----------------------------------------------------------------
+
+    def block_hashes(self, ids: Sequence[int]) -> Sequence[int]:
+        return () if self._hasher is None else self._hasher(ids)
+
+    def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
+        self._hear_held = hear
+
+    async def held(self) -> tuple[HeldNote, int] | None:
+        values = await self._control("held")
+        if values is None:
+            return None
+        cache = self._engine().vllm_config.cache_config
+        if self._hasher is None:
+            self._hasher = BlockHasher(cache.prefix_caching_hash_algo, values["block_size"])
+        return HeldNote.from_wire(values), self._hasher.size
 
     # -- control -----------------------------------------------------------------------
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrt.executors.vllm.options import kv_events_config
 from agentrt.executors.vllm.shapes import shape_folder
 from agentrt.executors.vllm.step_time import StepWork
+from agentrt.router.held import HELD
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -50,11 +52,13 @@ def make_scheduler(
     block_size: int = BLOCK_SIZE,
     max_model_len: int | None = None,
     prefix_caching: bool = True,
+    kv_events: bool = False,
     settings: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> SchedulerT:
     """A scheduler of class ``cls`` over ``blocks`` KV-cache blocks of ``block_size`` tokens.
 
+    With ``kv_events`` vLLM makes events of what its prefix cache stores and removes.
     ``settings`` are those of `SchedulerConfig`, for our own scheduler; ``engine`` are
     fields of vLLM's scheduler configuration.
     """
@@ -73,6 +77,7 @@ def make_scheduler(
     if max_model_len is not None:
         config.model_config = copy.copy(config.model_config)
         config.model_config.max_model_len = max_model_len
+    config.kv_events_config = kv_events_config() if kv_events else None
     config.additional_config = {"agentrt": dict(settings or {})}
     spec = FullAttentionSpec(
         block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
@@ -139,11 +144,15 @@ def complete(scheduler: AsyncScheduler, output: Any, sampled: Mapping[str, list[
 
 @dataclass(slots=True)
 class Step:
-    """What one step decided and did, by request id; ``reports`` are of those finished."""
+    """What one step decided and did, by request id; ``reports`` are of those finished.
+
+    ``held`` are the notes of what the prefix cache holds (`HeldNote`), as they went out.
+    """
 
     scheduled: dict[str, int]
     finished: list[str]
     reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    held: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -178,16 +187,21 @@ class HeadlessEngine:
         priority: int = 0,
     ) -> None:
         """Submit a call with its prompt's token ids. ``priority`` is vLLM's: lower goes first."""
-        request = make_request(
-            request_id,
-            prompt,
-            self.scheduler.block_size,
-            priority=priority,
-            max_tokens=max_tokens,
-            ignore_eos=True,
-            extra_args=extra,
+        self.submit(
+            make_request(
+                request_id,
+                prompt,
+                self.scheduler.block_size,
+                priority=priority,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                extra_args=extra,
+            )
         )
-        self.requests[request_id] = request
+
+    def submit(self, request: Request) -> None:
+        """Submit a call that `make_request` made."""
+        self.requests[request.request_id] = request
         self.scheduler.add_request(request)
 
     def abort(self, request_id: str) -> None:
@@ -232,7 +246,10 @@ class HeadlessEngine:
         for one in complete(self.scheduler, output, sampled):
             if one.finished:
                 step.finished.append(one.request_id)
-                step.reports[one.request_id] = (one.kv_transfer_params or {}).get("agentrt") or {}
+                params = one.kv_transfer_params or {}
+                step.reports[one.request_id] = params.get("agentrt") or {}
+                if HELD in params:
+                    step.held.append(params[HELD])
                 self.requests.pop(one.request_id, None)
 
     def _sample(self, request_id: str, end: int) -> list[int]:

@@ -45,7 +45,8 @@ class EngineOptions:
     over what the machine suggests. ``replicas`` engines share the machine's cores.
     ``device_ids`` are the GPUs of this engine, counted among those that are visible; empty
     leaves the choice to vLLM. With ``stock`` the engine keeps vLLM's own scheduler, under this
-    policy of it.
+    policy of it. With ``kv_events`` it tells what its prefix cache holds, for a router that
+    reads it.
     """
 
     model: str | None = None
@@ -56,6 +57,7 @@ class EngineOptions:
     replicas: int = 1
     device_ids: tuple[int, ...] = ()
     stock: StockPolicy | None = None
+    kv_events: bool = False
 
 
 def prepare_environment(options: EngineOptions) -> None:
@@ -91,6 +93,8 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
         values["max_num_seqs"] = options.max_num_seqs
     if options.device_ids:
         values["device_ids"] = list(options.device_ids)
+    if options.kv_events:
+        values["kv_events_config"] = kv_events_config()
     values.update(given)
     values["model"] = model
     values |= _scheduling(options, values.get("additional_config") or {})
@@ -105,6 +109,13 @@ def _scheduling(options: EngineOptions, extra: Any) -> dict[str, Any]:
         raise ConfigError("vLLM's --additional-config takes a JSON object")
     ours = {**options.scheduler.to_dict(), "embedded": True}
     return {"scheduler_cls": SCHEDULER, "additional_config": {**extra, "agentrt": ours}}
+
+
+def kv_events_config() -> Any:
+    """vLLM's settings for KV events that nobody but our scheduler hears."""
+    from vllm.config import KVEventsConfig
+
+    return KVEventsConfig(enable_kv_cache_events=True, publisher="null")
 
 
 def check_model(model: str) -> None:

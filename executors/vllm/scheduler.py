@@ -19,6 +19,7 @@ from typing import Any
 from agentrt.executors.vllm import _compat
 from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
+from agentrt.executors.vllm.held import HeldLog
 from agentrt.executors.vllm.identity import identify
 from agentrt.executors.vllm.memory import Memory
 from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
@@ -56,6 +57,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.computed_tokens = 0
         self.recorder: Recorder | None = None
         self._accounts: dict[str, Account] = {}
+        self.held: HeldLog | None = HeldLog.of(self)
         self.aborted: OrderedDict[str, CallReport] = OrderedDict()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
@@ -106,7 +108,10 @@ class ProgramScheduler(_compat.AsyncScheduler):
         dispatched = self._dispatched.pop(id(scheduler_output), None)
         if dispatched is not None:
             self._charge_step(scheduler_output, dispatched)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self.held is not None:
+            self.held.attach(output for client in outputs.values() for output in client.outputs)
+        return outputs
 
     def _preempt_request(
         self, request: _compat.Request, timestamp: float, *args: Any, **kwargs: Any

@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.executors.vllm.counts import EngineCounts
-from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler, stock_scheduler
+from agentrt.executors.vllm.headless import (
+    HeadlessEngine,
+    make_request,
+    make_scheduler,
+    stock_scheduler,
+)
 from agentrt.executors.vllm.identity import attach
 from agentrt.executors.vllm.step_time import StepTimeModel
 from agentrt.request import Call, CallReport
+from agentrt.router.held import HeldNote
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
     from agentrt.executors.vllm.probe import Probe
 
 _STUCK_STEPS = 64
@@ -61,7 +69,9 @@ class VirtualEngine:
     """One engine, driven step by step. Times are seconds of virtual time.
 
     ``scheduling`` is our scheduler's settings, or the policy of vLLM's own scheduler,
-    which then runs as it is. Ours decides exactly as that with policy ``fcfs``.
+    which then runs as it is. Ours decides exactly as that with policy ``fcfs``. With
+    ``kv_events`` ours tells what its prefix cache holds: ``held`` are the notes of the last
+    step. ``busy_s`` are the seconds that its steps have taken.
     """
 
     def __init__(
@@ -69,9 +79,13 @@ class VirtualEngine:
         scheduling: SchedulerConfig | StockPolicy,
         options: VirtualOptions,
         step_time: StepTimeModel,
+        *,
+        kv_events: bool = False,
     ) -> None:
         self.options = options
-        self.scheduler = _scheduler(scheduling, options)
+        self.scheduler = _scheduler(scheduling, options, kv_events=kv_events)
+        self.held: list[HeldNote] = []
+        self.busy_s = 0.0
         self.counts = EngineCounts()
         self._empty_steps = 0
         self._engine = HeadlessEngine(
@@ -104,13 +118,30 @@ class VirtualEngine:
 
     def add(self, call: Call, prompt: Sequence[int]) -> None:
         """A call arrives now. It generates exactly its ``max_tokens``: see `output_token`."""
-        self._engine.add(
-            call.call_id, prompt, call.spec.max_tokens, attach(call), priority=call.priority
+        self.submit(self.prepare(call, prompt))
+
+    def prepare(self, call: Call, prompt: Sequence[int]) -> Request:
+        """The call as vLLM's request, which knows the hashes of its blocks."""
+        return make_request(
+            call.call_id,
+            prompt,
+            self.options.block_size,
+            max_tokens=call.spec.max_tokens,
+            ignore_eos=True,
+            extra_args=attach(call),
+            priority=call.priority,
         )
+
+    def submit(self, request: Request) -> None:
+        """A request that `prepare` made arrives now, of this engine or of one like it."""
+        self._engine.submit(request)
 
     def step(self) -> dict[str, CallReport]:
         """One engine step. The calls that ended with it. Raises `InvariantError` if stuck."""
+        before = self.now
         step = self._engine.step()
+        self.busy_s += self.now - before
+        self.held = [HeldNote.from_wire(note) for note in step.held]
         self.counts.steps += bool(step.scheduled)
         self._empty_steps = 0 if step.scheduled or step.finished else self._empty_steps + 1
         if self._empty_steps > _STUCK_STEPS:
@@ -136,7 +167,9 @@ class VirtualEngine:
             self.scheduler.control(op, argument)
 
 
-def _scheduler(scheduling: SchedulerConfig | StockPolicy, options: VirtualOptions) -> Any:
+def _scheduler(
+    scheduling: SchedulerConfig | StockPolicy, options: VirtualOptions, *, kv_events: bool
+) -> Any:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
 
     cls: Any = stock_scheduler()
@@ -150,6 +183,7 @@ def _scheduler(scheduling: SchedulerConfig | StockPolicy, options: VirtualOption
         block_size=options.block_size,
         max_model_len=options.max_model_len,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        kv_events=kv_events,
         **how,
     )
 

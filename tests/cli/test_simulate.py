@@ -286,7 +286,6 @@ def _group(leader: int) -> list[int]:
             ["run", "--depth", "virtual", "--policy", "srpt"],
             ["'srpt' knows the future", "use depth 'steps'"],
         ),
-        (["run", "--gap-scale", "0.5"], ["--gap-scale is for a --trace"]),
         (["sweep", "--trace", "missing.jsonl"], ["missing.jsonl"]),
         (["sweep", "--load", "0.8", "b"], ["load 'b'"]),
         (["sweep", "--programs", "0"], ["--programs '0'"]),

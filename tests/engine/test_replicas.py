@@ -14,6 +14,7 @@ from agentrt import Runtime
 from agentrt.bench.chaos import Chaos, Terms
 from agentrt.bench.stories import Stories
 from agentrt.executors.base import Executor
+from agentrt.executors.holdings import ShowsHoldings
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
@@ -33,7 +34,9 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
     model = tiny_model(tmp_path_factory.mktemp("model"))
     # float32, because bfloat16 varies with the batch that a call is in.
     small = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20))
-    return EngineOptions(str(model), 8, flags=("--dtype", "float32", *small), replicas=4)
+    return EngineOptions(
+        str(model), 8, flags=("--dtype", "float32", *small), replicas=4, kv_events=True
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -67,6 +70,47 @@ async def test_the_texts_are_those_of_one_engine(
         assert len(runtime.table) == 0
     assert sum(one.calls for one in lent) == 4 * STORIES.count
     assert min(one.calls for one in lent) > 0
+
+
+async def knows_what_they_hold(replicas: ReplicaSet) -> None:
+    """The router's index is what each engine holds when it is asked."""
+    dispatcher = replicas.routing.dispatcher
+    for replica in replicas.replicas:
+        assert isinstance(replica.executor, ShowsHoldings)
+        found = await replica.executor.held()
+        assert found is not None
+        note, _ = found
+        assert note.stored
+        assert dispatcher.holdings.blocks(replica.view.index) == set(note.stored)
+
+
+async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]) -> None:
+    """1. After many calls, streamed ones among them, its index is what the engines hold.
+    2. What it expects of a prompt is what the engine finds in its cache.
+    """
+    lent = [Lent(engine) for engine in engines[:2]]
+    replicas = ReplicaSet(lambda index: lent[index], 2, make_router("cost"))
+    async with Runtime(replicas) as runtime:
+        await STORIES.tell(runtime)
+        await knows_what_they_hold(replicas)
+        chat = ({"role": "user", "content": "Tell a story about 3 cats and an old dog. " * 8},)
+        engine, dispatcher = engines[0], replicas.routing.dispatcher
+        ids = engine.prompt_ids(CallSpec(messages=chat))
+        found = await engine.held()
+        assert found is not None
+        _, size = found
+        assert len(ids) > 2 * size
+        cached = -1
+        for number in range(2):
+            expected = dispatcher.holdings.match(engine.block_hashes(ids), size, len(ids) - 1)
+            call = Call(f"s/{number}", "s", "t", CallSpec(messages=chat, max_tokens=4))
+            reply = [chunk.reply async for chunk in replicas.generate(call, stream=False)][-1]
+            assert reply is not None
+            assert reply.report.prompt_tokens == len(ids)
+            cached = reply.report.cached_tokens
+            assert cached in expected
+        assert cached == max(expected) >= size
+        await replicas.end_program("s")
 
 
 async def test_an_engine_that_runs_out_of_memory(

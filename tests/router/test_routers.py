@@ -73,6 +73,6 @@ def test_every_router_answers_with_one_of_the_replicas(
 
 def test_an_unknown_router() -> None:
     with pytest.raises(
-        ConfigError, match="no router 'x'; there is agentix, least-used, round-robin"
+        ConfigError, match="no router 'x'; there is agentix, cost, least-used, prefix, round-robin"
     ):
         make_router("x")

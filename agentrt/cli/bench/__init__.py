@@ -18,6 +18,7 @@ from agentrt.cli.bench.langgraph import langgraph
 from agentrt.cli.bench.policies import EPILOG, compare, policies_options
 from agentrt.cli.bench.pure import decisions, simulator
 from agentrt.cli.bench.retention import retention
+from agentrt.cli.bench.routing import routing
 from agentrt.cli.bench.serve import serve
 
 
@@ -54,6 +55,7 @@ for _command in (
     decisions,
     langgraph,
     retention,
+    routing,
     scheduler,
     serve,
     simulator,

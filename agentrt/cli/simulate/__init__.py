@@ -6,6 +6,7 @@ import click
 
 from agentrt.cli.simulate.adversaries import adversaries
 from agentrt.cli.simulate.figure import figure
+from agentrt.cli.simulate.routing import routing
 from agentrt.cli.simulate.run import run
 from agentrt.cli.simulate.sweep import sweep
 
@@ -14,6 +15,7 @@ Examples:
   agentrt simulate figure 2 --policy plas
   agentrt simulate run --workload mixed --load 0.95 --policy mlfq atlas srpt
   agentrt simulate sweep --workload chat lats --load 0.8 0.95 b0.8 --seeds 3 --plot curves.png
+  agentrt simulate routing --workload chat graphs8 --depth virtual --replicas 4
   agentrt simulate adversaries --policy adaptive --load 0.9
 """
 
@@ -30,5 +32,6 @@ def simulate() -> None:
 
 simulate.add_command(adversaries)
 simulate.add_command(figure)
+simulate.add_command(routing)
 simulate.add_command(run)
 simulate.add_command(sweep)

@@ -91,13 +91,36 @@ seeds_option = click.option(
 
 
 def engine_options(command: Decorated) -> Decorated:
-    """The simulated engine and its scheduler."""
-    for option in reversed(_ENGINE):
+    """The simulated engine or engines, and the scheduler."""
+    for option in reversed((*_FLEET, *_MACHINE[:-1], *_SCHEDULER, _MACHINE[-1])):
         command = option(command)
     return command
 
 
-_ENGINE = (
+def machine_options(command: Decorated) -> Decorated:
+    """The simulated engine alone."""
+    for option in reversed(_MACHINE):
+        command = option(command)
+    return command
+
+
+_FLEET = (
+    click.option(
+        "--replicas",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Simulate N engines; a load is the share of what all of them can do.",
+    ),
+    click.option(
+        "--router",
+        metavar="NAME",
+        help="What spreads the calls over replicas: see agentrt simulate routing.",
+    ),
+)
+
+_MACHINE = (
     slots_option(32, "How many calls run at a time."),
     click.option(
         "--depth",
@@ -133,6 +156,15 @@ _ENGINE = (
         help="virtual: how long steps take, from agentrt calibrate.  [default: made up]",
     ),
     click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="J",
+        help="Processes.  [default: one per core]",
+    ),
+)
+
+_SCHEDULER = (
+    click.option(
         "--hints",
         type=click.FloatRange(0, 1),
         metavar="X",
@@ -147,12 +179,6 @@ _ENGINE = (
         show_default=True,
         metavar="NAME",
         help="What ratios are to; always runs.",
-    ),
-    click.option(
-        "--jobs",
-        type=click.IntRange(min=1),
-        metavar="J",
-        help="Processes.  [default: one per core]",
     ),
 )
 
@@ -227,7 +253,17 @@ def read_machine(options: Mapping[str, Any]) -> Machine:
     given = {name: options[name] for name in _OF_DEPTH[depth] if options[name] is not None}
     if "step_ms" in given:
         given["step_s"] = _seconds(given.pop("step_ms"))
-    return Machine(options["batch"], depth=depth, **given)
+    return Machine(options["batch"], depth=depth, **given, **_fleet(options))
+
+
+def _fleet(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How many engines and which router, for commands that have one of each."""
+    replicas, router = options.get("replicas", 1), options.get("router")
+    if not isinstance(replicas, int):
+        return {}
+    if router is not None and replicas == 1:
+        raise ConfigError("--router chooses among replicas: give --replicas N, or leave it out")
+    return {"replicas": replicas} | ({} if router is None else {"router": router})
 
 
 def _seconds(step_ms: float) -> float:

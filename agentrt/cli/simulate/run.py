@@ -19,7 +19,7 @@ from agentrt.cli.simulate.options import (
     read_policies,
     read_scheduler,
 )
-from agentrt.cli.simulate.sources import read_traces, scale_options, warn_of_sleepers
+from agentrt.cli.simulate.sources import read_source, read_traces, scale_options, warn_of_sleepers
 from agentrt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -105,13 +105,11 @@ def run(**options: Any) -> None:
 
 def _source(options: dict[str, Any]) -> Source:
     """Where the programs come from; a trace is read at once, and refused if it cannot be."""
-    from agentrt.simulator.sweep import Source
-
     given = options["trace"]
     if given is not None and options["workload"] is not None:
         raise ConfigError("--workload and --trace: give one of them")
     traces = read_traces([] if given is None else [given], options)
-    return traces[0] if traces else Source(options["workload"] or "mixed")
+    return traces[0] if traces else read_source(options["workload"] or "mixed", options)
 
 
 def _pressure(options: dict[str, Any]) -> Pressure:

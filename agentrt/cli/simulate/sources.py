@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrt.cli.simulate.options import Decorated
-from agentrt.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrt.simulator.machine import Machine
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def scale_options(command: Decorated) -> Decorated:
-    """The scales of a trace."""
+    """The scales of a trace, or of a workload's programs."""
     for option in reversed(_SCALES):
         command = option(command)
     return command
@@ -29,36 +28,44 @@ _SCALES = (
         type=click.FloatRange(min=0, min_open=True),
         default=1.0,
         metavar="X",
-        help="Multiplies a trace's prompt tokens.",
+        help="Multiplies the tokens of prompts.",
     ),
     click.option(
         "--output-scale",
         type=click.FloatRange(min=0, min_open=True),
         default=1.0,
         metavar="X",
-        help="Multiplies a trace's output tokens.",
+        help="Multiplies the tokens of outputs.",
     ),
     click.option(
         "--gap-scale",
         type=click.FloatRange(min=0),
         default=1.0,
         metavar="X",
-        help="Multiplies a trace's seconds between calls.",
+        help="Multiplies the seconds between calls.",
     ),
 )
+
+
+def read_source(name: str, options: Mapping[str, Any]) -> Source:
+    """A generator's programs, to the scales that were given."""
+    from agentrt.simulator.sweep import Source
+
+    return Source(name, **_scales(options))
+
+
+def _scales(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("context_scale", "output_scale", "gap_scale")}
 
 
 def read_traces(paths: Sequence[Path], options: Mapping[str, Any]) -> list[Source]:
     """The traces as sources, each read at once and reported on stderr.
 
-    Raises `ConfigError` for one that cannot be read, and for scales without a trace.
+    Raises `ConfigError` for one that cannot be read.
     """
     from agentrt.simulator.sweep import Source
 
-    scales = {name: options[name] for name in ("context_scale", "output_scale", "gap_scale")}
-    for name, scale in scales.items():
-        if scale != 1 and not paths:
-            raise ConfigError(f"--{name.replace('_', '-')} is for a --trace; leave it out")
+    scales = _scales(options)
     stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]
     sources = []
     for path, stem in zip(paths, stems, strict=True):

@@ -23,7 +23,7 @@ from agentrt.cli.simulate.options import (
     read_scheduler,
     seeds_option,
 )
-from agentrt.cli.simulate.sources import read_traces, scale_options, warn_of_sleepers
+from agentrt.cli.simulate.sources import read_source, read_traces, scale_options, warn_of_sleepers
 from agentrt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -132,11 +132,11 @@ def _check_outputs(options: dict[str, Any]) -> None:
 
 def _settings(options: dict[str, Any]) -> list[Setting]:
     from agentrt.simulator.pressure import Pressure
-    from agentrt.simulator.sweep import Setting, Source
+    from agentrt.simulator.sweep import Setting
 
     traces = read_traces([Path(name) for name in options["trace"]], options)
     names = options["workload"] or (() if traces else ("mixed",))
-    sources = [*(Source(name) for name in names), *traces]
+    sources = [*(read_source(name, options) for name in names), *traces]
     counts: list[int | None] = [_count(text) for text in options["programs"]]
     counts = counts or [None]
     if options["offline"]:

@@ -19,7 +19,7 @@ class Agentix(Router):
 
     name: ClassVar[str] = "agentix"
 
-    def __init__(self, threshold: int = PAPERS_THRESHOLD) -> None:
+    def __init__(self, threshold: float = PAPERS_THRESHOLD) -> None:
         self._threshold = threshold
         self._homes: dict[str, str] = {}
 

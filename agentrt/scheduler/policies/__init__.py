@@ -53,6 +53,14 @@ def make_policy(config: SchedulerConfig) -> Policy:
     return policy_class(config.policy)(config)
 
 
+def level_ends(config: SchedulerConfig) -> tuple[float, ...]:
+    """Where levels end (seconds of attained service) that a call's service alone decides.
+
+    Empty under a policy that ranks calls by something else.
+    """
+    return config.level_ends if issubclass(policy_class(config.policy), AttainedService) else ()
+
+
 def policy_class(name: str) -> type[Policy]:
     """The class that a name stands for. Raises `ConfigError` as `make_policy` does."""
     if name in _BUILT_IN:
@@ -76,6 +84,7 @@ __all__ = [
     "AttainedService",
     "Place",
     "Policy",
+    "level_ends",
     "make_policy",
     "policy_class",
     "policy_names",

@@ -1,0 +1,213 @@
+"""The books of a router: what is under way where, what replicas hold, how long calls take.
+
+A `Dispatcher` stands between a router's one question and whoever sends calls to replicas,
+real or simulated, so that both are routed by the same code from the same knowledge.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from agentrt.request import CallReport
+from agentrt.router.base import LEVELS, ReplicaView, Router, RouterCall
+from agentrt.router.held import HeldNote
+from agentrt.router.holdings import Holdings, common
+from agentrt.router.speed import Pace, Speed
+
+_FIRST_OUTPUT = 128.0
+_LEARN = 0.05
+_KINDS = 4096
+"""Kinds of calls whose outputs are remembered; the longest unseen are forgotten."""
+_GUESSES = 7
+"""Calls of a program under way, before the last one, that are looked at."""
+
+
+@dataclass(slots=True, eq=False)
+class Trip:
+    """A call that was sent to a replica, and what it was counted as there."""
+
+    call: RouterCall
+    replica: ReplicaView
+    tokens: int
+    missing: int
+    beside: int
+    blocks: Sequence[int] = ()
+    over: bool = False
+
+
+@dataclass(slots=True)
+class _Home:
+    """Where a program's last call went, the tokens of context that it left there, and its calls
+    that are under way.
+    """
+
+    replica: ReplicaView
+    tokens: int = 0
+    trips: tuple[Trip, ...] = ()
+
+
+class Dispatcher:
+    """Routes calls, and keeps what routers see up to date.
+
+    ``level_ends`` are the scheduler's levels, in seconds of attained service; without them all
+    calls are of one level. ``speed`` is where learning begins.
+    """
+
+    def __init__(
+        self, router: Router, level_ends: Sequence[float] = (), speed: Speed | None = None
+    ) -> None:
+        self.router = router
+        self.speed = Speed() if speed is None else speed
+        self.holdings = Holdings()
+        self._ends = list(level_ends[: LEVELS - 1])
+        self._ahead: list[_Ahead] = []
+        self._paces: list[Pace] = []
+        self._homes: dict[str, _Home] = {}
+        self._outputs: OrderedDict[str, float] = OrderedDict()
+
+    def join(self, name: str, slots: int = 0, transfer_s: float = 0.0) -> ReplicaView:
+        """A new replica, which holds nothing and has nothing to do."""
+        view = ReplicaView(
+            name,
+            index=self.holdings.join(),
+            slots=slots,
+            transfer_s=transfer_s,
+            waits_s=[transfer_s] * LEVELS,
+            speed=self.speed,
+        )
+        self._ahead.append(_Ahead())
+        self._paces.append(Pace())
+        return view
+
+    @property
+    def programs(self) -> int:
+        """How many programs are remembered."""
+        return len(self._homes)
+
+    # -- calls -------------------------------------------------------------------------
+
+    def send(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> Trip:
+        """Ask the router where the call goes, and count it there until `ended`."""
+        home = self._homes.get(call.program_id)
+        call.home = None if home is None else home.replica
+        call.level = bisect_right(self._ends, call.attained_s)
+        call.output_tokens = min(self._outputs.get(call.kind, _FIRST_OUTPUT), call.output_limit)
+        reads = self.router.reads_blocks
+        blocks = call.blocks() if reads else ()
+        if reads:
+            call.match = partial(self._match, call, blocks, home)
+        view = self.router.choose(call, replicas)
+        tokens = call.prompt_tokens + int(call.output_tokens)
+        trip = Trip(call, view, tokens, call.prompt_tokens - call.held(view), view.calls, blocks)
+        view.in_flight += tokens
+        view.calls += 1
+        self._ahead[view.index].add(call.level, 1, trip.missing, view)
+        if home is None:
+            home = self._homes[call.program_id] = _Home(view)
+        home.replica, home.tokens = view, tokens
+        if blocks:
+            home.trips = (*home.trips[-_GUESSES:], trip)
+        return trip
+
+    def _match(self, call: RouterCall, blocks: Sequence[int], home: _Home | None) -> list[int]:
+        """Leading tokens that each replica holds, as engines told, and what is likely beside."""
+        size, most = call.block_size, call.prompt_tokens - 1
+        held = self.holdings.match(blocks, size, most)
+        if home is None:
+            return held
+        if not size:
+            # Nobody tells: its program's context is where it was left, as far as we know.
+            held[home.replica.index] = max(0, min(home.tokens, most))
+        for trip in home.trips:
+            # A guess: what its calls under way will store. When they end, their engines tell.
+            index, guess = trip.replica.index, common(trip.blocks, blocks) * size
+            held[index] = max(held[index], min(guess, most))
+        return held
+
+    def ended(self, trip: Trip, report: CallReport | None = None) -> None:
+        """The call is over; ``report`` is its engine's account of it, if it has one."""
+        if trip.over:
+            return
+        trip.over = True
+        view = trip.replica
+        view.in_flight -= trip.tokens
+        view.calls -= 1
+        home = self._homes.get(trip.call.program_id)
+        if home is not None and home.trips:
+            home.trips = tuple(one for one in home.trips if one is not trip)
+        if report is not None and report.steps:
+            beside = (trip.beside + view.calls) / 2
+            if report.service_s > 0:
+                expected_s = self.speed.expected_s(report, beside)
+                view.pace = self._paces[view.index].learn(report.service_s / expected_s)
+            self.speed.learn(report, beside)
+            self._learn(trip.call.kind, report.output_tokens)
+        self._ahead[view.index].add(trip.call.level, -1, -trip.missing, view)
+
+    def _learn(self, kind: str, tokens: int) -> None:
+        before = self._outputs.get(kind)
+        self._outputs[kind] = tokens if before is None else before + _LEARN * (tokens - before)
+        self._outputs.move_to_end(kind)
+        if len(self._outputs) > _KINDS:
+            self._outputs.popitem(last=False)
+
+    def program_ended(self, program_id: str) -> None:
+        """The program makes no more calls."""
+        self._homes.pop(program_id, None)
+        self.router.program_ended(program_id)
+
+    # -- replicas ----------------------------------------------------------------------
+
+    def heard(self, view: ReplicaView, note: HeldNote) -> None:
+        """A replica told what it stored and removed; the notes come in order (`HeldStream`)."""
+        if note.whole:
+            self.holdings.replace(view.index, note.stored)
+            return
+        self.holdings.remove(view.index, note.removed)
+        self.holdings.store(view.index, note.stored)
+
+    def lost(self, view: ReplicaView) -> None:
+        """A replica died: its memory is empty, and its calls are about to end."""
+        self.holdings.clear(view.index)
+        self._homes = {pid: home for pid, home in self._homes.items() if home.replica is not view}
+        self.router.replica_lost(view.name)
+
+
+class _Ahead:
+    """Calls and uncomputed prompt tokens in flight on a replica, by level and better ones."""
+
+    __slots__ = ("_calls", "_tokens")
+
+    def __init__(self) -> None:
+        self._calls = [0] * LEVELS
+        self._tokens = [0] * LEVELS
+
+    def add(self, level: int, calls: int, tokens: int, view: ReplicaView) -> None:
+        """Count them in (or out), and say how long calls of each level wait now."""
+        for i in range(level, LEVELS):
+            self._calls[i] += calls
+            self._tokens[i] += tokens
+        slots, pace, prefill_s = view.slots, view.pace, view.speed.prefill_s
+        turn_s = view.speed.service_s / slots if slots else 0.0
+        for i in range(level, LEVELS):
+            count = self._calls[i]
+            turns = turns_to_wait(count, slots) if slots else 0.0
+            wait_s = pace * (self._tokens[i] * prefill_s + turns * turn_s)
+            view.waits_s[i] = view.transfer_s + wait_s
+
+
+@lru_cache(4096)
+def turns_to_wait(calls: int, slots: int) -> float:
+    """How many of the ``calls`` ahead have to end before another of ``slots`` is free.
+
+    Where a slot is free it is less than one, and more the fewer are left: by the time that a
+    program makes its next call, others have come. The exponent is that of Sakasegawa's
+    approximation of waiting in a queue with several servers (1977).
+    """
+    crowding = math.pow(min(1.0, calls / slots), math.sqrt(2 * (slots + 1)) - 1)
+    return max(0, calls - slots) + crowding

@@ -1,0 +1,34 @@
+"""What an executor may show a router of its prompts and its prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from agentrt.request import CallSpec
+from agentrt.router.held import HeldNote
+
+
+@runtime_checkable
+class ShowsHoldings(Protocol):
+    """An executor whose prompts can be hashed as its engine hashes them, and that tells what
+    its engine holds. All methods belong to the executor's loop.
+    """
+
+    def prompt_ids(self, spec: CallSpec) -> list[int]:
+        """The token ids of a call's prompt, its chat template included.
+
+        Raises `CallRejectedError` for a chat that the template refuses.
+        """
+
+    def block_hashes(self, ids: Sequence[int]) -> Sequence[int]:
+        """64 bits of the hash of each full block of a prompt."""
+
+    def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
+        """Tell ``hear`` each note of what the engine stored and removed, from now on."""
+
+    async def held(self) -> tuple[HeldNote, int] | None:
+        """A snapshot of what the engine holds, and its tokens per block.
+
+        None where the engine does not tell, or is gone.
+        """

@@ -1,0 +1,92 @@
+"""Tells which blocks the engine's prefix cache holds, from vLLM's own KV events.
+
+vLLM says of each step which blocks were stored and removed. A block can be there twice, and
+is then reported twice; so an event only marks a block as changed, and whether it is held is
+asked of the cache itself when a note is made. Notes ride on the outputs of calls that end;
+who misses one asks for a snapshot. `docs/adr/0007-kv-events-ride-on-outputs.md` says why so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from agentrt.executors.vllm import _compat
+from agentrt.router.held import HELD, HeldNote, short
+
+
+class HeldLog:
+    """The changes of one engine's prefix cache since its last note. In the engine core.
+
+    Nothing is kept for those who do not listen: it begins with the first snapshot, and a log
+    that nobody has read for as many blocks as the cache has starts over.
+    """
+
+    def __init__(self, scheduler: _compat.AsyncScheduler) -> None:
+        self._scheduler = scheduler
+        self.number = 0
+        """That of the last note."""
+        self._changed: dict[bytes, None] = {}
+        self._cleared = False
+        self._limit = 2 * _compat.all_blocks(scheduler)
+
+    @classmethod
+    def of(cls, scheduler: _compat.AsyncScheduler) -> HeldLog | None:
+        """The log of a scheduler, or None where vLLM makes no KV events."""
+        log = cls(scheduler)
+        return log if _compat.hear_events(scheduler, log.publish) else None
+
+    def publish(self, events: Iterable[Any]) -> None:
+        """A step's events."""
+        changed = self._changed
+        for event in events:
+            keys = _compat.event_blocks(event)
+            if keys is None:
+                changed.clear()
+                self._cleared = True
+            else:
+                changed.update(dict.fromkeys(keys))
+        if len(changed) > self._limit:
+            self._start_over()
+
+    def take(self) -> dict[str, Any] | None:
+        """A note of all changes since the last, as plain values; None if there are none."""
+        if self._cleared:
+            return self.snapshot()
+        if not self._changed:
+            return None
+        stored: list[int] = []
+        removed: list[int] = []
+        holds = _compat.holds_block
+        for key in self._changed:
+            (stored if holds(self._scheduler, key) else removed).append(short(key))
+        self._changed.clear()
+        self.number += 1
+        return HeldNote.of(self.number, stored, removed).to_wire()
+
+    def snapshot(self) -> dict[str, Any]:
+        """All blocks that the cache holds now, and their size. Notes go on from here.
+
+        What changed since the last note counts as told: another reader has missed it.
+        """
+        if self._changed or self._cleared:
+            self.number += 1
+        self._changed.clear()
+        self._cleared = False
+        blocks = map(short, _compat.held_blocks(self._scheduler))
+        size = _compat.hash_block_size(self._scheduler)
+        return HeldNote.of(self.number, blocks, whole=True).to_wire() | {"block_size": size}
+
+    def attach(self, outputs: Iterable[Any]) -> None:
+        """Put a note on the first of a step's outputs that ends a call of ours."""
+        for output in outputs:
+            params = output.kv_transfer_params
+            if output.finish_reason is not None and params and "agentrt" in params:
+                note = self.take()
+                if note is not None:
+                    params[HELD] = note
+                return
+
+    def _start_over(self) -> None:
+        self.number += 1  # whoever still reads misses this one, and asks
+        self._changed.clear()

@@ -1,0 +1,180 @@
+"""What an engine tells of its prefix cache is what is in it: vLLM's scheduler, no model."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm.blocks import BlockHasher
+from agentrt.executors.vllm.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
+from agentrt.executors.vllm.identity import attach
+from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.request import Call, CallSpec
+from agentrt.router.held import HeldNote, HeldStream, short
+from agentrt.router.holdings import Holdings
+
+pytestmark = pytest.mark.engine
+
+BLOCKS = 48
+
+
+class Reader:
+    """An index of one engine, fed with its notes; ``loses`` says which are lost."""
+
+    def __init__(self, engine: HeadlessEngine, loses: Any = lambda: False) -> None:
+        self.index, self.stream, self.engine, self.loses = Holdings(), HeldStream(), engine, loses
+        self.index.join()
+        self.asked = 0
+        self.ask()
+
+    def ask(self) -> None:
+        self.asked += 1
+        self.apply(self.engine.scheduler.control("held"))
+
+    def apply(self, values: Any) -> None:
+        for note in self.stream.take(HeldNote.from_wire(values)):
+            if note.whole:
+                self.index.replace(0, note.stored)
+            else:
+                self.index.remove(0, note.removed)
+                self.index.store(0, note.stored)
+
+    def hear(self, notes: list[Any]) -> None:
+        for values in notes:
+            if not self.loses():
+                self.apply(values)
+        if self.stream.gap:
+            self.ask()
+
+    @property
+    def held(self) -> set[int]:
+        return self.index.blocks(0)
+
+
+def engine(*, events: bool = True) -> HeadlessEngine:
+    scheduler = make_scheduler(
+        ProgramScheduler,
+        max_num_seqs=4,
+        blocks=BLOCKS,
+        max_model_len=512,
+        kv_events=events,
+        settings={"policy": "fcfs"},
+    )
+    return HeadlessEngine(scheduler)
+
+
+def add(engine: HeadlessEngine, number: int, prompt: list[int], out: int = 20) -> None:
+    call = Call(f"c{number}", f"p{number % 5}", "t", CallSpec(prompt="", max_tokens=out))
+    engine.add(call.call_id, prompt, out, attach(call))
+
+
+def truth(engine: HeadlessEngine) -> set[int]:
+    return set(map(short, _compat.held_blocks(engine.scheduler)))
+
+
+@pytest.mark.parametrize("losing", [0.0, 0.5])
+def test_notes_add_up_to_the_cache(losing: float) -> None:
+    """A cache that is too small: blocks are stored, shared, there twice, and evicted. After each
+    call that ends the index is the cache; with every second note lost, after a question.
+    """
+    rng = Random(f"held/{losing}")
+    tiny = engine()
+    reader = Reader(tiny, lambda: rng.random() < losing)
+    prompts = [[rng.randrange(1000) + 10 * family for _ in range(150)] for family in range(4)]
+    checked = number = 0
+    while checked < 40:
+        while len(tiny.requests) < 4:
+            number += 1
+            own = [rng.randrange(1000) for _ in range(rng.randrange(40))]
+            add(tiny, number, prompts[rng.randrange(4)][: rng.randrange(20, 150)] + own)
+        step = tiny.step()
+        reader.hear(step.held)
+        if step.held and not losing:
+            assert reader.held == truth(tiny)
+            checked += 1
+        elif step.finished and losing:
+            if not reader.stream.gap and reader.stream.number == tiny.scheduler.held.number:
+                assert reader.held == truth(tiny)
+            checked += 1
+    if losing:
+        assert reader.asked > 10
+        reader.ask()
+        assert reader.held == truth(tiny)
+    else:
+        assert reader.asked == 1
+
+
+def test_a_block_that_is_there_twice_is_held_until_both_are_gone() -> None:
+    """vLLM reports each copy; one of two that goes is no loss."""
+    tiny = engine()
+    reader = Reader(tiny)
+    prompt = list(range(100, 200))
+    add(tiny, 1, prompt)
+    add(tiny, 2, prompt)
+    for step in tiny.run():
+        reader.hear(step.held)
+        if step.held:
+            assert reader.held == truth(tiny)
+    hashes = BlockHasher("sha256", BLOCK_SIZE)(prompt)
+    assert reader.index.match(hashes) == [len(hashes)] == [100 // BLOCK_SIZE]
+
+
+def test_a_cache_that_is_reset_is_told_as_a_whole() -> None:
+    tiny = engine()
+    reader = Reader(tiny)
+    add(tiny, 1, list(range(64)))
+    for step in tiny.run():
+        reader.hear(step.held)
+    assert reader.held
+    assert tiny.scheduler.reset_prefix_cache()
+    add(tiny, 2, list(range(500, 530)))
+    for step in tiny.run():
+        reader.hear(step.held)
+    assert reader.asked == 1
+    assert reader.held == truth(tiny)
+    assert reader.held.isdisjoint(BlockHasher("sha256", BLOCK_SIZE)(list(range(64))))
+
+
+def test_prompts_are_hashed_as_the_engine_hashes_them() -> None:
+    """What the index says of the next prompt is what the engine then finds in its cache."""
+    tiny, rng = engine(), Random(3)
+    reader, hasher = Reader(tiny), BlockHasher("sha256", BLOCK_SIZE)
+    context = [rng.randrange(1000) for _ in range(60)]
+    for number in range(6):
+        context = [*context, *(rng.randrange(1000) for _ in range(25))]
+        most = len(context) - 1
+        expected = reader.index.match(hasher(context), BLOCK_SIZE, most // BLOCK_SIZE * BLOCK_SIZE)
+        add(tiny, number, context)
+        for step in tiny.run():
+            reader.hear(step.held)
+            for report in step.reports.values():
+                assert report["cached_tokens"] == expected[0]
+        assert number == 0 or expected[0] >= 64
+
+
+def test_a_log_that_nobody_reads_starts_over() -> None:
+    """Calls of others end without a note. What piles up is dropped, and who comes back sees it."""
+    tiny = engine()
+    reader = Reader(tiny)
+    log = tiny.scheduler.held
+    for number in range(30):
+        tiny.add(f"lone-{number}", [1000 * number + i for i in range(100)], 4)
+        assert not [note for step in tiny.run() for note in step.held]
+        assert len(log._changed) <= 2 * BLOCKS
+    add(tiny, 1, list(range(100)))
+    for step in tiny.run():
+        reader.hear(step.held)
+    assert reader.asked > 1
+    assert reader.held == truth(tiny)
+
+
+def test_nothing_is_told_without_events() -> None:
+    quiet = engine(events=False)
+    assert quiet.scheduler.control("held") is None
+    add(quiet, 1, list(range(64)))
+    assert not [note for step in quiet.run() for note in step.held]

@@ -1,0 +1,256 @@
+"""What a dispatcher tells routers, and what `cost` and `prefix` make of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrt.request import CallReport
+from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_router
+from agentrt.router.dispatch import turns_to_wait
+from agentrt.router.held import HeldNote
+from agentrt.router.speed import Pace, Speed
+
+SIZE = 16
+TYPICAL = CallReport(service_s=1.0, steps=100, prompt_tokens=500, output_tokens=100)
+
+
+def blocks(name: str, count: int) -> list[int]:
+    return [hash((name, place)) & (2**64 - 1) for place in range(count)]
+
+
+def call_of(program: str, hashes: list[int], attained_s: float = 0.0) -> RouterCall:
+    return RouterCall(
+        program,
+        len(hashes) * SIZE + 5,
+        attained_s=attained_s,
+        kind="t/call",
+        block_size=SIZE,
+        blocks=lambda: hashes,
+    )
+
+
+class Fleet:
+    """Three replicas of four slots behind a router."""
+
+    def __init__(self, router: str, level_ends: tuple[float, ...] = ()) -> None:
+        self.dispatcher = Dispatcher(make_router(router), level_ends)
+        self.views = [self.dispatcher.join(f"replica-{i}", 4) for i in range(3)]
+
+    def tell(self, replica: int, stored: list[int], removed: list[int] | None = None) -> None:
+        self.dispatcher.heard(self.views[replica], HeldNote.of(1, stored, removed or ()))
+
+    def send(self, program: str, hashes: list[int], attained_s: float = 0.0) -> Trip:
+        return self.dispatcher.send(call_of(program, hashes, attained_s), self.views)
+
+    def where(self, program: str, hashes: list[int]) -> int:
+        """Where a call would go; it is over at once."""
+        trip = self.send(program, hashes)
+        self.dispatcher.ended(trip)
+        self.dispatcher.program_ended(program)
+        return trip.replica.index
+
+    def fill(self, replica: int, calls: int, attained_s: float = 0.0) -> list[Trip]:
+        """Short calls of others, sent to one replica."""
+        only = [self.views[replica]]
+        return [
+            self.dispatcher.send(
+                call_of(f"busy-{replica}-{n}", blocks(f"b{replica}/{n}", 1), attained_s), only
+            )
+            for n in range(calls)
+        ]
+
+
+@pytest.mark.parametrize("name", ["cost", "prefix"])
+def test_a_call_goes_where_its_prefix_is(name: str) -> None:
+    """1. Told by events, not remembered. 2. Where more of it is. 3. Gone with it."""
+    fleet, prompt = Fleet(name), blocks("a", 64)
+    fleet.tell(2, prompt[:60])
+    assert fleet.where("p", prompt) == 2
+    fleet.tell(1, prompt)
+    assert fleet.where("p", prompt) == 1
+    fleet.tell(1, [], prompt[8:])
+    assert fleet.where("p", prompt) == 2
+    fleet.dispatcher.lost(fleet.views[2])
+    assert fleet.where("p", prompt) == (1 if name == "cost" else 0)
+
+
+@pytest.mark.parametrize("name", ["cost", "prefix"])
+def test_a_prefix_is_not_followed_to_one_with_too_much_to_do(name: str) -> None:
+    fleet, prompt = Fleet(name), blocks("a", 64)
+    fleet.tell(2, prompt)
+    fleet.fill(2, 80)
+    assert fleet.where("p", prompt) != 2
+
+
+def test_prefix_balances_what_is_not_held() -> None:
+    """The lesser half that is held counts for nothing; more tokens in flight count."""
+    fleet, prompt = Fleet("prefix"), blocks("a", 64)
+    fleet.tell(2, prompt[:30])
+    fleet.fill(0, 1)
+    assert fleet.where("p", prompt) == 1
+
+
+def test_cost_weighs_a_wait_against_a_prefill() -> None:
+    """A replica whose slots are taken is worth waiting for if it saves more than the wait."""
+    fleet, short, long = Fleet("cost"), blocks("s", 4), blocks("l", 6000)
+    fleet.tell(2, [*short, *long])
+    fleet.fill(2, 6)
+    assert fleet.where("p", short) != 2
+    assert fleet.where("q", long) == 2
+
+
+def test_cost_waits_behind_its_own_level_only() -> None:
+    """Calls of programs that have attained much do not keep one waiting that has not."""
+    prompt = blocks("a", 200)
+    for attained_s, replica in ((0.0, 1), (9.0, 2)):
+        fleet = Fleet("cost:others=0", (1.0, 2.0, math.inf))
+        fleet.tell(2, prompt)
+        fleet.tell(1, prompt[:20])
+        fleet.fill(2, 5, attained_s)
+        assert fleet.where("p", prompt) == replica
+
+
+def test_cost_stays_unless_another_is_better_by_a_margin() -> None:
+    """1. Its program's last replica has a little more to do, and the call stays all the same.
+    2. With no margin it would not. 3. With much more to do, it goes.
+    """
+    prompt = blocks("a", 400)
+    for margin, busy, stays in ((0.5, 1, True), (0.0, 1, False), (0.5, 12, False)):
+        fleet = Fleet(f"cost:margin={margin}")
+        for replica in range(3):
+            fleet.tell(replica, prompt)
+        first = fleet.send("p", prompt)
+        fleet.dispatcher.ended(first)
+        fleet.fill(first.replica.index, busy)
+        assert (fleet.send("p", prompt).replica is first.replica) == stays
+
+
+def test_cost_counts_the_way_and_the_pace() -> None:
+    """A far replica, or a slow one, is left alone."""
+    fleet = Fleet("cost")
+    fleet.views[0] = fleet.dispatcher.join("far", 4, transfer_s=0.5)
+    for _ in range(40):
+        for view, service_s in zip(fleet.views[1:], (1.0, 3.0), strict=True):
+            (trip,) = [fleet.dispatcher.send(call_of("x", []), [view])]
+            fleet.dispatcher.ended(trip, replace(TYPICAL, service_s=service_s))
+    assert fleet.views[2].pace > 1.15
+    assert fleet.where("p", blocks("b", 4)) == 1
+    fleet.fill(1, 20)
+    assert fleet.where("p", blocks("b", 4)) == 3
+
+
+def test_a_guess_stands_until_the_call_ends() -> None:
+    """1. Of a call under way its program's next call expects what it will store. 2. Other
+    programs do not. 3. When it ends without a word of it from the engine, nothing is held.
+    """
+    fleet, prompt = Fleet("cost"), blocks("a", 100)
+    trip = fleet.send("p", prompt)
+    again = call_of("p", [*prompt, *blocks("more", 4)])
+    second = fleet.dispatcher.send(again, fleet.views)
+    assert again.held(trip.replica) == 100 * SIZE
+    assert fleet.dispatcher.holdings.blocks(trip.replica.index) == set()
+    other = call_of("q", prompt)
+    third = fleet.dispatcher.send(other, fleet.views)
+    assert other.held(trip.replica) == 0
+    for one in (trip, second, third):
+        fleet.dispatcher.ended(one)
+    last = call_of("p", prompt)
+    fleet.dispatcher.send(last, fleet.views)
+    assert last.holdings == [0, 0, 0]
+
+
+def test_where_nobody_tells_a_program_s_last_replica_is_the_guess() -> None:
+    fleet = Fleet("cost")
+    first = RouterCall("p", 4000)
+    home = fleet.dispatcher.send(first, fleet.views).replica
+    second = RouterCall("p", 4200)
+    assert fleet.dispatcher.send(second, fleet.views).replica is home
+    assert second.held(home) == 4000 + int(first.output_tokens)
+    fleet.dispatcher.program_ended("p")
+    third = RouterCall("p", 4400)
+    fleet.dispatcher.send(third, fleet.views)
+    assert third.holdings == [0, 0, 0]
+
+
+def test_a_call_holds_no_more_than_all_but_its_last_token() -> None:
+    fleet, prompt = Fleet("cost"), blocks("a", 10)
+    fleet.tell(0, prompt)
+    call = RouterCall("p", 160, block_size=SIZE, blocks=lambda: prompt)
+    fleet.dispatcher.send(call, fleet.views)
+    assert call.held(fleet.views[0]) == 159
+
+
+@pytest.mark.parametrize("name", ["cost", "prefix", "agentix", "least-used", "round-robin"])
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.booleans()), max_size=25),
+)
+def test_books_are_empty_when_all_calls_are_over(
+    name: str, calls: list[tuple[int, int, bool]]
+) -> None:
+    fleet, trips = Fleet(name, (1.0, math.inf)), []
+    for number, (program, count, told) in enumerate(calls):
+        trip = fleet.send(f"p{program}", blocks(f"p{program}", count), number / 3)
+        trips.append(trip)
+        if told:
+            fleet.dispatcher.ended(trips.pop(0), TYPICAL)
+    for trip in trips:
+        fleet.dispatcher.ended(trip)
+        fleet.dispatcher.ended(trip)
+    for view in fleet.views:
+        assert (view.in_flight, view.calls) == (0, 0)
+        assert view.waits_s == [0.0] * len(view.waits_s)
+    for program in range(4):
+        fleet.dispatcher.program_ended(f"p{program}")
+    assert fleet.dispatcher.programs == 0
+
+
+def test_outputs_are_learned_by_kind() -> None:
+    fleet = Fleet("cost")
+    fleet.dispatcher.ended(fleet.send("p", []), TYPICAL)
+    call = call_of("q", [])
+    fleet.dispatcher.send(call, fleet.views)
+    assert call.output_tokens == 100
+    limited = replace(call_of("q", []), output_limit=7)
+    fleet.dispatcher.send(limited, fleet.views)
+    assert limited.output_tokens == 7
+
+
+def test_speed_is_learned_from_reports() -> None:
+    """Steps, calls beside and prompt tokens are told apart, from calls that differ in them."""
+    speed, true = Speed(), (0.05, 0.002, 0.0008)
+    for number in range(400):
+        steps, beside, computed = 10 + number % 7 * 20, number % 5, number * 37 % 900
+        seconds = steps * (true[0] + true[1] * beside) + computed * true[2]
+        report = CallReport(service_s=seconds, steps=steps, prompt_tokens=computed)
+        speed.learn(report, beside)
+    assert (speed.step_s, speed.beside_s, speed.prefill_s) == pytest.approx(true, rel=0.05)
+    assert speed.expected_s(report, beside) == pytest.approx(seconds, rel=0.05)
+
+
+def test_a_pace_that_is_unsure_is_one() -> None:
+    pace = Pace()
+    assert {pace.learn(2.0) for _ in range(31)} == {1.0}
+    assert pace.learn(2.0) == pytest.approx(2.0)
+    steady = Pace()
+    assert {steady.learn(1.1) for _ in range(100)} == {1.0}
+
+
+def test_turns_grow_with_the_calls_ahead() -> None:
+    turns = [turns_to_wait(calls, 8) for calls in range(20)]
+    assert turns == sorted(turns)
+    assert turns[0] == 0.0
+    assert turns[4] < 0.2
+    assert turns[8] == 1.0
+    assert turns[16] == 9.0
+
+
+def test_a_view_of_its_own_needs_no_dispatcher() -> None:
+    """A router that is asked alone knows of nothing held."""
+    views = [ReplicaView("a"), ReplicaView("b", index=1, calls=3)]
+    for name in ("cost", "prefix"):
+        assert make_router(name).choose(RouterCall("p", 100), views) is views[0]
