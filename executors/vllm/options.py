@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from agentrt.errors import ConfigError, ModelLoadError
-from agentrt.executors.vllm.virtual import StockPolicy
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from agentrt.executors.vllm.virtual import StockPolicy
 
 SCHEDULER = "agentrt.executors.vllm.scheduler.ProgramScheduler"
 
