@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -115,18 +114,17 @@ def test_flags_that_the_engine_refuses(flags: list[str], words: list[str], tmp_p
         assert word in done.stderr.splitlines()[-1]
 
 
-def test_no_free_port_for_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM looks for a port from VLLM_PORT on, and the last one of all is taken."""
-    monkeypatch.setenv("VLLM_PORT", "65535")
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("", 65535))
-        done = run(put(tmp_path, GOOD), "--replicas", "2")
+def test_an_engine_that_finds_no_way_to_talk_to_its_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one machine that is a socket in a folder, and no port: here the folder is missing."""
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path / "missing"))
+    done = run(put(tmp_path, GOOD), "--replicas", "2")
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: the engine did not start: ")
-    assert "port" in last
+    assert last.startswith("error: the engine did not start")
+    assert str(tmp_path / "missing") in last
 
 
 def test_ctrl_c_while_it_decodes(tmp_path: Path) -> None:
