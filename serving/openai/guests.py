@@ -118,14 +118,15 @@ class Guests:
 
     def leave(self, entry: Entry, replies: Sequence[bytes] = ()) -> None:
         """The request is over; ``replies`` are the places of its chat with each reply."""
-        guest, house = entry.guest, self._houses[entry.guest.tenant]
+        guest = entry.guest
         guest.open -= 1
         guest.heard = self._runtime.now()
+        if guest.run.ended_at is not None:
+            return  # it was ended meanwhile, and its house may be gone
+        house = self._houses[guest.tenant]
         nodes = [scope.frontier.ids for scope in entry.scopes]
         for scope in entry.scopes:
             guest.frontier.join(scope.frontier)
-        if guest.run.ended_at is not None:
-            return
         if entry.call is not None:
             guest.ends[entry.call] = tuple(sorted(set(joined.from_iterable(nodes))))
         if entry.hashes and nodes:

@@ -10,6 +10,8 @@ import pytest
 from agentrt import Context, Runtime, program
 from agentrt.executors.openai import OpenAIEndpoint
 from agentrt.request import Reply
+from agentrt.serving.openai.guests import Guests
+from agentrt.serving.openai.identity import Claim
 from agentrt.serving.server import Bounds, ServedProgram
 from agentrt.serving.tenants import Limits
 from agentrt.testing.scripted import ScriptedExecutor
@@ -242,6 +244,19 @@ async def test_a_session_begins_and_ends_by_hand() -> None:
         assert (ended["deleted"], ended["state"], ended["calls"]) == (True, "done", 2)
         assert len(house.runtime.table) == 0
         assert (await house.client.delete(at)).status_code == 404
+
+
+async def test_calls_that_outlive_their_program_leave_nothing() -> None:
+    """The session ends, and its tenant is forgotten, before its call has come to its end."""
+    async with Runtime(ScriptedExecutor()) as runtime:
+        guests = Guests(runtime, lambda tenant: Limits(), Bounds())
+        session = guests.start_session("a", Claim()).name
+        assert session is not None
+        entry = guests.enter("a", Claim(program=session), ())
+        guests.end_session("a", session)
+        guests.sweep()
+        guests.leave(entry)
+        assert (len(guests), len(runtime.table), entry.guest.open) == (0, 0, 0)
 
 
 # -- programs that are served ----------------------------------------------------------------
