@@ -125,7 +125,8 @@ class Desk:
             before = entry.hashes[-1] if entry.hashes else b""
             messages = [chat_message(reply, in_form=ask.in_form) for reply in replies]
             places = [chain([message], before)[0] for message in messages if entry.hashes]
-            self.guests.leave(entry, places)
+            tools = [reply.tool_calls[0].name if reply.tool_calls else "" for reply in replies]
+            self.guests.leave(entry, places, tools)
             self.server.tenants.leave(entry.guest.tenant, len(ask.specs))
 
 
