@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -237,9 +238,9 @@ class Guests:
 
     # -- ends --------------------------------------------------------------------------
 
-    def sweep(self) -> int:
-        """End the programs that were not heard of for long; how many."""
-        now = self._runtime.now()
+    def sweep(self, *, all_idle: bool = False) -> int:
+        """End the programs that were not heard of for long, or all that are idle; how many."""
+        now = math.inf if all_idle else self._runtime.now()
         stale = [guest for house in self._houses.values() for guest in self._stale(house, now)]
         for guest in stale:
             self._end(guest)

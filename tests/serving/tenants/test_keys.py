@@ -65,11 +65,12 @@ def test_the_file_is_read_again(path: Path) -> None:
     assert ring.tenant_of(old) == "acme"
     assert len(said) == 1
     assert "bad JSON" in said[0]
-    document: dict[str, Any] = {"tenants": {"later": {"keys": [], "weight": 2}}}
+    document: dict[str, Any] = {"tenants": {"later": {"keys": [], "weight": 2, "operator": True}}}
     path.write_text(json.dumps(document), encoding="utf-8")
     clock.now += 2.0
     assert ring.tenant_of(old) is None
     assert ring.limits["later"] == Limits(weight=2)
+    assert (ring.is_operator("later"), ring.is_operator("acme")) == (True, False)
 
 
 @pytest.mark.parametrize(
