@@ -8,8 +8,8 @@ each the last one's chat and more, one after the other, without a pause.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -65,9 +65,11 @@ class ServeProcess:
     def __init__(self, options: EngineOptions, model: str) -> None:
         flags = stock_flags(options, model)
         policy = ("--policy", options.scheduler.policy)
-        at = ("--port", "0", "--served-model-name", self.NAME, "--max-calls", "4096")
+        self._folder = tempfile.TemporaryDirectory(prefix="agentrt-bench-")
+        at = ("--port", "0", "--database", f"sqlite:{self._folder.name}/bench.db")
+        named = ("--model", model, "--served-model-name", self.NAME, "--max-calls", "4096")
         here = (sys.executable, "-m", "agentrt.cli", "serve")
-        self._command = (*here, "--model", model, *at, *policy, "--", *flags)
+        self._command = (*here, *named, *at, *policy, "--", *flags)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self.base_url = ""
@@ -75,7 +77,7 @@ class ServeProcess:
     async def start(self) -> None:
         """Start it, and wait until it serves. Raises `EngineStartError` if it ends."""
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, stderr=asyncio.subprocess.PIPE, cwd=os.environ.get("TMPDIR", "/tmp")
+            *self._command, stderr=asyncio.subprocess.PIPE
         )
         said = self._process.stderr
         assert said is not None
@@ -108,6 +110,7 @@ class ServeProcess:
                 await process.wait()
         if self._reader is not None:
             self._reader.cancel()
+        self._folder.cleanup()
 
 
 def _of_process(folder: Path) -> tuple[float, int, int]:
@@ -201,12 +204,17 @@ class ServingBench:
                 return
             turn.statuses[str(answer.status_code)] += 1
             if answer.status_code != httpx.codes.OK:
-                await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
+                await self._rest(float(answer.headers.get("retry-after", 1)))
                 return
             turn.latencies.append(time.perf_counter() - began)
             said = answer.json()["choices"][0]["message"]["content"]
             chat += [{"role": "assistant", "content": said}]
             chat += [{"role": "user", "content": f"Go on, {step}."}]
+
+    @staticmethod
+    async def _rest(seconds: float) -> None:
+        """Wait as long as the server asks for."""
+        await asyncio.sleep(seconds)
 
     # -- tables ------------------------------------------------------------------------
 
