@@ -17,7 +17,7 @@ from agentrt.request import CallSpec, Message, Reply
 from agentrt.serving.openai.answers import chat_message
 from agentrt.serving.openai.calls import Answering, Calls, ClientGoneError, Piece
 from agentrt.serving.openai.conversation import chain
-from agentrt.serving.openai.faults import client_gone, describe
+from agentrt.serving.openai.faults import client_gone, describe, log_fault
 from agentrt.serving.openai.guests import Entry, Guests
 from agentrt.serving.openai.identity import read_claim
 from agentrt.serving.server import Server
@@ -146,7 +146,8 @@ async def _events(
             yield {"data": _compact(event)}
         yield {"data": "[DONE]"}
     except Exception as error:
-        _, body, _ = describe(error)
+        status, body, _ = describe(error)
+        log_fault(status, error)
         yield {"data": _compact(body)}
     finally:
         answering.stop()

@@ -171,10 +171,12 @@ async def test_a_bug_is_a_500_that_says_nothing_of_the_inside() -> None:
         raise RuntimeError("secret")
 
     async with open_house(ScriptedExecutor(bug)) as house:
-        body = {"model": MODEL, "messages": HELLO, "stream": True}
-        answer = await house.client.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 500
-        assert "secret" not in answer.text
+        for stream in (False, True):
+            body = {"model": MODEL, "messages": HELLO, "stream": stream}
+            answer = await house.client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 500
+            assert answer.json()["error"]["code"] == "internal_error"
+            assert "secret" not in answer.text
         assert not any(row.calls for row in house.runtime.table)
 
 

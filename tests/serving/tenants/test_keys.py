@@ -112,6 +112,12 @@ async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
                 401,
                 "invalid_api_key",
             )
+        for page in ("/health", "/dashboard", "/dashboard/main.js"):  # these rooms are not here
+            assert (await house.client.get(page)).status_code == 404
+        for page in ("/dashboardx", "/v1/models", "/openapi.json"):
+            assert (await house.client.get(page)).status_code == 401
+        tricky = "/dashboard%2f..%2fv1%2fmodels"
+        assert (await house.client.get(tricky)).status_code == 404
         as_a = {"authorization": f"Bearer {keys['a']}", "x-agentrt-tenant": "b"}
         as_b = {"x-api-key": keys["b"]}
         session = (await call("/v1/sessions", headers=as_a)).json()["id"]
