@@ -26,10 +26,16 @@ async def opened_app(server: Server, rooms: Sequence[Room]) -> AsyncIterator[Fas
     app = FastAPI(title="agentrt", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Doors, server=server)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
     async with AsyncExitStack() as stack:
         for room in rooms:
             app.include_router(await stack.enter_async_context(room(server)))
         yield app
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """A fault of ours: its trace goes to the log, and nothing of it to the client."""
+    return refusal(request.url.path, 500, "the server failed", code="internal_error")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -19,6 +19,7 @@ from agentrt.serving.tenant import DEFAULT_TENANT
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ok", "/dashboard", "/favicon.ico"})
 """What needs no key: whether the server is well, and a page that shows nothing by itself."""
 
+_OPEN_FOLDER = "/dashboard/"
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -27,7 +28,10 @@ _SCHEMES = ("bearer ",)
 
 
 class Doors:
-    """The application behind its doors. ``scope["state"]`` gets ``tenant`` and ``request_id``."""
+    """The application behind its doors.
+
+    ``scope["state"]`` gets the ``tenant``, whether it is an ``operator``, and the ``request_id``.
+    """
 
     def __init__(self, app: ASGIApp, server: Server, open_paths: Sequence[str] = ()) -> None:
         self._app = app
@@ -69,6 +73,8 @@ class Doors:
                 headers={"www-authenticate": "Bearer"},
             )
         scope["state"]["tenant"] = tenant
+        # Without keys everybody runs the server.
+        scope["state"]["operator"] = server.keys is None or server.keys.is_operator(tenant)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > server.bounds.body_bytes:
             error = TooLargeError(server.bounds.body_bytes)
@@ -81,7 +87,8 @@ class Doors:
             named = unquote(headers.get(b"x-agentrt-tenant", b"").decode("latin-1"))
             return named if _NAME.fullmatch(named) else DEFAULT_TENANT
         tenant = self._server.keys.tenant_of(_key(headers))
-        return DEFAULT_TENANT if tenant is None and path in self._open else tenant
+        is_open = path in self._open or path.startswith(_OPEN_FOLDER)
+        return DEFAULT_TENANT if tenant is None and is_open else tenant
 
 
 class TooLargeError(HTTPException):

@@ -56,6 +56,7 @@ class Listener:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # not a line for each bad request of somebody
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,

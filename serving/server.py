@@ -60,6 +60,9 @@ class KeyCheck(Protocol):
     def tenant_of(self, key: str) -> str | None:
         """The key's tenant; None for what is no key of this server."""
 
+    def is_operator(self, tenant: str) -> bool:
+        """Whether this tenant runs the server, and may see what all others do."""
+
 
 def _default_tenants() -> Tenants:
     return Tenants(time.monotonic)

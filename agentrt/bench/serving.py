@@ -8,8 +8,8 @@ each the last one's chat and more, one after the other, without a pause.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -65,9 +65,11 @@ class ServeProcess:
     def __init__(self, options: EngineOptions, model: str) -> None:
         flags = stock_flags(options, model)
         policy = ("--policy", options.scheduler.policy)
-        at = ("--port", "0", "--served-model-name", self.NAME, "--max-calls", "4096")
+        self._folder = tempfile.TemporaryDirectory(prefix="agentrt-bench-")
+        at = ("--port", "0", "--database", f"sqlite:{self._folder.name}/bench.db")
+        named = ("--model", model, "--served-model-name", self.NAME, "--max-calls", "4096")
         here = (sys.executable, "-m", "agentrt.cli", "serve")
-        self._command = (*here, "--model", model, *at, *policy, "--", *flags)
+        self._command = (*here, *named, *at, *policy, "--", *flags)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self.base_url = ""
@@ -75,7 +77,7 @@ class ServeProcess:
     async def start(self) -> None:
         """Start it, and wait until it serves. Raises `EngineStartError` if it ends."""
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, stderr=asyncio.subprocess.PIPE, cwd=os.environ.get("TMPDIR", "/tmp")
+            *self._command, stderr=asyncio.subprocess.PIPE
         )
         said = self._process.stderr
         assert said is not None
@@ -108,6 +110,7 @@ class ServeProcess:
                 await process.wait()
         if self._reader is not None:
             self._reader.cancel()
+        self._folder.cleanup()
 
 
 def _of_process(folder: Path) -> tuple[float, int, int]:
@@ -131,6 +134,7 @@ class ServingBench:
         self.turns: dict[tuple[str, int], list[Turn]] = {}
         self.footprints: list[Footprint] = []
         self._programs = 0
+        self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
 
     async def run(
         self,
@@ -141,45 +145,44 @@ class ServingBench:
     ) -> None:
         """Start both servers, let them take turns, and stop them."""
         stock = StockServer(options, model)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._tell("starting agentrt serve")
         async with (
             ServeProcess(options, model) as ours,
             stock,
-            httpx.AsyncClient(limits=limits, timeout=_CALL_S) as client,
+            httpx.AsyncClient(timeout=_CALL_S) as client,
         ):
             self._tell("starting vLLM's own server")
             await stock.start(quiet)
             sides = [("stock", stock.base_url), ("agentrt", ours.base_url)]
             for clients, seconds in ((1, 5.0), (self._clients, 5.0)):
                 for _, url in sides:
-                    await self._turn(client, url, clients, seconds)
+                    await self._turn(url, clients, seconds)
             self.footprints.append(await ours.footprint(client))
             for repeat in range(repeats):
                 for name, url in sides if repeat % 2 else reversed(sides):
                     for clients in (1, self._clients):
                         self._tell(f"repeat {repeat + 1} of {repeats}: {name}, {clients} clients")
-                        turn = await self._turn(client, url, clients, self._seconds)
+                        turn = await self._turn(url, clients, self._seconds)
                         self.turns.setdefault((name, clients), []).append(turn)
                     if name == "agentrt":
                         self.footprints.append(await ours.footprint(client))
 
-    async def _turn(
-        self, client: httpx.AsyncClient, url: str, clients: int, seconds: float
-    ) -> Turn:
+    async def _turn(self, url: str, clients: int, seconds: float) -> Turn:
         turn, began = Turn(), time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
-                group.create_task(self._client(client, url, began + seconds, turn))
+                group.create_task(self._client(url, began + seconds, turn))
         turn.seconds = time.perf_counter() - began
         return turn
 
-    async def _client(self, client: httpx.AsyncClient, url: str, until: float, turn: Turn) -> None:
-        while time.perf_counter() < until:
-            self._programs += 1
-            name = f"bench-{self._programs}"
-            await self._program(client, url, name, turn)
-            await client.delete(f"{url}/sessions/{name}")  # stock does not know of any
+    async def _client(self, url: str, until: float, turn: Turn) -> None:
+        # A pool of its own for each: one of hundreds of connections costs more than the call.
+        async with httpx.AsyncClient(verify=self._tls, timeout=_CALL_S) as client:
+            while time.perf_counter() < until:
+                self._programs += 1
+                name = f"bench-{self._programs}"
+                await self._program(client, url, name, turn)
+                await client.delete(f"{url}/sessions/{name}")  # stock does not know of any
 
     async def _program(self, client: httpx.AsyncClient, url: str, name: str, turn: Turn) -> None:
         chat: list[Any] = [{"role": "user", "content": f"Program {name}: tell me of rivers."}]
@@ -201,12 +204,17 @@ class ServingBench:
                 return
             turn.statuses[str(answer.status_code)] += 1
             if answer.status_code != httpx.codes.OK:
-                await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
+                await self._rest(float(answer.headers.get("retry-after", 1)))
                 return
             turn.latencies.append(time.perf_counter() - began)
             said = answer.json()["choices"][0]["message"]["content"]
             chat += [{"role": "assistant", "content": said}]
             chat += [{"role": "user", "content": f"Go on, {step}."}]
+
+    @staticmethod
+    async def _rest(seconds: float) -> None:
+        """Wait as long as the server asks for."""
+        await asyncio.sleep(seconds)
 
     # -- tables ------------------------------------------------------------------------
 

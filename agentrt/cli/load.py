@@ -67,6 +67,12 @@ def load_all(target: str) -> dict[str, Found]:
     return _by_name(path, found)
 
 
+def project_of(target: str) -> Path | None:
+    """The ``langgraph.json`` that a target is in, if it is of one."""
+    path, _ = _split(target)
+    return path if path.suffix == ".json" else None
+
+
 def _by_name(path: Path, found: Sequence[Found]) -> dict[str, Found]:
     named = {one.name: one for one in found}
     if len(named) < len(found):

@@ -160,7 +160,7 @@ def _check_packages() -> None:
 
 
 def _job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
-    from agentrt.cli.load import load_all
+    from agentrt.cli.load import load_all, project_of
     from agentrt.cli.serving import ServeJob, served_of
     from agentrt.errors import ConfigError, ProgramLoadError
     from agentrt.serving.server import Bounds
@@ -181,6 +181,7 @@ def _job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, An
     return ServeJob(
         engine=engine,
         served=served,
+        projects=[path for target in targets if (path := project_of(target)) is not None],
         seed=options["seed"],
         name=options["served_model_name"],
         key_file=options["api_key_file"],

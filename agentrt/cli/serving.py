@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ class ServeJob:
 
     engine: EngineOptions
     served: Mapping[str, Served] = field(default_factory=dict)
+    projects: Sequence[Path] = ()
     seed: int = 0
     name: str | None = None
     key_file: Path | None = None
@@ -93,6 +94,7 @@ class Serving:
             isolate=job.isolate,
             replicas=job.engine.replicas,
         )
+        rooms = load_rooms(job.projects)
         runtime = Runtime(gate, seed=job.seed)
         make_room(_THREADS)
         async with self.screen.showing():
@@ -101,7 +103,7 @@ class Serving:
             with lent(runtime):
                 server = self._server(runtime, tenants)
                 async with AsyncExitStack() as stack:
-                    app = await stack.enter_async_context(opened_app(server, load_rooms()))
+                    app = await stack.enter_async_context(opened_app(server, rooms))
                     await self._serve(server, app)
         finally:
             await runtime.close()

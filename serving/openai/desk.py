@@ -17,7 +17,7 @@ from agentrt.request import CallSpec, Message, Reply
 from agentrt.serving.openai.answers import chat_message
 from agentrt.serving.openai.calls import Answering, Calls, ClientGoneError, Piece
 from agentrt.serving.openai.conversation import chain
-from agentrt.serving.openai.faults import client_gone, describe
+from agentrt.serving.openai.faults import client_gone, describe, log_fault
 from agentrt.serving.openai.guests import Entry, Guests
 from agentrt.serving.openai.identity import read_claim
 from agentrt.serving.server import Server
@@ -125,7 +125,8 @@ class Desk:
             before = entry.hashes[-1] if entry.hashes else b""
             messages = [chat_message(reply, in_form=ask.in_form) for reply in replies]
             places = [chain([message], before)[0] for message in messages if entry.hashes]
-            self.guests.leave(entry, places)
+            tools = [reply.tool_calls[0].name if reply.tool_calls else "" for reply in replies]
+            self.guests.leave(entry, places, tools)
             self.server.tenants.leave(entry.guest.tenant, len(ask.specs))
 
 
@@ -145,7 +146,8 @@ async def _events(
             yield {"data": _compact(event)}
         yield {"data": "[DONE]"}
     except Exception as error:
-        _, body, _ = describe(error)
+        status, body, _ = describe(error)
+        log_fault(status, error)
         yield {"data": _compact(body)}
     finally:
         answering.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from agentrt.serving.tenants import BusyError
 
 _MOST_WORDS = 400
 _CLIENT_GONE = 499
+_INTERNAL = 500
+_LOG = logging.getLogger(__name__)
 _TAGS = frozenset(
     {"system", "developer", "user", "assistant", "tool", "text", "json_object", "json_schema"}
 )
@@ -71,7 +74,14 @@ class _Request(Request):
 def answer_to(error: Exception) -> Response:
     """The answer to a request that failed with ``error``."""
     status, body, headers = describe(error)
+    log_fault(status, error)
     return JSONResponse(body, status, headers)
+
+
+def log_fault(status: int, error: BaseException) -> None:
+    """Say in the log what is the server's own fault."""
+    if status == _INTERNAL:
+        _LOG.error("a request failed", exc_info=error)
 
 
 def describe(error: BaseException) -> tuple[int, dict[str, object], dict[str, str]]:

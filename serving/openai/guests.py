@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as joined
 from uuid import uuid4
 
-from agentrt.graph import Frontier
+from agentrt.graph import Frontier, Node, NodeKind
 from agentrt.run import Run, RunState
 from agentrt.runtime import Runtime
 from agentrt.scope import Scope
@@ -29,7 +30,8 @@ class Guest:
     """A client's program. ``name`` is what its client calls it; a silent one has none.
 
     ``frontier`` is where it stands if nobody says what came before what; ``ends`` are the nodes
-    of calls by their client's names for them. ``places`` are what it left in conversations.
+    of calls by their client's names for them. ``places`` are what it left in conversations, and
+    ``gaps`` its tools that run now, each after the call in that scope.
     """
 
     run: Run
@@ -39,16 +41,17 @@ class Guest:
     frontier: Frontier = field(default_factory=Frontier)
     ends: dict[str, tuple[int, ...]] = field(default_factory=dict)
     places: list[tuple[bytes, Place]] = field(default_factory=list)
+    gaps: dict[Scope, Node] = field(default_factory=dict)
     open: int = 0
     heard: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a chat stands: in a guest's program, after these nodes."""
+    """Where a chat stands: in a guest's program, after what ended last in ``scope``."""
 
     guest: Guest
-    nodes: tuple[int, ...]
+    scope: Scope
 
 
 @dataclass(slots=True)
@@ -111,32 +114,41 @@ class Guests:
         self._check(guest)
         if place is not None and place.guest is not guest:
             place = None
+        self._end_gaps(guest, list(guest.gaps) if place is None else [place.scope])
         entry = Entry(guest, self._after(guest, claim, place), claim.node, claim.call, hashes)
         guest.open += 1
         house.waits(guest).pop(guest, None)
         return entry
 
-    def leave(self, entry: Entry, replies: Sequence[bytes] = ()) -> None:
-        """The request is over; ``replies`` are the places of its chat with each reply."""
-        guest, house = entry.guest, self._houses[entry.guest.tenant]
+    def leave(self, entry: Entry, replies: Sequence[bytes] = (), tools: Sequence[str] = ()) -> None:
+        """The request is over; ``replies`` are the places of its chat with each reply.
+
+        ``tools`` has the name of the tool that each reply calls, "" for none. Until the chat
+        goes on, the program is in the first reply's tool. A client that names its calls says
+        by itself what lies between them.
+        """
+        guest = entry.guest
         guest.open -= 1
         guest.heard = self._runtime.now()
+        if guest.run.ended_at is not None:
+            return  # it was ended meanwhile, and its house may be gone
+        house = self._houses[guest.tenant]
         nodes = [scope.frontier.ids for scope in entry.scopes]
         for scope in entry.scopes:
             guest.frontier.join(scope.frontier)
-        if guest.run.ended_at is not None:
-            return
         if entry.call is not None:
             guest.ends[entry.call] = tuple(sorted(set(joined.from_iterable(nodes))))
-        if entry.hashes and nodes:
-            self._leave_place(house, guest, entry.hashes[-1], nodes[0])
-        for place, ended in zip(replies, nodes, strict=False):
-            self._leave_place(house, guest, place, ended)
+        elif tools and tools[0]:
+            self._begin_gap(guest, entry.scopes[0], tools[0])
+        if entry.hashes and entry.scopes:
+            self._leave_place(house, guest, entry.hashes[-1], entry.scopes[0])
+        for place, scope in zip(replies, entry.scopes, strict=False):
+            self._leave_place(house, guest, place, scope)
         if not guest.open:
             house.waits(guest)[guest] = None
 
-    def _leave_place(self, house: _House, guest: Guest, at: bytes, nodes: tuple[int, ...]) -> None:
-        place = Place(guest, nodes)
+    def _leave_place(self, house: _House, guest: Guest, at: bytes, scope: Scope) -> None:
+        place = Place(guest, scope)
         house.talks.leave(at, place)
         guest.places.append((at, place))
 
@@ -181,7 +193,18 @@ class Guests:
             known = [guest.ends[name] for name in claim.parents if name in guest.ends]
             if known or not claim.parents:
                 return Frontier(joined.from_iterable(known))
-        return guest.frontier if place is None else Frontier(place.nodes)
+        return guest.frontier if place is None else Frontier(place.scope.frontier.ids)
+
+    def _begin_gap(self, guest: Guest, scope: Scope, tool: str) -> None:
+        ledger = self._runtime.ledger
+        guest.gaps[scope] = ledger.begin_interrupt(guest.run, scope, NodeKind.TOOL, tool)
+
+    def _end_gaps(self, guest: Guest, scopes: Sequence[Scope]) -> None:
+        for scope in scopes:
+            node = guest.gaps.pop(scope, None)
+            if node is not None:
+                self._runtime.ledger.end_interrupt(guest.run, scope, node)
+                guest.frontier.include(scope.frontier.ids)
 
     # -- sessions ----------------------------------------------------------------------
 
@@ -215,9 +238,9 @@ class Guests:
 
     # -- ends --------------------------------------------------------------------------
 
-    def sweep(self) -> int:
-        """End the programs that were not heard of for long; how many."""
-        now = self._runtime.now()
+    def sweep(self, *, all_idle: bool = False) -> int:
+        """End the programs that were not heard of for long, or all that are idle; how many."""
+        now = math.inf if all_idle else self._runtime.now()
         stale = [guest for house in self._houses.values() for guest in self._stale(house, now)]
         for guest in stale:
             self._end(guest)

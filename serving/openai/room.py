@@ -16,7 +16,7 @@ from agentrt.serving.openai.programs import ProgramRuns, add_programs
 from agentrt.serving.openai.sessions import add_sessions
 from agentrt.serving.server import Server
 
-_MOST_SWEEPS_S = 5.0
+_LONGEST_PAUSE_S = 1.0
 
 
 @asynccontextmanager
@@ -28,7 +28,7 @@ async def room(server: Server) -> AsyncIterator[APIRouter]:
     add_generation(router, desk)
     add_sessions(router, desk)
     add_programs(router, desk, runs)
-    sweeper = desk.calls.start(_sweep(desk.guests, runs, _pause_s(server)))
+    sweeper = desk.calls.start(_sweep(server, desk.guests, runs))
     try:
         yield router
     finally:
@@ -40,12 +40,12 @@ async def room(server: Server) -> AsyncIterator[APIRouter]:
 
 def _pause_s(server: Server) -> float:
     shortest = min(server.bounds.idle_s, server.bounds.silent_idle_s)
-    return min(_MOST_SWEEPS_S, shortest / 4)
+    return min(_LONGEST_PAUSE_S, shortest / 4)
 
 
-async def _sweep(guests: Guests, runs: ProgramRuns, pause_s: float) -> None:
-    """End what was not heard of for long, again and again."""
+async def _sweep(server: Server, guests: Guests, runs: ProgramRuns) -> None:
+    """End what was not heard of for long, again and again; at the end, what nobody is in."""
     while True:
-        await asyncio.sleep(pause_s)
-        guests.sweep()
+        await asyncio.sleep(_pause_s(server))
+        guests.sweep(all_idle=server.draining)
         runs.sweep()

@@ -25,6 +25,7 @@ from agentrt.serving.tenants.limits import Limits, read_limits
 _KEY = re.compile(r"agentrt_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOOK_AGAIN_S = 1.0
+_NO_LIMITS = ("keys", "operator")
 _SHAPE = '{"tenants": {"NAME": {"keys": […], "weight": 1}}}'
 
 
@@ -42,6 +43,7 @@ _NOBODY = _Stored("", b"", hashlib.sha256(secrets.token_bytes(32)).digest())
 class _Content:
     keys: Mapping[str, _Stored] = field(default_factory=dict)
     limits: Mapping[str, Limits] = field(default_factory=dict)
+    operators: frozenset[str] = frozenset()
 
 
 class KeyRing:
@@ -86,6 +88,10 @@ class KeyRing:
             return stored.tenant
         return None
 
+    def is_operator(self, tenant: str) -> bool:
+        """Whether the file says ``"operator": true`` of this tenant."""
+        return tenant in self._content.operators
+
     def _look_again(self) -> None:
         self._looked_at = self._clock()
         try:
@@ -99,16 +105,19 @@ class KeyRing:
         self._seen = _stamp(self._path)
         keys: dict[str, _Stored] = {}
         limits: dict[str, Limits] = {}
+        operators: set[str] = set()
         for tenant, values in document["tenants"].items():
             where = f"{self._path}: tenant {tenant!r}"
             check_tenant_name(tenant, str(self._path))
             if not isinstance(values, dict):
                 raise ConfigError(f"{where}: it must be an object, as in {_SHAPE}")
-            own = {name: value for name, value in values.items() if name != "keys"}
+            own = {name: value for name, value in values.items() if name not in _NO_LIMITS}
+            if values.get("operator", False) is True:
+                operators.add(tenant)
             limits[tenant] = read_limits(own, self._base, where)
             for entry in values.get("keys", ()):
                 keys[_field(entry, "id", where)] = _stored(tenant, entry, where)
-        self._content = _Content(keys, limits)
+        self._content = _Content(keys, limits, frozenset(operators))
 
 
 def new_key(path: Path, tenant: str) -> str:

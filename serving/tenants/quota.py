@@ -50,7 +50,7 @@ class Bucket:
         return self._level >= self._size
 
     def _fill(self, now: float) -> None:
-        gained = (now - self._at) * self._size / _MINUTE_S
+        gained = max(0.0, now - self._at) * self._size / _MINUTE_S
         self._level = min(self._size, self._level + gained)
         self._at = now
 
@@ -90,7 +90,7 @@ class Tenants:
 
         Raises `BusyError` where that would be over a limit, and nothing begins.
         """
-        now, use = self._clock(), self._use(tenant)
+        use, now = self._use(tenant), self._clock()
         if use.calls + calls > use.limits.calls:
             raise BusyError(
                 f"tenant {tenant!r} has {use.calls} calls under way, of {use.limits.calls} that "

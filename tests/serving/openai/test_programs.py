@@ -9,11 +9,27 @@ import pytest
 
 from agentrt import Context, Runtime, program
 from agentrt.executors.openai import OpenAIEndpoint
+from agentrt.graph import NodeKind
 from agentrt.request import Reply
+from agentrt.scheduler.table import ProgramState
+from agentrt.serving.openai.guests import Guests
+from agentrt.serving.openai.identity import Claim
 from agentrt.serving.server import Bounds, ServedProgram
 from agentrt.serving.tenants import Limits
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.openai.house import House, open_house
+
+LOOK: Any = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"type": "integer"}},
+            "required": ["at"],
+        },
+    },
+}
 
 
 def headers(program: str, **more: str) -> dict[str, str]:
@@ -168,27 +184,38 @@ async def test_the_reply_tells_programs_apart_that_began_alike() -> None:
 
 async def test_a_tool_call_is_found_again_however_it_is_spaced() -> None:
     async with open_house() as house:
-        tools = [
-            {
-                "type": "function",
-                "function": {
-                    "name": "look",
-                    "parameters": {
-                        "type": "object",
-                        "properties": {"at": {"type": "integer"}},
-                        "required": ["at"],
-                    },
-                },
-            }
-        ]
+        tools = [LOOK]
         answer = await house.chat("look", tools=tools, tool_choice="required")
         message = answer["choices"][0]["message"]
         assert answer["choices"][0]["finish_reason"] == "tool_calls"
         call = message["tool_calls"][0]
         call["function"]["arguments"] = call["function"]["arguments"].replace(":", " :  ")
+        [row] = house.runtime.table
+        assert row.state(house.runtime.now(), 60.0) is ProgramState.IN_TOOL
         result = {"role": "tool", "content": "a bird", "tool_call_id": call["id"]}
-        await house.chat("look", {**message, "content": ""}, result, tools=tools)
-        assert parents(house, programs(house)[0]) == [(), (0,)]
+        more = ["look", {**message, "content": ""}, result]
+        await house.chat(*more, tools=tools, tool_choice="none")
+        assert parents(house, row.program_id) == [(), (0,), (1,)]
+        nodes = house.runtime.runs[row.program_id].dag.nodes()
+        assert [(node.kind, node.name) for node in nodes][1] == (NodeKind.TOOL, "look")
+        assert row.tools == 0
+        await house.chat(*more, said("user", "and?"))
+        assert parents(house, row.program_id)[-1] == (2,)
+
+
+async def test_a_named_program_is_in_its_tool_until_it_calls_again() -> None:
+    async with open_house() as house:
+        ask: Any = {"tools": [LOOK], "tool_choice": "required", "headers": {"session-id": "s"}}
+        await house.chat("look", **ask)
+        [row] = house.runtime.table
+        assert row.tools == 1
+        await house.chat("something else altogether", **ask)
+        assert row.tools == 1
+        assert parents(house, row.program_id) == [(), (0,), (1,), (2,)]
+        await house.client.post("/v1/sessions")
+        said = {"x-agentrt-program": "mine", "x-agentrt-call": "1"}
+        await house.chat("look", **{**ask, "headers": said})
+        assert [row.tools for row in house.runtime.table if row.session == "mine"] == [0]
 
 
 async def test_tenants_do_not_find_each_others_conversations() -> None:
@@ -242,6 +269,19 @@ async def test_a_session_begins_and_ends_by_hand() -> None:
         assert (ended["deleted"], ended["state"], ended["calls"]) == (True, "done", 2)
         assert len(house.runtime.table) == 0
         assert (await house.client.delete(at)).status_code == 404
+
+
+async def test_calls_that_outlive_their_program_leave_nothing() -> None:
+    """The session ends, and its tenant is forgotten, before its call has come to its end."""
+    async with Runtime(ScriptedExecutor()) as runtime:
+        guests = Guests(runtime, lambda tenant: Limits(), Bounds())
+        session = guests.start_session("a", Claim()).name
+        assert session is not None
+        entry = guests.enter("a", Claim(program=session), ())
+        guests.end_session("a", session)
+        guests.sweep()
+        guests.leave(entry)
+        assert (len(guests), len(runtime.table), entry.guest.open) == (0, 0, 0)
 
 
 # -- programs that are served ----------------------------------------------------------------

@@ -65,11 +65,12 @@ def test_the_file_is_read_again(path: Path) -> None:
     assert ring.tenant_of(old) == "acme"
     assert len(said) == 1
     assert "bad JSON" in said[0]
-    document: dict[str, Any] = {"tenants": {"later": {"keys": [], "weight": 2}}}
+    document: dict[str, Any] = {"tenants": {"later": {"keys": [], "weight": 2, "operator": True}}}
     path.write_text(json.dumps(document), encoding="utf-8")
     clock.now += 2.0
     assert ring.tenant_of(old) is None
     assert ring.limits["later"] == Limits(weight=2)
+    assert (ring.is_operator("later"), ring.is_operator("acme")) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,12 @@ async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
                 401,
                 "invalid_api_key",
             )
+        for page in ("/health", "/dashboard", "/dashboard/main.js"):  # these rooms are not here
+            assert (await house.client.get(page)).status_code == 404
+        for page in ("/dashboardx", "/v1/models", "/openapi.json"):
+            assert (await house.client.get(page)).status_code == 401
+        tricky = "/dashboard%2f..%2fv1%2fmodels"
+        assert (await house.client.get(tricky)).status_code == 404
         as_a = {"authorization": f"Bearer {keys['a']}", "x-agentrt-tenant": "b"}
         as_b = {"x-api-key": keys["b"]}
         session = (await call("/v1/sessions", headers=as_a)).json()["id"]

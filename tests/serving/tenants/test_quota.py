@@ -14,6 +14,13 @@ class Clock:
         return self.now
 
 
+def test_the_first_request_of_all_is_there_at_once() -> None:
+    """Also where the clock moves on between two looks at it."""
+    times = iter(range(100))
+    tenants = Tenants(lambda: next(times) / 1e6, Limits(requests_per_minute=1))
+    tenants.enter("a")
+
+
 def test_requests_per_minute() -> None:
     clock = Clock()
     tenants = Tenants(clock, Limits(requests_per_minute=60))
