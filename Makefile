@@ -22,6 +22,7 @@ demo: $(INSTALLED) ## Run an agent program on a real engine
 	$(BIN)/agentrt run demos/react.py
 
 test: lint ## Check the style, the types and the layers, then run all tests
+	@.ci/setup-tests
 	$(BIN)/pytest
 
 lint: $(INSTALLED) ## Check the style, the types and the layers

@@ -74,7 +74,7 @@ class User:
 
     def to_json(self) -> dict[str, Any]:
         """What a graph finds of its user in its config."""
-        known = {key: self[key] for key in self if isinstance(key, str) and key in self}
+        known = {key: self[key] for key in self if key in self}
         return {**known, "identity": self.identity, "permissions": list(self.permissions)}
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,13 +22,15 @@ from agentrt.serving.langgraph.auth import Gate
 from agentrt.serving.langgraph.execution import Services
 from agentrt.serving.langgraph.graphs import Graphs, open_graphs
 from agentrt.serving.langgraph.keepers import Storage, open_storage
-from agentrt.serving.langgraph.runqueue import RunQueue, open_queue
+from agentrt.serving.langgraph.runqueue import MAX_RUNNING, RunQueue, open_queue
 from agentrt.serving.langgraph.runs import Runs
 from agentrt.serving.langgraph.threads import Threads
 from agentrt.serving.server import Server
 
 LINGER_S = 300.0
 """How long a run without a thread can still be joined after its end."""
+REPLAY_S = 3600.0
+"""How long the stream of a resumable run can still be replayed after its end."""
 _SWEEP_S = 30.0
 
 
@@ -50,6 +53,7 @@ async def open_house(server: Server, auth: Auth | None) -> AsyncIterator[APIRout
 
     Meanwhile chat models without an engine of their own use the server's.
     """
+    _make_room()
     async with AsyncExitStack() as stack:
         storage = await stack.enter_async_context(open_storage(server.database))
         stack.enter_context(lend(Door.borrow(server.runtime)))
@@ -62,6 +66,14 @@ async def open_house(server: Server, auth: Auth | None) -> AsyncIterator[APIRout
         )
         await stack.enter_async_context(_sweeping(house))
         yield _routes(house, Gate(auth))
+
+
+def _make_room() -> None:
+    """Let the synchronous nodes of all runs run at once: the engine, and not a pool of a few
+    threads, is to say whose call waits. Threads are made when they are needed.
+    """
+    pool = ThreadPoolExecutor(MAX_RUNNING, thread_name_prefix="run")
+    asyncio.get_running_loop().set_default_executor(pool)
 
 
 def _routes(house: House, gate: Gate) -> APIRouter:
@@ -102,13 +114,14 @@ async def _sweeping(house: House) -> AsyncIterator[None]:
 
 async def _sweep(house: House) -> None:
     while True:
-        await clear_away(house, time.time() - LINGER_S)
+        await clear_away(house, time.time())
         await asyncio.sleep(_SWEEP_S)
 
 
-async def clear_away(house: House, before: float) -> None:
-    """Forget temporary threads whose runs had ended at that time."""
-    left = await house.threads.left_over(before)
+async def clear_away(house: House, now: float) -> None:
+    """Forget temporary threads whose runs have ended a while ago, and streams of long ago."""
+    await house.runs.forget_streams(now - REPLAY_S)
+    left = await house.threads.left_over(now - LINGER_S)
     for thread in left:
         await house.storage.saver.adelete_thread(thread)
     if left:

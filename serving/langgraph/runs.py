@@ -185,6 +185,12 @@ class Runs:
         async with self._database.writing() as connection:
             await connection.execute(changed.values(**values, updated_at=time.time()))
 
+    async def forget_streams(self, before: float) -> None:
+        """The events of runs that had ended at that time."""
+        over = select(runs.c.run_id).where(runs.c.status.not_in(ACTIVE), runs.c.updated_at < before)
+        async with self._database.writing() as connection:
+            await connection.execute(delete(events).where(events.c.run_id.in_(over)))
+
     async def remove(self, run_id: str) -> None:
         """The run and its events, as if it had never been."""
         async with self._database.writing() as connection:

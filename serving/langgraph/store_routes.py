@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from langgraph.store.base import InvalidNamespaceError, Item, ListNamespacesOp, MatchCondition
 
-from agentrt.serving.langgraph import bodies
+from agentrt.serving.langgraph import storebody as bodies
 from agentrt.serving.langgraph.answers import JSON, missing, unfit
 from agentrt.serving.langgraph.auth import Asking, Caller
 from agentrt.serving.langgraph.house import House

@@ -63,7 +63,7 @@ def graphs() -> dict[str, Any]:
         "agent": create_agent(ChatAgentRT(max_tokens=32), TOOLS, middleware=[limit]),
         "judge": create_agent(ChatAgentRT(max_tokens=48), [], response_format=Verdict),
         "writer": writer(),
-        "long": create_agent(ChatAgentRT(max_tokens=900, ignore_eos=True), []),
+        "long": create_agent(ChatAgentRT(max_tokens=900), []),
     }
 
 
@@ -144,7 +144,7 @@ async def test_a_question_an_answer_and_the_past(client: LangGraphClient) -> Non
 async def test_a_stopped_run_frees_the_engine(client: LangGraphClient, runtime: Runtime) -> None:
     thread = (await client.threads.create())["thread_id"]
     run = await client.runs.create(
-        thread, "long", input=question("Count."), stream_mode="messages-tuple"
+        thread, "long", input=question("Write a long story."), stream_mode="messages-tuple"
     )
     async for part in client.runs.join_stream(thread, run["run_id"]):
         if part.event == "messages":

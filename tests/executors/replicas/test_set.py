@@ -148,5 +148,6 @@ async def test_snapshots_and_reports_say_which_replica(opened: Open) -> None:
     assert len(running) == 2
     for call in running:
         assert call["call_id"] in where[call["replica"]]
-    for stream in streams:
+    for index, stream in enumerate(streams, 1):
         await stream.aclose()
+        await replicas.aborted(call_of(index).call_id)

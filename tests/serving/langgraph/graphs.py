@@ -150,7 +150,7 @@ async def remember(state: Steps, runtime: GraphRuntime[Settings]) -> Steps:
     return {"steps": [f"{who} {visits}"]}
 
 
-def memory_graph() -> StateGraph[Any]:
+def memory_graph() -> Any:
     """A graph with a context, which uses the store."""
     builder = StateGraph(Steps, context_schema=Settings)
     return builder.add_node("remember", remember).add_edge(START, "remember")

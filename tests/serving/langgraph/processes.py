@@ -35,9 +35,8 @@ class Process:
 
     async def start(self) -> None:
         """Start, and wait until it answers."""
-        entry = ROOT / "tests" / "serving" / "langgraph" / "entry.py"
-        command = [sys.executable, str(entry), self._database, str(self.port), str(self._folder)]
-        self._process = subprocess.Popen(command, cwd=ROOT, env=environment())
+        self._spawn()
+        assert self._process is not None
         async with httpx.AsyncClient(base_url=self.url) as http, asyncio.timeout(START_S):
             while True:
                 assert self._process.poll() is None, "the server ended"
@@ -46,6 +45,11 @@ class Process:
                     return
                 except httpx.TransportError:
                     await asyncio.sleep(0.02)
+
+    def _spawn(self) -> None:
+        entry = ROOT / "tests" / "serving" / "langgraph" / "entry.py"
+        command = [sys.executable, str(entry), self._database, str(self.port), str(self._folder)]
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment())
 
     def kill(self) -> None:
         """As the kernel does when memory is short."""

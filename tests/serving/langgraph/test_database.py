@@ -18,7 +18,6 @@ from agentrt.serving.langgraph.database import Address, has, is_within, open_dat
 from agentrt.serving.langgraph.encoding import BadJSONError, check_json, encode, to_json
 from agentrt.serving.langgraph.schema import threads
 from tests.serving.langgraph.graphs import bare_graph
-from tests.serving.langgraph.processes import ROOT, environment
 from tests.serving.langgraph.serve import serving
 
 
@@ -65,22 +64,20 @@ async def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is a process's, so that another one holds it here."""
-    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
-    file = tmp_path / "a.db"
+def _holder(file: str) -> subprocess.Popen[bytes]:
     code = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
         "print('held', flush=True); sys.stdin.read()"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, f"{file}.lock"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-        cwd=ROOT,
-    )
-    with holder:
+    command = [sys.executable, "-c", code, file]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is a process's, so that another one holds it here."""
+    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
+    file = tmp_path / "a.db"
+    with _holder(f"{file}.lock") as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(ConfigError, match="another server uses it"):
@@ -144,7 +141,8 @@ def test_containment_is_that_of_jsonb(part: Any, whole: Any, within: bool) -> No
 def test_containment_is_an_operator_in_postgresql() -> None:
     from sqlalchemy.dialects import postgresql
 
-    asked = str(has(threads.c.metadata, {"a": 1}).compile(dialect=postgresql.dialect()))
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    asked = str(has(threads.c.metadata, {"a": 1}).compile(dialect=dialect))
     assert " @> CAST(" in asked
 
 

@@ -20,8 +20,8 @@ from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.postgres import cluster
 from tests.serving.langgraph.processes import Process
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_restart import starts_of, started
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread
+from tests.serving.langgraph.test_restart import started, starts_of
+from tests.serving.langgraph.test_runs import DONE, IN, a_thread, given
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ async def test_threads_runs_and_states(client: LangGraphClient) -> None:
     place = states[2]["checkpoint"]
     again = await client.runs.wait(thread, "steps", input=None, checkpoint=place)
     assert again == DONE
-    copy: Any = await client.threads.copy(thread)
+    copy: Any = await client.threads.copy(thread)  # type: ignore[func-returns-value]
     assert (await client.threads.get_state(copy["thread_id"]))["values"] == DONE
     await client.threads.prune([thread], strategy="keep_latest")
     assert len(await client.threads.get_history(thread)) == 1
@@ -64,7 +64,7 @@ async def test_questions_and_rollback(client: LangGraphClient) -> None:
     await client.runs.wait(thread, "ask", input=IN)
     done = await client.runs.wait(thread, "ask", command={"resume": "x"})
     assert done == {"steps": ["in", "first", "answered x", "last"]}
-    run = await client.runs.create(thread, "gate", input={"gate": gate, "steps": ["2"]})
+    run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=["2"]))
     await GATES.reached(gate)
     await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
     assert (await client.threads.get_state(thread))["values"]["steps"] == done["steps"]  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""LangGraph's `RemoteGraph`: a graph of this server as a node, or as a graph, of another program."""
+"""LangGraph's `RemoteGraph`: a graph of this server inside another program."""
 
 from __future__ import annotations
 

@@ -123,10 +123,11 @@ async def test_no_step_is_lost_or_done_twice_in_a_state(
     """Killed under load: each thread has the steps of its runs, in their order, once."""
     async with get_client(url=process.url) as client:
         threads = [await a_thread(client) for _ in range(16)]
-        runs: list[Any] = []
-        for _ in range(3):
-            for key in threads:
-                runs.append(await client.runs.create(key, "walk", input={"steps": []}))
+        runs: list[Any] = [
+            await client.runs.create(key, "walk", input={"steps": []})
+            for _ in range(3)
+            for key in threads
+        ]
         await until(client, runs, random.Random(seed).randrange(1, 40))
         process.kill()
         await process.start()

@@ -2,7 +2,7 @@
 
 The tables are facts, written down from traffic of langgraph-api 0.16.7 (`langgraph dev`) with
 langgraph-sdk 0.4.14: for each endpoint its status, the keys of its answer, and the types of
-their values. A key of ours beyond them is listed in `MORE`.
+their values. A key of ours beyond them is listed in `MORE`. The file is long: it is one table.
 """
 
 from __future__ import annotations

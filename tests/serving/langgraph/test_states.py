@@ -10,7 +10,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
 
 from tests.serving.langgraph.graphs import GATES
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread
+from tests.serving.langgraph.test_runs import DONE, IN, a_thread, given
 
 
 async def a_done_thread(client: LangGraphClient) -> str:
@@ -61,7 +61,7 @@ async def test_a_run_starts_from_the_past(client: LangGraphClient) -> None:
     )
     assert again == DONE
     place = states[1]["checkpoint"]
-    other = await client.runs.wait(thread, "steps", input={"steps": ["x"]}, checkpoint=place)
+    other = await client.runs.wait(thread, "steps", input=given(steps=["x"]), checkpoint=place)
     assert isinstance(other, dict)
     assert other["steps"][:4] == ["in", "first", "inner", "x"]
 
@@ -114,7 +114,7 @@ async def test_a_state_is_not_changed_under_a_run(client: LangGraphClient) -> No
 
 async def test_parts_of_a_state(client: LangGraphClient) -> None:
     thread = await a_done_thread(client)
-    chosen = await client.threads.get_state(thread, select=["next", "values.steps"])
+    chosen: Any = await client.threads.get_state(thread, select=["next", "values.steps"])
     assert chosen == {"next": [], "values": DONE}
     history: Any = await client.threads.get_history(thread, select=["checkpoint"], limit=1)
     assert [list(one) for one in history] == [["checkpoint"]]
@@ -149,6 +149,6 @@ async def test_another_threads_checkpoint_is_refused(client: LangGraphClient) ->
         await client.threads.update_state(mine, {"steps": ["x"]}, checkpoint=place)
     with pytest.raises(UnprocessableEntityError, match="thread_id"):
         await client.runs.create(mine, "steps", input=IN, checkpoint=place)
+    config: Any = {"configurable": {"thread_id": other}}
     with pytest.raises(UnprocessableEntityError, match="thread_id"):
-        config: Any = {"configurable": {"thread_id": other}}
         await client.runs.create(mine, "steps", input=IN, config=config)

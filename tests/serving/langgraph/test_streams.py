@@ -17,7 +17,7 @@ from tests.serving.langgraph.graphs import GATES, TURN_S
 from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_runs import DONE, IN, a_thread
 
-HI = {"messages": [{"role": "user", "content": "hi"}]}
+HI: Any = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 async def streamed(
@@ -198,7 +198,7 @@ async def test_a_threads_stream_has_all_its_runs(client: LangGraphClient) -> Non
     listening = asyncio.Event()
 
     async def listen() -> None:
-        stream = await client.threads.join_stream(thread)  # type: ignore[misc]
+        stream = await client.threads.join_stream(thread)
         listening.set()
         async for part in stream:
             parts.append(part)

@@ -26,8 +26,13 @@ async def test_a_threads_metadata_is_merged(client: LangGraphClient) -> None:
     thread = (await client.threads.create(metadata={"a": 1, "b": {"c": 2}}))["thread_id"]
     await client.threads.update(thread, metadata={"d": 3})
     assert (await client.threads.get(thread))["metadata"] == {"a": 1, "b": {"c": 2}, "d": 3}
-    nothing = await client.threads.update(thread, metadata={"e": 4}, return_minimal=True)
-    assert nothing is None
+    await client.threads.update(thread, metadata={"e": 4}, return_minimal=True)
+    minimal = {"Prefer": "return=minimal"}
+    answer = await client.http.client.patch(
+        f"/threads/{thread}", json={"metadata": {"f": 5}}, headers=minimal
+    )
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert len((await client.threads.get(thread))["metadata"] or {}) == 5
 
 
 async def test_threads_are_found(client: LangGraphClient) -> None:
@@ -65,7 +70,7 @@ def _counted(asked: dict[str, Any]) -> dict[str, Any]:
 async def test_a_copy_goes_its_own_way(client: LangGraphClient) -> None:
     thread = (await client.threads.create())["thread_id"]
     await client.runs.wait(thread, "ask", input=IN)
-    copy: Any = await client.threads.copy(thread)
+    copy: Any = await client.threads.copy(thread)  # type: ignore[func-returns-value]
     assert copy["thread_id"] != thread
     assert copy["status"] == "interrupted"
     old: Any = await client.threads.get_history(thread)

@@ -1,0 +1,66 @@
+"""What a server refuses when it is full, or ends."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import httpx
+import pytest
+from langgraph_sdk.client import LangGraphClient
+
+from agentrt.serving.langgraph import runqueue
+from tests.serving.langgraph.graphs import GATES
+from tests.serving.langgraph.serve import Serving
+from tests.serving.langgraph.test_runs import IN, a_thread, given
+
+START = {"assistant_id": "steps", "input": IN}
+
+
+async def test_a_full_queue_refuses_with_429(
+    http: httpx.AsyncClient, client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One place is left; it is taken, given back, and taken again."""
+    thread, gate = await a_thread(client), str(uuid4())
+    run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[]))
+    await GATES.reached(gate)
+    monkeypatch.setattr(runqueue, "MAX_RUNS", 1)
+    for path, body in (("/runs/wait", START), ("/runs/batch", [START, START])):
+        refused = await http.post(path, json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert "try again later" in refused.json()["detail"]
+    GATES.open(gate)
+    await client.runs.join(thread, run["run_id"])
+    assert (await http.post("/runs/wait", json=START)).status_code == 200
+
+
+async def test_no_more_runs_run_at_once_than_there_is_room_for(
+    client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runqueue, "MAX_RUNNING", 1)
+    first, second, gate = await a_thread(client), await a_thread(client), str(uuid4())
+    held = await client.runs.create(first, "gate", input=given(gate=gate, steps=[]))
+    await GATES.reached(gate)
+    waiting = await client.runs.create(second, "steps", input=IN)
+    assert (await client.runs.get(second, waiting["run_id"]))["status"] == "pending"
+    GATES.open(gate)
+    await client.runs.join(first, held["run_id"])
+    await client.runs.join(second, waiting["run_id"])
+    assert (await client.runs.get(second, waiting["run_id"]))["status"] == "success"
+
+
+async def test_a_server_that_ends_takes_no_new_runs(
+    http: httpx.AsyncClient, client: LangGraphClient, it: Serving
+) -> None:
+    """What it has goes on."""
+    thread, gate = await a_thread(client), str(uuid4())
+    run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[]))
+    await GATES.reached(gate)
+    assert it.server is not None
+    it.server.draining = True
+    try:
+        refused = await http.post("/runs/wait", json=START)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        GATES.open(gate)
+        assert (await client.runs.join(thread, run["run_id"]))["steps"][-1] == "after"
+    finally:
+        it.server.draining = False
