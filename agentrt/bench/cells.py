@@ -34,7 +34,7 @@ def ratio(cell: Cell, measure: str) -> str:
 
 
 def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[dict[str, Any]]:
-    """Each cell as JSON-able values; None is not known."""
+    """Each cell as JSON-able values, by seed, too; None is not known."""
     names = tuple(measures)
     return [
         {
@@ -44,6 +44,7 @@ def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[
             "seeds": cell.seeds,
             "programs": next(iter(cell.summaries.values())).programs,
             "measures": {measure: _measured(cell, measure) for measure in names},
+            "by_seed": {measure: _by_seed(cell, measure) for measure in names},
         }
         for cell in cells
     ]
@@ -61,6 +62,11 @@ def as_csv(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> str:
         for measure, found in cell["measures"].items():
             out.writerow([*(cell[n] for n in names), measure, *(found[k] for k in kinds)])
     return text.getvalue()
+
+
+def _by_seed(cell: Cell, measure: str) -> list[float | None]:
+    """In the order of ``seeds``."""
+    return [None if math.isnan(value) else value for value in cell.values(measure)]
 
 
 def _measured(cell: Cell, measure: str) -> dict[str, float | None]:

@@ -87,12 +87,19 @@ def draw_curves(
             _draw_panel(axis, [c for c in cells if c.setting.source.name == source], measure)
             axis.set_ylabel((MEASURES | OF_ENGINE)[measure] if column == 0 else "")
             axis.set_title(source if row == 0 else "")
-    axes[-1][0].legend(fontsize=8)
+    lines = axes[-1][0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path)
 
 
 def _draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
     from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        """The ticks that it would label, without powers of ten."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
 
     loads = list(dict.fromkeys(cell.setting.label for cell in sorted(cells, key=_by_load)))
     for number, policy in enumerate(dict.fromkeys(cell.policy for cell in cells)):
@@ -111,7 +118,7 @@ def _draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
     axis.set_xlabel(cells[0].setting.axis)
     axis.set_yscale("log")
     for side in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-        side(LogFormatter(minor_thresholds=(1, 0.4)))
+        side(Plain(minor_thresholds=(1, 0.4)))
     axis.grid(alpha=0.3)
 
 

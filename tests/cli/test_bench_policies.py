@@ -44,6 +44,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             assert ratios == {1.0}, "our fcfs is stock, whatever is measured"
         assert cell["measures"]["cpu_us"]["median"] is None, "nothing is timed in virtual time"
         assert cell["measures"]["prefix_hit_share"]["median"] > 0
+        assert len(cell["by_seed"]["mean_s"]) == 2
     assert {row["policy"] for row in told["equal_latency"]} == set(names)
     assert {row["measure"] for row in told["equal_latency"]} == {
         "token_latency_s",

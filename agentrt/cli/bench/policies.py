@@ -101,7 +101,7 @@ _OPTIONS = (
     ),
     _output(
         "--slo",
-        default="2x",
+        default="1.5x",
         show_default=True,
         metavar="S|Xx|@R",
         help="The level of throughput at equal latency: seconds per token, a multiple of stock's "
