@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from agentrt.errors import (
     CallRejectedError,
     ConfigError,
@@ -21,6 +19,7 @@ from agentrt.executors.boundary import Boundary
 from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
 from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.faults import config_fault
 from agentrt.executors.vllm.identity import NESTED, attach
 from agentrt.executors.vllm.mail import Mail
 from agentrt.executors.vllm.options import (
@@ -28,7 +27,6 @@ from agentrt.executors.vllm.options import (
     check_model,
     engine_args,
     prepare_environment,
-    refusal,
 )
 from agentrt.executors.vllm.processes import apart, interrupts_blocked
 from agentrt.request import Call, CallReport, CallSpec, Reply
@@ -247,7 +245,7 @@ class VLLMEngine:
         A recording begins with an empty prefix cache and no programs. Raises
         `ConfigError` while calls are unfinished, and for a file that cannot be written.
         """
-        target = None if path is None else _absolute(path)
+        target = None if path is None else str(path.absolute())
         try:
             await self._engine().engine_core.call_utility_async("agentrt", "record", target)
         except Exception as error:
@@ -295,23 +293,6 @@ async def _shut_down(llm: AsyncLLM) -> None:
     stop_reader(llm)
     await apart(llm.shutdown, _SHUTDOWN_S)
     close_context(llm)
-
-
-def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
-    """Our error for what vLLM raises when it is configured: the options' fault or the model's."""
-    why = refusal(error)
-    if isinstance(error, ValidationError) or "additional_config" in why:
-        return ConfigError(
-            f"vLLM refuses these options with model {model!r}: {why} "
-            "(change --model, or the flags after --)"
-        )
-    return ModelLoadError(
-        f"model {model!r} cannot be loaded: {why} (give --model a folder or a hub name)"
-    )
-
-
-def _absolute(path: Path) -> str:
-    return str(path.absolute())
 
 
 def _short(model: str) -> str:
