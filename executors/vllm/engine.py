@@ -245,7 +245,7 @@ class VLLMEngine:
         A recording begins with an empty prefix cache and no programs. Raises
         `ConfigError` while calls are unfinished, and for a file that cannot be written.
         """
-        target = None if path is None else str(path.absolute())
+        target = None if path is None else str(path.absolute())  # noqa: ASYNC240  # no I/O
         try:
             await self._engine().engine_core.call_utility_async("agentrt", "record", target)
         except Exception as error:
