@@ -61,7 +61,7 @@ def measure(
 def sample(traffic: Traffic, calls: int, live: int) -> Sample:
     """Route so many calls, after enough to fill the caches and to know each program."""
     spent = dict.fromkeys(PARTS, 0)
-    for _ in range(max(calls, min(4 * live, 20_000))):
+    for _ in range(max(calls, min(2 * live, 10_000))):
         _step(traffic, {})
     with no_collections():
         for _ in range(calls):

@@ -4,7 +4,7 @@ What is used and is not public API: `AsyncScheduler` (the documented seam
 ``scheduler_cls``, whose interface vLLM does not promise), its queues, `_preempt_request`,
 `_connector_finished`, the KV-cache manager's block pool, its map of hashes and its queue of
 free blocks, the publisher of KV events, the hash of a block, and the lookup of utility
-methods on `EngineCore`. Read against vLLM 0.32.0.
+methods on `EngineCore`. Read against vLLM 0.32.0. It is long because it is the only one.
 """
 
 from __future__ import annotations

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
 
 from agentrt.errors import (
     CallRejectedError,
@@ -24,6 +21,7 @@ from agentrt.executors.boundary import Boundary
 from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
 from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.faults import config_fault
 from agentrt.executors.vllm.identity import NESTED, attach
 from agentrt.executors.vllm.logprobs import logprobs_of
 from agentrt.executors.vllm.mail import Mail
@@ -32,7 +30,6 @@ from agentrt.executors.vllm.options import (
     check_model,
     engine_args,
     prepare_environment,
-    refusal,
 )
 from agentrt.executors.vllm.processes import apart, cpu_seconds, interrupts_blocked
 from agentrt.request import Call, CallReport, CallSpec, Reply
@@ -295,7 +292,7 @@ class VLLMEngine:
         A recording begins with an empty prefix cache and no programs. Raises
         `ConfigError` while calls are unfinished, and for a file that cannot be written.
         """
-        target = None if path is None else os.path.abspath(path)  # noqa: ASYNC240, PTH100  # no I/O
+        target = None if path is None else str(path.absolute())  # noqa: ASYNC240  # no I/O
         try:
             await self._engine().engine_core.call_utility_async("agentrt", "record", target)
         except Exception as error:
@@ -347,19 +344,6 @@ async def _shut_down(llm: AsyncLLM) -> None:
     stop_reader(llm)
     await apart(llm.shutdown, _SHUTDOWN_S)
     close_context(llm)
-
-
-def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
-    """Our error for what vLLM raises when it is configured: the options' fault or the model's."""
-    why = refusal(error)
-    if isinstance(error, ValidationError) or "additional_config" in why:
-        return ConfigError(
-            f"vLLM refuses these options with model {model!r}: {why} "
-            "(change --model, or the flags after --)"
-        )
-    return ModelLoadError(
-        f"model {model!r} cannot be loaded: {why} (give --model a folder or a hub name)"
-    )
 
 
 def _short(model: str) -> str:

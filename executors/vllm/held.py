@@ -8,7 +8,7 @@ who misses one asks for a snapshot. `docs/adr/0007-kv-events-ride-on-outputs.md`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrt.executors.vllm import _compat
@@ -77,15 +77,16 @@ class HeldLog:
         size = _compat.hash_block_size(self._scheduler)
         return HeldNote.of(self.number, blocks, whole=True).to_wire() | {"block_size": size}
 
-    def attach(self, outputs: Iterable[Any]) -> None:
-        """Put a note on the first of a step's outputs that ends a call of ours."""
-        for output in outputs:
+    def attach(self, outputs: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Put a note on the first of a step's outputs, by client, that ends a call of ours."""
+        for output in (output for client in outputs.values() for output in client.outputs):
             params = output.kv_transfer_params
             if output.finish_reason is not None and params and "agentrt" in params:
                 note = self.take()
                 if note is not None:
                     params[HELD] = note
-                return
+                break
+        return outputs
 
     def _start_over(self) -> None:
         self.number += 1  # whoever still reads misses this one, and asks

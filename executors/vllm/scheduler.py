@@ -57,7 +57,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self.computed_tokens = 0
         self.recorder: Recorder | None = None
         self._accounts: dict[str, Account] = {}
-        self.held: HeldLog | None = HeldLog.of(self)
+        self.held = HeldLog.of(self)
         self.aborted: OrderedDict[str, CallReport] = OrderedDict()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
@@ -109,9 +109,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         if dispatched is not None:
             self._charge_step(scheduler_output, dispatched)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if self.held is not None:
-            self.held.attach(output for client in outputs.values() for output in client.outputs)
-        return outputs
+        return outputs if self.held is None else self.held.attach(outputs)
 
     def _preempt_request(
         self, request: _compat.Request, timestamp: float, *args: Any, **kwargs: Any
@@ -126,14 +124,12 @@ class ProgramScheduler(_compat.AsyncScheduler):
 
     def _connector_finished(self, request: _compat.Request) -> tuple[bool, dict[str, Any] | None]:
         delay, params = super()._connector_finished(request)
-        report = self._close_account(request)
-        if report is not None:
+        if (report := self._close_account(request)) is not None:
             params = {**(params or {}), SETTINGS: asdict(report)}
         return delay, params
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        done = super().reset_prefix_cache(*args, **kwargs)
-        if done:
+        if done := super().reset_prefix_cache(*args, **kwargs):
             self.retainer.cache_emptied()
         return bool(done)
 

@@ -1,4 +1,7 @@
-"""Options that the simulations share: several values after one name, and checks up front."""
+"""Options that the simulations share: several values after one name, and checks up front.
+
+One file for all of them, long as it is, so that the commands say the same in the same words.
+"""
 
 from __future__ import annotations
 

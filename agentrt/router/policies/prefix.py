@@ -14,9 +14,8 @@ from typing import ClassVar
 from agentrt.router.base import ReplicaView, Router, RouterCall, least_used
 
 IMBALANCE = 2.0
-"""A replica with this many times the tokens in flight of the least used has too much to do."""
-SLACK = 8192
-"""Tokens in flight by which replicas may differ in any case."""
+"""A replica with this many times the tokens in flight of the least used has too much to do,
+unless the difference is no more than the call's own prompt."""
 
 
 class Prefix(Router):
@@ -25,8 +24,8 @@ class Prefix(Router):
     name: ClassVar[str] = "prefix"
     reads_blocks: ClassVar[bool] = True
 
-    def __init__(self, imbalance: float = IMBALANCE, slack: int = SLACK) -> None:
-        self._imbalance, self._slack = imbalance, slack
+    def __init__(self, imbalance: float = IMBALANCE) -> None:
+        self._imbalance = imbalance
 
     def choose(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> ReplicaView:
         idlest = least_used(replicas)
@@ -35,5 +34,5 @@ class Prefix(Router):
         if 2 * most <= call.prompt_tokens:
             return idlest
         holder = least_used([r for r, there in zip(replicas, held, strict=True) if there == most])
-        limit = max(idlest.in_flight * self._imbalance, idlest.in_flight + self._slack)
+        limit = max(idlest.in_flight * self._imbalance, idlest.in_flight + call.prompt_tokens)
         return holder if holder.in_flight <= limit else idlest

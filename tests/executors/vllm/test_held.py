@@ -15,7 +15,7 @@ from agentrt.executors.vllm.headless import BLOCK_SIZE, HeadlessEngine, make_sch
 from agentrt.executors.vllm.identity import attach
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.request import Call, CallSpec
-from agentrt.router.held import HeldNote, HeldStream, short
+from agentrt.router.held import HELD, HeldNote, HeldStream, short
 from agentrt.router.holdings import Holdings
 
 pytestmark = pytest.mark.engine
@@ -178,3 +178,17 @@ def test_nothing_is_told_without_events() -> None:
     assert quiet.scheduler.control("held") is None
     add(quiet, 1, list(range(64)))
     assert not [note for step in quiet.run() for note in step.held]
+
+
+def test_a_note_survives_the_way_to_the_client() -> None:
+    """As vLLM packs outputs and the answers to control messages."""
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
+
+    note = HeldNote.of(7, [1, 2**64 - 1], [3])
+    output = EngineCoreOutput("r", [1], kv_transfer_params={HELD: note.to_wire()})
+    answer = UtilityOutput(1, result=UtilityResult(note.to_wire() | {"block_size": 16}))
+    packed = MsgpackEncoder().encode(EngineCoreOutputs(outputs=[output], utility_output=answer))
+    read = MsgpackDecoder(EngineCoreOutputs).decode(packed)
+    assert HeldNote.from_wire(read.outputs[0].kv_transfer_params[HELD]) == note
+    assert HeldNote.from_wire(read.utility_output.result.result) == note

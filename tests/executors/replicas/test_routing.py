@@ -1,0 +1,172 @@
+"""A set of replicas whose engines show what they hold: counted once, heard, and lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from agentrt.errors import EngineDiedError
+from agentrt.executors.base import Chunk
+from agentrt.executors.holdings import ShowsHoldings
+from agentrt.executors.replicas import Backoff, ReplicaSet
+from agentrt.request import Call, CallReport, CallSpec
+from agentrt.router import make_router
+from agentrt.router.held import HeldNote
+from agentrt.testing.scripted import ScriptedExecutor
+
+SIZE = 4
+
+
+class Shows(ScriptedExecutor):
+    """Stores the blocks of every prompt that it runs, and tells of it with the reply."""
+
+    model, max_num_seqs = "m", 4
+
+    def __init__(self, *, mute: Sequence[int] = ()) -> None:
+        super().__init__(lambda call: "fine")
+        self.blocks: set[int] = set()
+        self.number = 0
+        self.asked = 0
+        self.tokenised: list[CallSpec] = []
+        self.mute = mute
+        self.dead = False
+        self._hear: Callable[[HeldNote], None] = lambda note: None
+
+    def prompt_ids(self, spec: CallSpec) -> list[int]:
+        self.tokenised.append(spec)
+        return [ord(letter) for letter in spec.prompt or ""]
+
+    def block_hashes(self, ids: Sequence[int]) -> Sequence[int]:
+        ends = range(SIZE, len(ids) + 1, SIZE)
+        return [hash(tuple(ids[:end])) & (2**64 - 1) for end in ends]
+
+    def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
+        self._hear = hear
+
+    async def held(self) -> tuple[HeldNote, int] | None:
+        self.asked += 1
+        return HeldNote.of(self.number, self.blocks, whole=True), SIZE
+
+    def alive(self) -> bool:
+        return not self.dead
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        if self.dead:
+            raise EngineDiedError("killed")
+        ids = call.spec.prompt_token_ids
+        assert ids is not None
+        new = [block for block in self.block_hashes(ids) if block not in self.blocks]
+        self.blocks.update(new)
+        async for chunk in super().generate(call, stream=stream):
+            if chunk.reply is None:
+                yield chunk
+                continue
+            self.number += 1
+            if self.number not in self.mute:
+                self._hear(HeldNote.of(self.number, new))
+            cached = len(ids) - SIZE * len(new)
+            report = CallReport(1.0, steps=9, prompt_tokens=len(ids), cached_tokens=cached)
+            yield replace(chunk, reply=replace(chunk.reply, report=report))
+
+
+Open = Callable[..., AsyncIterator[ReplicaSet]]
+
+
+@pytest.fixture
+async def engines() -> list[Shows]:
+    return [Shows(), Shows()]
+
+
+@pytest.fixture
+async def replicas(engines: list[Shows]) -> AsyncIterator[ReplicaSet]:
+    made = iter([*engines, Shows(), Shows()])
+    one = ReplicaSet(lambda index: next(made), 2, make_router("cost"), backoff=Backoff(first_s=0.0))
+    await one.start(lambda message: None)
+    await settled(one)
+    yield one
+    await one.close()
+
+
+async def settled(replicas: ReplicaSet) -> None:
+    """Every engine that must be asked has been."""
+    async with asyncio.timeout(10):
+        while any(stream.gap for stream in replicas.routing._streams.values()):
+            await asyncio.sleep(0)
+
+
+async def run(replicas: ReplicaSet, program: str, prompt: str) -> CallReport:
+    call = Call(f"{program}/0", program, "t", CallSpec(prompt=prompt, max_tokens=9))
+    replies = [chunk.reply async for chunk in replicas.generate(call, stream=True)]
+    await replicas.end_program(program)
+    assert replies[-1] is not None
+    return replies[-1].report
+
+
+def known(replicas: ReplicaSet, number: int) -> set[int]:
+    view = replicas.replicas[number].view
+    return replicas.routing.dispatcher.holdings.blocks(view.index)
+
+
+async def test_a_call_goes_where_its_prompt_is_held(
+    replicas: ReplicaSet, engines: list[Shows]
+) -> None:
+    """1. Another program with the same prompt follows it. 2. A prompt is tokenised once."""
+    assert all(isinstance(engine, ShowsHoldings) for engine in engines)
+    for number in range(4):
+        report = await run(replicas, f"a{number}", "the quick brown fox jumps over " * 40)
+        assert (report.cached_tokens > 0) == bool(number)
+    assert sorted(len(engine.calls) for engine in engines) == [0, 4]
+    assert sum(len(engine.tokenised) for engine in engines) == 4
+    assert [known(replicas, number) for number in (0, 1)] == [one.blocks for one in engines]
+
+
+async def test_a_note_that_is_lost_costs_a_question(
+    replicas: ReplicaSet, engines: list[Shows]
+) -> None:
+    engines[0].mute = (2,)
+    for number in range(4):
+        await run(
+            replicas, f"p{number}", "a long prompt that is the same for all " * 20 + "x" * number
+        )
+    await settled(replicas)
+    assert engines[0].asked == 2
+    assert known(replicas, 0) == engines[0].blocks
+
+
+async def test_what_a_dead_engine_held_is_forgotten(
+    replicas: ReplicaSet, engines: list[Shows]
+) -> None:
+    """1. Its calls run elsewhere, tokenised already. 2. Its successor begins with nothing."""
+    prompt = "the quick brown fox jumps over " * 40
+    await run(replicas, "p", prompt)
+    assert known(replicas, 0)
+    engines[0].dead = True
+    await run(replicas, "q", prompt)
+    assert len(engines[1].calls) == 1
+    assert known(replicas, 0) == set()
+    assert not engines[1].tokenised
+    successor = replicas.replicas[0]
+    async with asyncio.timeout(10):
+        while successor.state != "ready":
+            await asyncio.sleep(0)
+    await settled(replicas)
+    assert isinstance(successor.executor, Shows)
+    assert successor.executor.asked == 1
+
+
+async def test_routers_that_do_not_read_blocks_cost_nothing(engines: list[Shows]) -> None:
+    class Plain(Shows):
+        async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+            assert call.spec.prompt_token_ids is None
+            async for chunk in ScriptedExecutor.generate(self, call, stream=stream):
+                yield chunk
+
+    one = Plain()
+    replicas = ReplicaSet(lambda index: one, 1, make_router("least-used"))
+    await replicas.start(lambda message: None)
+    await run(replicas, "p", "hello")
+    await replicas.close()
+    assert (one.tokenised, one.asked) == ([], 0)
