@@ -33,14 +33,14 @@ def test_a_key_is_known_and_not_written_down(path: Path) -> None:
     tenants = [ring.tenant_of(key) for key in (first, second, other)]
     assert tenants == ["acme", "acme", "other"]
     text = path.read_text(encoding="utf-8")
-    assert not any(key.rpartition("_")[2] in text for key in (first, second, other))
+    assert not any(key.split("_", 2)[2] in text for key in (first, second, other))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_what_is_no_key_is_nobodys(path: Path) -> None:
     key, other = new_key(path, "acme"), new_key(path, "other")
     ring = KeyRing(path)
-    head, secret = key.rsplit("_", 1)
+    head, secret = key[:20], key[21:]
     wrong = [
         "",
         key[:-1],
@@ -48,7 +48,7 @@ def test_what_is_no_key_is_nobodys(path: Path) -> None:
         f"{head}_{secret[::-1]}",
         "agentrt_" + "0" * 12 + "_" + secret,
     ]
-    wrong += [f"{head}_{other.rsplit('_', 1)[1]}", "schlüssel", "Bearer " + key]
+    wrong += [f"{head}_{other[21:]}", "schlüssel", "Bearer " + key]
     assert {ring.tenant_of(bad) for bad in wrong} == {None}
 
 
