@@ -133,9 +133,11 @@ async def test_a_question_an_answer_and_the_past(client: LangGraphClient) -> Non
     assert [one["type"] for one in done["messages"]] == ["human", "ai", "human", "ai"]
     states: list[Any] = list(await client.threads.get_history(thread))
     (asking,) = [one for one in states if one["next"] == ["approve"]]
-    forked: Any = await client.runs.wait(
-        thread, "writer", command={"resume": "Longer."}, checkpoint=asking["checkpoint"]
+    again: Any = await client.runs.wait(
+        thread, "writer", input=None, checkpoint=asking["checkpoint"]
     )
+    assert again["__interrupt__"][0]["value"] == "good?"
+    forked: Any = await client.runs.wait(thread, "writer", command={"resume": "Longer."})
     texts = [one["content"] for one in forked["messages"]]
     assert texts[:2] == [one["content"] for one in done["messages"][:2]]
     assert texts[2] == "Longer."

@@ -13,7 +13,7 @@ import httpx
 from tests.serving.langgraph.test_runs import IN
 
 SEED = 20260121
-BODIES = 600
+BODIES = 520
 
 JUNK: list[Any] = [
     None,

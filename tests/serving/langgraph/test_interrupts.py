@@ -111,3 +111,17 @@ async def test_a_strict_answer_to_nothing_fails_its_run(client: LangGraphClient)
     )
     assert isinstance(result, dict)
     assert result["__error__"]["error"] == "UnknownInterruptError"
+
+
+async def test_a_question_of_the_past_is_asked_again(client: LangGraphClient) -> None:
+    """As in LangGraph itself: from its checkpoint, with no input."""
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "ask", input=IN)
+    await client.runs.wait(thread, "ask", command={"resume": "left"})
+    states = await client.threads.get_history(thread)
+    (asking,) = [one for one in states if one["next"] == ["ask"]]
+    again = await client.runs.wait(thread, "ask", input=None, checkpoint=asking["checkpoint"])
+    assert isinstance(again, dict)
+    assert again["__interrupt__"][0]["value"] == QUESTION
+    done = await client.runs.wait(thread, "ask", command={"resume": "right"})
+    assert done == {"steps": ["in", "first", "answered right", "last"]}
