@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ConfigError
+from agentrt.executors.vllm import _compat
 from agentrt.executors.vllm._compat import FreeKVCacheBlockQueue
 from agentrt.executors.vllm.free_blocks import ShelvedFreeQueue
-from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
+from agentrt.executors.vllm.headless import HeadlessEngine, make_request, make_scheduler
 from agentrt.executors.vllm.recording import Recorder
 from agentrt.executors.vllm.replay import replay
 from agentrt.executors.vllm.scheduler import ProgramScheduler
@@ -222,3 +223,26 @@ def test_a_recorded_run_with_retention_is_replayed() -> None:
     result = replay(events)
     assert result.difference is None
     assert result.calls == 9
+
+
+@pytest.mark.parametrize("shared", range(11))
+def test_one_look_decides_as_a_whole_lookup_does(
+    shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a call may take blocks: of its 12 or 3 the first ``shared`` are cached."""
+    e = engine()
+    call(e, "a/1", text(1, 10))
+    scheduler = ours(e)
+    for length in (12, 3):
+        prompt = [*text(1, min(shared, length)), *text(2, length - min(shared, length))]
+        request = make_request(f"b{length}", prompt, 16, max_tokens=4)
+        for room in range(-3, 14):
+            with monkeypatch.context() as patch:
+                quick = _compat.new_blocks(scheduler, request, room)
+                patch.setattr(_compat, "_may_find_half", lambda *args: True)
+                whole = _compat.new_blocks(scheduler, request, room)
+            assert fits(*quick, room) == fits(*whole, room), (length, room)
+
+
+def fits(needed: int, found: int, room: int) -> bool:
+    return needed <= room or found >= needed
