@@ -180,7 +180,8 @@ def _finite(logprob: float) -> float:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """As an output has it that is held to a schema: a stream of it gives the same text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 # -- completions ---------------------------------------------------------------------------
