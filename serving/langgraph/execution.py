@@ -49,6 +49,7 @@ class Live:
     """A run that has not ended. ``action`` is why it is to stop, once it is.
 
     It has a ``task`` once it has left the queue, which is ``stoppable`` until its end is written.
+    One that is done without a ``result`` has not ended: another server goes on with it.
     """
 
     record: RunRecord
@@ -57,7 +58,7 @@ class Live:
     action: Action | None = None
     task: asyncio.Task[None] | None = None
     stoppable: bool = False
-    result: bytes = b"null"
+    result: bytes | None = None
 
     def stop(self, action: Action) -> None:
         """Stop it for this reason, unless it has one."""
@@ -172,12 +173,13 @@ class Execution:
         """Keep what came of it, then tell."""
         live, cancelled = self._live, self._live.action is not None
         fault = _CANCELLED if cancelled else error_json(error) if error is not None else None
-        live.result = encode(self._modes.result if fault is None else {"__error__": fault})
+        result = encode(self._modes.result if fault is None else {"__error__": fault})
         status = "interrupted" if cancelled else "success" if fault is None else "error"
         standing = await self._standing(fault, cancelled)
         reason = "the client cancelled it" if cancelled else None
-        await self._with.runs.ended(self._record.run_id, status, live.result, reason)
+        await self._with.runs.ended(self._record.run_id, status, result, reason)
         await self._with.threads.settle(self._record.thread_id, standing)
+        live.result = result
         if fault is not None:
             await live.log.put([("error", encode(fault))])
 

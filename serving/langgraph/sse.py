@@ -87,7 +87,7 @@ def at_end(
                 if not ready:
                     yield b"\n"
             if live.done.is_set():
-                yield live.result
+                yield _result_of(live)
         finally:
             gone.cancel()
             done.cancel()
@@ -95,6 +95,15 @@ def at_end(
                 left()
 
     return StreamingResponse(body(), media_type="application/json", headers=headers)
+
+
+def _result_of(live: Live) -> bytes:
+    """What the run gave. Raises if it has not ended: a connection that breaks sends the client
+    to the next server, which goes on with the run.
+    """
+    if live.result is None:
+        raise ConnectionAbortedError(f"the server ends before run {live.record.run_id} does")
+    return live.result
 
 
 async def _gone(request: Request) -> None:

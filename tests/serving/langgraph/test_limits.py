@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import uuid4
 
 import httpx
 import pytest
+from fastapi import Request
 from langgraph_sdk.client import LangGraphClient
+from starlette.types import Message
 
 from agentrt.serving.langgraph import runqueue
+from agentrt.serving.langgraph.eventlog import EventLog
+from agentrt.serving.langgraph.execution import Live
+from agentrt.serving.langgraph.runs import RunRecord
+from agentrt.serving.langgraph.sse import at_end
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_runs import IN, a_thread, given
@@ -64,3 +71,20 @@ async def test_a_server_that_ends_takes_no_new_runs(
         assert (await client.runs.join(thread, run["run_id"]))["steps"][-1] == "after"
     finally:
         it.server.draining = False
+
+
+async def test_a_run_that_has_not_ended_has_no_result() -> None:
+    """A server that ends breaks the connection of who waits; a null would pass for a result."""
+    record = RunRecord("r", "t", "default", "a", "g", 1, 0, {}, {}, None)
+    live = Live(record, EventLog("r", None, resumable=False))  # type: ignore[arg-type]
+    live.done.set()
+    never = asyncio.get_running_loop().create_future()
+
+    async def receive() -> Message:
+        await never
+        raise AssertionError
+
+    waiting = at_end(live, Request({"type": "http"}, receive), {})
+    with pytest.raises(ConnectionAbortedError, match="the server ends before run r does"):
+        async for _ in waiting.body_iterator:
+            pass
