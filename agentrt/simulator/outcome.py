@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,9 +39,10 @@ class Summary:
     ``token_latency_s`` is the paper's program-level token latency (Agentix, §6.2):
     a program's latency over the tokens that it generated, averaged over programs.
     ``slowdown`` is latency over the program's own ideal, averaged. ``hit_rate`` is the share of
-    prompt tokens found in the prefix cache, NaN where there is none. ``balance`` is the busiest
+    prompt tokens found in the prefix cache, None where there is none. ``balance`` is the busiest
     engine's busy time over the mean of all. ``steady_per_s`` counts the programs that ended
-    before the last one arrived, per second of that time, and ``offered_per_s`` those that came.
+    before the last one arrived, per second of that time, and ``offered_per_s`` those that came;
+    None if all came at once.
     """
 
     programs: int
@@ -58,10 +58,10 @@ class Summary:
     service_share: float
     tool_share: float
     preemptions: int
-    hit_rate: float = math.nan
+    hit_rate: float | None = None
     balance: float = 1.0
-    steady_per_s: float = math.nan
-    offered_per_s: float = math.nan
+    steady_per_s: float | None = None
+    offered_per_s: float | None = None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -73,7 +73,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def summarize(
-    outcomes: Sequence[Outcome], busy_s: Sequence[float] = (), hit_rate: float = math.nan
+    outcomes: Sequence[Outcome], busy_s: Sequence[float] = (), hit_rate: float | None = None
 ) -> Summary:
     """Sum a run up; ``busy_s`` is of each engine. Raises `ValueError` when no program ended."""
     if not outcomes:
@@ -87,7 +87,7 @@ def summarize(
     )
     whole = (waiting + service + tool) or 1.0
     last = max(o.arrived_s for o in outcomes)
-    paced_s = last - start or math.nan
+    paced_s = last - start
     return Summary(
         programs=n,
         mean_s=sum(latencies) / n,
@@ -103,7 +103,7 @@ def summarize(
         tool_share=tool / whole,
         preemptions=sum(o.preemptions for o in outcomes),
         hit_rate=hit_rate,
-        steady_per_s=sum(o.ended_s <= last for o in outcomes) / paced_s,
-        offered_per_s=n / paced_s,
+        steady_per_s=sum(o.ended_s <= last for o in outcomes) / paced_s if paced_s else None,
+        offered_per_s=n / paced_s if paced_s else None,
         balance=max(busy_s) * len(busy_s) / sum(busy_s) if any(busy_s) else 1.0,
     )

@@ -36,8 +36,9 @@ class Routed:
     summaries: dict[int, Summary] = field(default_factory=dict)
 
     def values(self, measure: str) -> list[float]:
-        """A measure, seed by seed."""
-        return [float(getattr(self.summaries[seed], measure)) for seed in sorted(self.summaries)]
+        """A measure, seed by seed; NaN where there is none."""
+        values = (getattr(self.summaries[seed], measure) for seed in sorted(self.summaries))
+        return [math.nan if value is None else float(value) for value in values]
 
     def ratios(self, measure: str, other: Routed) -> list[float]:
         """A measure over that of another router, for the seeds that both have."""
