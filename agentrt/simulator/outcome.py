@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,10 +50,10 @@ class Summary:
     ``slowdown`` is latency over the program's own ideal, averaged. ``mean_steps`` and
     ``p95_steps`` are latencies in engine steps. ``balance`` is the busiest engine's busy time
     over the mean of all. ``steady_per_s`` counts the programs that ended before the last one
-    arrived, per second of that time, and ``offered_per_s`` those that came. What an engine with
-    a memory tells beside: ``prefix_hit_share`` of the prompt tokens was in its prefix cache,
-    ``recomputed_tokens`` were computed again after a preemption, and ``cpu_us`` is the
-    scheduler's CPU time per step. None: not known.
+    arrived, per second of that time, and ``offered_per_s`` those that came; None if all came
+    at once. What an engine with a memory tells beside: ``prefix_hit_share`` of the prompt
+    tokens was in its prefix cache, ``recomputed_tokens`` were computed again after a
+    preemption, and ``cpu_us`` is the scheduler's CPU time per step. None: not known.
     """
 
     programs: int
@@ -78,8 +77,8 @@ class Summary:
     recomputed_tokens: float | None = None
     cpu_us: float | None = None
     balance: float = 1.0
-    steady_per_s: float = math.nan
-    offered_per_s: float = math.nan
+    steady_per_s: float | None = None
+    offered_per_s: float | None = None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -111,7 +110,7 @@ def summarize(
     )
     whole = (waiting + service + tool) or 1.0
     last = max(o.arrived_s for o in outcomes)
-    paced_s = last - start or math.nan
+    paced_s = last - start
     return Summary(
         programs=n,
         mean_s=sum(latencies) / n,
@@ -129,8 +128,8 @@ def summarize(
         token_p95_s=quantile(token_latencies, 0.95),
         token_p99_s=quantile(token_latencies, 0.99),
         **({} if counts is None else _of_engine(outcomes, counts)),
-        steady_per_s=sum(o.ended_s <= last for o in outcomes) / paced_s,
-        offered_per_s=n / paced_s,
+        steady_per_s=sum(o.ended_s <= last for o in outcomes) / paced_s if paced_s else None,
+        offered_per_s=n / paced_s if paced_s else None,
         balance=max(busy_s) * len(busy_s) / sum(busy_s) if any(busy_s) else 1.0,
     )
 

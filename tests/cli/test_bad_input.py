@@ -125,7 +125,10 @@ def test_target(
         (["--beta", "nan"], ["beta", "positive", "inf"]),
         (["--replicas", "0"], ["'--replicas'", "x>=1"]),
         (["--router", "agentix"], ["--router chooses among replicas", "give --replicas N"]),
-        (["--replicas", "2", "--router", "x"], ["no router 'x'", "agentix, least-used"]),
+        (
+            ["--replicas", "2", "--router", "x"],
+            ["no router 'x'", "agentix, cost, least-used, prefix"],
+        ),
         (["--replicas", "2", *ADAPTIVE, "new.json"], ["leave it out with --replicas"]),
         (["--replica", "lab/m", *ADAPTIVE, "new.json"], ["leave it out with --replicas"]),
         (["--replica", "./nothing=2"], ["model './nothing': no such folder", *A_MODEL]),
