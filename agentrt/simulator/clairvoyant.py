@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from agentrt.scheduler import policies
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Place, Policy
+from agentrt.simulator.gittins import Gittins, Laws
 
 if TYPE_CHECKING:
     from agentrt.scheduler.call import QueuedCall
@@ -38,13 +39,21 @@ class Srpt(Policy):
         return Place(level, budget_s=remaining / 8, order=remaining)
 
 
+KNOWING = (Gittins.name, Srpt.name)
+"""The policies that know what no engine is told."""
+
+
 def policy_names() -> list[str]:
-    """All policies that the simulator knows: the engine's, and those that know the future."""
-    return [*policies.policy_names(), Srpt.name]
+    """All policies that the simulator knows: the engine's, and those that know more."""
+    return [*policies.policy_names(), *KNOWING]
 
 
-def make_policy(config: SchedulerConfig, remaining_s: Callable[[str], float]) -> Policy:
-    """A fresh policy; a clairvoyant one asks ``remaining_s`` about a program's future."""
+def make_policy(
+    config: SchedulerConfig, remaining_s: Callable[[str], float], laws: Laws | None = None
+) -> Policy:
+    """A fresh policy; one that knows more asks ``remaining_s`` or ``laws``."""
     if config.policy == Srpt.name:
         return Srpt(config, remaining_s)
+    if config.policy == Gittins.name:
+        return Gittins(config, laws or Laws(1.0))
     return policies.make_policy(config)

@@ -24,7 +24,8 @@ from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
 from agentrt.scheduler.table import ProcessTable
-from agentrt.simulator.clairvoyant import Srpt, make_policy
+from agentrt.simulator.clairvoyant import KNOWING, make_policy
+from agentrt.simulator.gittins import Laws
 from agentrt.simulator.live import Job, Live, fresh_tokens
 from agentrt.simulator.outcome import Outcome
 from agentrt.simulator.slots import CALL, PROGRAM, SERVED, Slots, step_of
@@ -69,8 +70,9 @@ class Simulator:
         self.table = ProcessTable()
         self.outcomes: list[Outcome] = []
         self.live: dict[str, Live] = {}
+        self._laws = Laws(step_s)
         self.engines = [
-            Slots(self, config, make_policy(config, self.remaining_s), batch, index)
+            Slots(self, config, make_policy(config, self.remaining_s, self._laws), batch, index)
             for index in range(replicas)
         ]
         self._router = _Routed(config, router, self.engines, step_s) if replicas > 1 else None
@@ -147,6 +149,7 @@ class Simulator:
 
     def _expect(self, shapes: Sequence[ProgramShape]) -> None:
         for shape in shapes:
+            self._laws.add(shape)
             at = step_of(shape.arrives_s, self.step_s)
             self.when(at, PROGRAM, partial(self._arrive, shape))
 
@@ -231,7 +234,7 @@ class _Routed:
     def __init__(
         self, config: SchedulerConfig, router: str, engines: Sequence[Slots], step_s: float
     ) -> None:
-        ends = level_ends(config) if config.policy != Srpt.name else ()
+        ends = level_ends(config) if config.policy not in KNOWING else ()
         # Here prompts cost nothing, and a call is no slower for those beside it.
         speed = Speed(step_s, beside_s=0.0, prefill_s=0.0)
         self._dispatcher = Dispatcher(make_router(router), ends, speed)

@@ -17,7 +17,7 @@ from random import Random
 
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.scheduler import SchedulerConfig
-from agentrt.simulator.clairvoyant import Srpt
+from agentrt.simulator.clairvoyant import KNOWING
 from agentrt.simulator.engine import simulate
 from agentrt.simulator.machine import Machine
 from agentrt.simulator.outcome import Summary, summarize
@@ -156,7 +156,7 @@ class RunSpec:
     """vLLM's own scheduler, which then runs in the place of ours."""
 
     def __post_init__(self) -> None:
-        if self.machine.depth == "virtual" and self.scheduler.policy == Srpt.name:
+        if self.machine.depth == "virtual" and self.scheduler.policy in KNOWING:
             raise ConfigError(
                 f"policy {self.policy!r} knows the future, and the engine's own scheduler, which "
                 "depth 'virtual' runs, is not told it; leave it out, or use depth 'steps'"
