@@ -26,8 +26,9 @@ from agentrt.workloads.bfcl import (
     RESULT,
     TYPE,
     Task,
-    estimated_tokens,
+    code_tokens,
     gaps,
+    prose_tokens,
     read_tasks,
     said,
     shape,
@@ -150,16 +151,16 @@ async def _replayed(ctx: Context, task: Task, desk: _Desk) -> int:
     for turn in task.turns:
         chat.append(_message("user", turn.request))
         for call in turn.calls:
-            await _say(ctx, chat, said(call))
+            await _say(ctx, chat, said(call), code_tokens(said(call)))
             chat.append(_message("user", RESULT + await desk.run(ctx, call)))
-        await _say(ctx, chat, ANSWER)
+        await _say(ctx, chat, ANSWER, prose_tokens(ANSWER))
     return desk.called
 
 
 @node
-async def _say(ctx: Context, chat: Chat, text: str) -> None:
-    """A call that generates as much as ``text``, which takes the place of what the model said."""
-    await ctx.llm(chat, max_tokens=estimated_tokens(text), ignore_eos=True)
+async def _say(ctx: Context, chat: Chat, text: str, tokens: int) -> None:
+    """A call that generates so many ``tokens``. ``text`` takes the place of what the model said."""
+    await ctx.llm(chat, max_tokens=tokens, ignore_eos=True)
     chat.append(_message("assistant", text))
 
 

@@ -90,9 +90,14 @@ def said(call: ToolCall) -> str:
     return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
 
 
-def estimated_tokens(text: str) -> int:
-    """About how many tokens a text has: 2.7 characters each, as SmolLM2 splits BFCL's calls."""
-    return max(1, math.ceil(len(text) / 2.7))
+def code_tokens(text: str) -> int:
+    """About how many tokens a tool call or its result has, as SmolLM2 splits those of BFCL."""
+    return max(1, math.ceil(len(text) / 2.65))
+
+
+def prose_tokens(text: str) -> int:
+    """About how many tokens a text in English has, likewise; signatures with words are one."""
+    return max(1, math.ceil(len(text) / 3.95))
 
 
 def gaps(seed: int | str, scale: float) -> Iterator[float]:
@@ -111,21 +116,21 @@ def gap_at(share: float) -> float:
 
 
 def shape(task: Task, results: Callable[[ToolCall], str], seconds: Iterator[float]) -> ProgramShape:
-    """The task as a shape, for virtual time: `estimated_tokens` for its texts.
+    """The task as a shape, for virtual time: tokens are estimated from its texts.
 
     ``results`` runs a tool. Programs of one type share their whole system prompt here, so
     tasks with other tools are of another type.
     """
-    system = _message(task.system)
+    system = prose_tokens(task.system) + TOKENS_PER_MESSAGE
     calls: list[CallShape] = []
     prompt, gap_s, tool = system, 0.0, ""
     for turn in task.turns:
-        prompt += _message(turn.request)
+        prompt += prose_tokens(turn.request) + TOKENS_PER_MESSAGE
         for call in turn.calls:
-            prompt = _extend(calls, prompt, estimated_tokens(said(call)), gap_s, tool)
-            prompt += _message(RESULT + results(call))
+            prompt = _extend(calls, prompt, code_tokens(said(call)), gap_s, tool)
+            prompt += code_tokens(RESULT + results(call)) + TOKENS_PER_MESSAGE
             gap_s, tool = next(seconds), call.name
-        prompt = _extend(calls, prompt, estimated_tokens(ANSWER), gap_s, tool)
+        prompt = _extend(calls, prompt, prose_tokens(ANSWER), gap_s, tool)
         gap_s, tool = 0.0, ""
     kind = f"{TYPE} {' '.join(task.apis)} {len(task.tools)}"
     return ProgramShape(task.task_id, kind, tuple(calls), system_tokens=system)
@@ -137,11 +142,7 @@ def _extend(calls: list[CallShape], prompt: int, output: int, gap_s: float, tool
     after = () if last < 0 else (last,)
     extends = None if last < 0 else last
     calls.append(CallShape(output, prompt, after, gap_s, "act", extends, tool=tool))
-    return prompt + output
-
-
-def _message(text: str) -> int:
-    return estimated_tokens(text) + TOKENS_PER_MESSAGE
+    return prompt + output + TOKENS_PER_MESSAGE
 
 
 # -- reading the package's files --------------------------------------------------------

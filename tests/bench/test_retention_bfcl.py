@@ -13,7 +13,7 @@ from agentrt.graph import NodeKind
 from agentrt.request import Call, ToolCall
 from agentrt.runtime import Runtime
 from agentrt.testing.scripted import ScriptedExecutor
-from agentrt.workloads.bfcl import Task, estimated_tokens, read_tasks, said
+from agentrt.workloads.bfcl import Task, code_tokens, read_tasks, said
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ async def test_replayed_decisions_run_every_tool_and_end_in_the_right_state(task
     assert tools == [call.name for call in calls]
     assert len(executor.calls) == len(calls) + len(task.turns)
     first, second = executor.calls[0].spec, executor.calls[1].spec
-    assert first.max_tokens == estimated_tokens(said(calls[0]))
+    assert first.max_tokens == code_tokens(said(calls[0]))
     assert first.ignore_eos
     assert first.messages is not None
     assert second.messages is not None
