@@ -23,7 +23,7 @@ demo: $(INSTALLED) ## Run an agent program on a real engine
 
 test: lint ## Check the style, the types and the layers, then run all tests
 	@.ci/setup-tests
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 2 --no-loadscope-reorder
 
 lint: $(INSTALLED) ## Check the style, the types and the layers
 	$(BIN)/ruff check .
