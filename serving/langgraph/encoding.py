@@ -11,7 +11,7 @@ import orjson
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _DEEPEST = 64
-_LARGEST = 2**63 - 1
+_INTEGERS = range(-(2**63), 2**64)
 
 
 class BadJSONError(ValueError):
@@ -58,7 +58,7 @@ def check_json(value: Any, where: str = "body", depth: int = 0) -> None:
         _check_text(value, where)
     elif isinstance(value, float) and not math.isfinite(value):
         raise BadJSONError(f"{where} is {value}, which is no JSON")
-    elif isinstance(value, int) and abs(value) > _LARGEST:
+    elif isinstance(value, int) and value not in _INTEGERS:
         raise BadJSONError(f"{where} is an integer of more than 64 bits")
 
 
@@ -97,7 +97,7 @@ def _repaired(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
-        return value if abs(value) <= _LARGEST else str(value)
+        return value if value in _INTEGERS else str(value)
     if isinstance(value, Mapping):
         return {_repaired(str(k), 0): _repaired(v, depth + 1) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrt import Runtime
 from agentrt.program import Program
@@ -43,20 +42,6 @@ class Serving:
         return asyncio.run_coroutine_threadsafe(called(), self.loop).result(TURN_S)
 
 
-class _Tenants:
-    """The tenant of a request is what its header says: a stand-in for API keys."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            for name, value in scope["headers"]:
-                if name == b"x-tenant":
-                    scope.setdefault("state", {})["tenant"] = value.decode()
-        await self._app(scope, receive, send)
-
-
 def served(things: dict[str, Any]) -> dict[str, ServedGraph | ServedProgram]:
     """Graphs and programs as a server has them."""
     return {
@@ -82,7 +67,7 @@ def serving(things: dict[str, Any], database: str | Path, own: Room = room) -> I
         async with Runtime(it.executor) as runtime:
             it.server = Server(runtime, ("scripted",), served(things), where)
             async with opened_app(it.server, [own]) as app:
-                config = uvicorn.Config(_Tenants(app), log_level="warning", lifespan="off")
+                config = uvicorn.Config(app, log_level="warning", lifespan="off")
                 web = uvicorn.Server(config)
                 task = asyncio.create_task(web.serve(sockets=[listening]))
                 while not web.started:

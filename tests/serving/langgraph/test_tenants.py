@@ -19,13 +19,13 @@ from tests.serving.langgraph.test_runs import DONE, IN, a_thread
 
 @pytest_asyncio.fixture
 async def ann(it: Serving) -> AsyncIterator[LangGraphClient]:
-    async with get_client(url=it.url, headers={"x-tenant": "ann"}) as client:
+    async with get_client(url=it.url, headers={"x-agentrt-tenant": "ann"}) as client:
         yield client
 
 
 @pytest_asyncio.fixture
 async def eve(it: Serving) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=it.url, headers={"x-tenant": "eve"}) as http:
+    async with httpx.AsyncClient(base_url=it.url, headers={"x-agentrt-tenant": "eve"}) as http:
         yield http
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from agentrt import Context, Runtime, program
@@ -23,6 +23,7 @@ from agentrt.serving.seeing import room
 from agentrt.serving.seeing.beside import dashboard
 from agentrt.serving.seeing.lookout import Lookout
 from agentrt.serving.server import Server
+from agentrt.serving.tenants import KeyRing, new_key
 from agentrt.testing.scripted import ScriptedExecutor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,32 +63,34 @@ class Served:
         transport = httpx.ASGITransport(app)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://agentrt")
 
-    async def get(self, path: str, tenant: str = "", **params: Any) -> httpx.Response:
-        headers = {"tenant": tenant} if tenant else {}
+    async def get(self, path: str, key: str = "", **params: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         return await self.client.get(path, params=params or None, headers=headers)
 
-    async def json(self, path: str, tenant: str = "", **params: Any) -> Any:
-        answer = await self.get(path, tenant, **params)
+    async def json(self, path: str, key: str = "", **params: Any) -> Any:
+        answer = await self.get(path, key, **params)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
 
 @asynccontextmanager
-async def served(executor: ScriptedExecutor | None = None) -> AsyncIterator[Served]:
+async def served(
+    executor: ScriptedExecutor | None = None, keys: KeyRing | None = None
+) -> AsyncIterator[Served]:
     async with Runtime(executor or ScriptedExecutor()) as runtime:
-        server = Server(runtime, ("scripted",))
+        server = Server(runtime, ("scripted",), keys=keys)
         async with opened_app(server, [room]) as app:
-
-            @app.middleware("http")
-            async def keys(request: Request, follow: Any) -> Response:
-                """Stands for the check of keys: it says whose the request is."""
-                if tenant := request.headers.get("tenant"):
-                    request.state.tenant = tenant
-                    request.state.operator = tenant == "root"
-                answer: Response = await follow(request)
-                return answer
-
             yield Served(app, server)
+
+
+def made_keys(folder: Path, *tenants: str, operator: str) -> tuple[KeyRing, list[str]]:
+    """A key for each tenant, of whom one runs the server."""
+    path = folder / "keys.json"
+    made = [new_key(path, tenant) for tenant in tenants]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["tenants"][operator]["operator"] = True
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return KeyRing(path), made
 
 
 async def in_tools(runtime: Runtime, programs: int) -> None:
@@ -146,25 +149,35 @@ async def test_bad_pages_are_refused(path: str) -> None:
         assert (await at.get(path)).status_code == 422
 
 
-async def test_a_tenant_sees_its_own_alone() -> None:
-    async with served() as at:
+async def test_a_tenant_sees_its_own_alone(tmp_path: Path) -> None:
+    keys, (ann, bob, root) = made_keys(tmp_path, "ann", "bob", "root", operator="root")
+    async with served(keys=keys) as at:
         anns = at.runtime.start(agent, tenant="ann")
         bobs = at.runtime.start(other, tenant="bob")
         await in_tools(at.runtime, 2)
-        assert [one["id"] for one in (await at.json("/programs", "ann"))["programs"]] == [anns.id]
-        assert [one["id"] for one in (await at.json("/programs", "bob"))["programs"]] == [bobs.id]
-        assert len((await at.json("/programs", "root"))["programs"]) == 2
-        assert len((await at.json("/programs"))["programs"]) == 2  # a server without keys
+        assert [one["id"] for one in (await at.json("/programs", ann))["programs"]] == [anns.id]
+        assert [one["id"] for one in (await at.json("/programs", bob))["programs"]] == [bobs.id]
+        assert len((await at.json("/programs", root))["programs"]) == 2
+        assert (await at.get("/programs")).status_code == 401
         for path in (f"/programs/{bobs.id}", f"/events?program={bobs.id}"):
-            assert (await at.get(path, "ann")).status_code == 404
+            assert (await at.get(path, ann)).status_code == 404
         gate.set()
         await asyncio.gather(anns.wait(), bobs.wait())
-        assert [one["id"] for one in (await at.json("/programs", "ann"))["recent"]] == [anns.id]
-        assert (await at.get(f"/programs/{bobs.id}", "ann")).status_code == 404
-        metrics = (await at.get("/metrics", "ann")).text
+        assert [one["id"] for one in (await at.json("/programs", ann))["recent"]] == [anns.id]
+        assert (await at.get(f"/programs/{bobs.id}", ann)).status_code == 404
+        metrics = (await at.get("/metrics", ann)).text
         assert 'tenant="ann"' in metrics
         assert "bob" not in metrics
-        assert 'tenant="bob"' in (await at.get("/metrics", "root")).text
+        assert 'tenant="bob"' in (await at.get("/metrics", root)).text
+
+
+async def test_without_keys_everybody_sees_all() -> None:
+    async with served() as at:
+        runs = [at.runtime.start(agent, tenant=tenant) for tenant in ("ann", "bob")]
+        await in_tools(at.runtime, 2)
+        assert len((await at.json("/programs"))["programs"]) == 2
+        gate.set()
+        await asyncio.gather(*(run.wait() for run in runs))
 
 
 async def test_metrics_parse_and_say_what_happened() -> None:
