@@ -277,9 +277,10 @@ def magic(number: int) -> int:
     return number
 
 
-@pytest.fixture
-def chat(serving: Serving) -> ChatOpenAI:
-    return ChatOpenAI(
+@pytest.fixture(scope="module")
+def chat(serving: Serving) -> Iterator[ChatOpenAI]:
+    """For all tests: LangChain keeps one HTTP client for a server, and closes none."""
+    chat = ChatOpenAI(
         base_url=f"{serving.url}/v1",
         api_key=SecretStr(serving.key),
         model="tiny",
@@ -287,6 +288,8 @@ def chat(serving: Serving) -> ChatOpenAI:
         temperature=0,
         seed=1,
     )
+    yield chat
+    chat.root_client.close()
 
 
 def test_langchain_chats_streams_and_calls_tools(chat: ChatOpenAI) -> None:
