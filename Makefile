@@ -7,7 +7,7 @@ ACCELERATOR := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 # Written last, so that a set-up that was broken off is done again.
 INSTALLED := .venv/.installed-$(ACCELERATOR)
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test test-engine test-rest lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,7 +23,14 @@ demo: $(INSTALLED) ## Run an agent program on a real engine
 
 test: lint ## Check the style, the types and the layers, then run all tests
 	@.ci/setup-tests
-	$(BIN)/pytest --numprocesses 2 --no-loadscope-reorder
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target test-engine test-rest
+
+# Side by side: starting engines takes longest, and two at once have no cores to themselves.
+test-engine: $(INSTALLED)
+	$(BIN)/pytest tests/engine
+
+test-rest: $(INSTALLED)
+	$(BIN)/pytest --ignore tests/engine
 
 lint: $(INSTALLED) ## Check the style, the types and the layers
 	$(BIN)/ruff check .
