@@ -177,8 +177,8 @@ class Execution:
         status = "interrupted" if cancelled else "success" if fault is None else "error"
         standing = await self._standing(fault, cancelled)
         reason = "the client cancelled it" if cancelled else None
-        await self._with.runs.ended(self._record.run_id, status, result, reason)
-        await self._with.threads.settle(self._record.thread_id, standing)
+        ending = self._with.runs.ending(self._record.run_id, status, result, reason)
+        await self._with.threads.settle(self._record.thread_id, standing, ending)
         live.result = result
         if fault is not None:
             await live.log.put([("error", encode(fault))])

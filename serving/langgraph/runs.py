@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import Row, Update, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -176,14 +176,17 @@ class Runs:
             origin=encode(record.origin).decode(),
         )
 
-    async def ended(self, run_id: str, status: str, result: bytes, reason: str | None) -> None:
-        """The run has ended; ``result`` is what those who wait for it get."""
-        await self._set(run_id, status=status, result=result.decode(), cancel_reason=reason)
+    def ending(self, run_id: str, status: str, result: bytes, reason: str | None) -> Update:
+        """What says that the run has ended; ``result`` is what those who wait for it get.
+
+        `Threads.settle` does it together with what its thread becomes: whoever sees the one sees
+        the other, whenever the server is killed.
+        """
+        return _changed(run_id, status=status, result=result.decode(), cancel_reason=reason)
 
     async def _set(self, run_id: str, **values: Any) -> None:
-        changed = update(runs).where(runs.c.run_id == run_id)
         async with self._database.writing() as connection:
-            await connection.execute(changed.values(**values, updated_at=time.time()))
+            await connection.execute(_changed(run_id, **values))
 
     async def forget_streams(self, before: float) -> None:
         """The events of runs that had ended at that time."""
@@ -196,6 +199,10 @@ class Runs:
         async with self._database.writing() as connection:
             await connection.execute(delete(events).where(events.c.run_id == run_id))
             await connection.execute(delete(runs).where(runs.c.run_id == run_id))
+
+
+def _changed(run_id: str, **values: Any) -> Update:
+    return update(runs).where(runs.c.run_id == run_id).values(**values, updated_at=time.time())
 
 
 def _row(run_id: str, tenant: str, thread: UUID, order: Order) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, Row, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, Update, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -86,10 +86,16 @@ class Threads:
         async with self._database.reading() as connection:
             return int((await connection.execute(asked)).scalar_one())
 
-    async def settle(self, key: str, standing: Mapping[str, Any]) -> None:
-        """How the thread stands now that a run has ended, or its state was changed."""
+    async def settle(
+        self, key: str, standing: Mapping[str, Any], ending: Update | None = None
+    ) -> None:
+        """How the thread stands now that its state was changed, or a run has ended: see
+        `Runs.ending`.
+        """
         now = time.time()
         async with self._database.writing() as connection:
+            if ending is not None:
+                await connection.execute(ending)
             active = select(func.count()).select_from(runs)
             active = active.where(runs.c.thread_id == key, runs.c.status.in_(ACTIVE))
             busy = (await connection.execute(active)).scalar_one() > 0

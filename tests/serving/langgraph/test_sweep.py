@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+from sqlalchemy import Row
 
 from agentrt import Runtime
 from agentrt.serving.langgraph.assistants import Assistants
@@ -39,13 +41,18 @@ def an_order(*, temporary: bool) -> Order:
     return Order(str(uuid4()), "g", {}, {}, "enqueue", 0, True, temporary, True)
 
 
+async def end(house: House, row: Row[Any]) -> None:
+    ending = house.runs.ending(row.run_id, "success", b"1", None)
+    await house.threads.settle(str(row.thread_id), {"status": "idle"}, ending)
+
+
 async def test_threads_of_lone_runs_go_some_time_after_their_end(house: House) -> None:
     """1. A run that has not ended stays. 2. Ended, it lingers. 3. Then it goes; others stay."""
     lone, _ = await house.runs.enter("t", None, an_order(temporary=True), None)
     kept, _ = await house.runs.enter("t", None, an_order(temporary=False), None)
     for row in (lone, kept):
         await clear_away(house, time.time() + 2 * LINGER_S)
-        await house.runs.ended(row.run_id, "success", b"1", None)
+        await end(house, row)
         await clear_away(house, time.time() + LINGER_S / 2)
         assert (await house.runs.get("t", row.thread_id, row.run_id)).status == "success"
     await clear_away(house, time.time() + 2 * LINGER_S)
@@ -62,7 +69,7 @@ async def test_streams_can_be_replayed_for_a_while(house: House) -> None:
     await log.put([("values", b"1")])
     await clear_away(house, time.time() + 2 * REPLAY_S)
     assert await stored(database, row.run_id, 0)
-    await house.runs.ended(row.run_id, "success", b"1", None)
+    await end(house, row)
     await clear_away(house, time.time() + REPLAY_S / 2)
     assert await stored(database, row.run_id, 0)
     await clear_away(house, time.time() + 2 * REPLAY_S)
