@@ -78,7 +78,9 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
     try:
         url = url_of(process, log)
-        yield Serving(process, url, made.stdout.strip(), log)
+        it = Serving(process, url, made.stdout.strip(), log)
+        with it.http:
+            yield it
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
