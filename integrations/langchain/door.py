@@ -97,6 +97,7 @@ class Door:
         box: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         job = Job(loop, lambda: self._stream(spec, terms, box.put))
         try:
+            job.start()
             while (chunk := box.get()) is not None:
                 yield chunk
             job.wait()
@@ -114,6 +115,7 @@ class Door:
 
         job = Job(self._home(), lambda: self._stream(spec, terms, put))
         try:
+            job.start()
             while (chunk := await box.get()) is not None:
                 yield chunk
             await job.wait_async()

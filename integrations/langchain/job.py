@@ -12,6 +12,8 @@ from agentrt.errors import EngineDiedError
 
 T = TypeVar("T")
 
+_CANCELLED = "the call was cancelled: its runtime was closed"
+
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
     """The event loop that this code runs on, if any."""
@@ -22,8 +24,10 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 class Job(Generic[T]):
-    """Starts ``work`` on ``loop``, from any thread, in the context of who asks.
+    """Runs ``work`` on ``loop``, from any thread, in the context of who asks.
 
+    It starts when it is waited for, or at `start`: in the reach of whatever stops it, so that a
+    Ctrl-C cannot fall between the start and the wait and leave the work to nobody.
     Whoever gives up waiting has the work cancelled, and goes on when it is over.
     ``outcome`` is never cancelled: where the loop's side gave up, it is an `EngineDiedError`.
     """
@@ -33,15 +37,26 @@ class Job(Generic[T]):
     ) -> None:
         self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._loop = loop
+        self._work = work
+        self._started = False
         self._task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        """Have the work begin. Once is enough; `wait` and `wait_async` do it themselves."""
+        if self._started:
+            return
+        self._started = True
         try:
-            loop.call_soon_threadsafe(self._start, work)
-        except RuntimeError as error:
-            raise EngineDiedError("the event loop of the runtime is closed") from error
+            self._loop.call_soon_threadsafe(self._begin)
+        except RuntimeError:
+            self.outcome.set_exception(
+                EngineDiedError("the event loop of the runtime is closed")
+            )
 
     def wait(self) -> T:
         """The result, for a thread without a loop to serve meanwhile."""
         try:
+            self.start()
             return self.outcome.result()
         except BaseException:
             self.stop()
@@ -61,6 +76,7 @@ class Job(Generic[T]):
 
     async def wait_async(self) -> T:
         """The result, on any event loop."""
+        self.start()
         waiter = asyncio.wrap_future(self.outcome)
         try:
             return await asyncio.shield(waiter)
@@ -79,21 +95,21 @@ class Job(Generic[T]):
         self._loop.call_soon_threadsafe(self._cancel)
         await asyncio.wait([waiter])
 
-    def _start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+    def _begin(self) -> None:
         # It belongs to no program, even if one asks: that one may be of another loop.
         with tracking.outside():
-            self._task = self._loop.create_task(work())
+            self._task = self._loop.create_task(self._work())
         self._task.add_done_callback(self._settle)
 
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        elif not self.outcome.done():  # stopped before it could start
+            self.outcome.set_exception(EngineDiedError(_CANCELLED))
 
     def _settle(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
-            self.outcome.set_exception(
-                EngineDiedError("the call was cancelled: its runtime was closed")
-            )
+            self.outcome.set_exception(EngineDiedError(_CANCELLED))
         elif (error := task.exception()) is not None:
             self.outcome.set_exception(error)
         else:
