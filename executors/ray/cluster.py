@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import os
@@ -48,9 +49,16 @@ class Cluster:
     async def join(self) -> None:
         """Connect, unless that is done. Each call needs a `leave`.
 
-        Raises `EngineStartError` where there is no cluster.
+        Raises `EngineStartError` where there is no cluster. Who gives up waiting has left.
         """
-        await apart(self._join)
+        joining = asyncio.ensure_future(apart(self._join))
+        try:
+            await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            await asyncio.wait([joining])
+            if joining.exception() is None:
+                await self.leave()
+            raise
 
     async def leave(self) -> None:
         """Disconnect, if nobody else is left."""

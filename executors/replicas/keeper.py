@@ -76,7 +76,7 @@ class Keeper:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await asyncio.gather(*(replica.executor.close() for replica in self._replicas))
+        await asyncio.gather(*(replica.close() for replica in self._replicas))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         with tracking.outside():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from agentrt import tracking
 from agentrt.errors import AgentrtError
 from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas.lifeline import Lifeline
@@ -72,6 +74,7 @@ class Replica:
         self.last_error = ""
         self.programs: set[str] = set()
         self._make = make
+        self._closing: set[asyncio.Task[None]] = set()
         self._ready_at = 0.0
         self._in_a_row = 0
 
@@ -109,8 +112,17 @@ class Replica:
         """Put a new engine, not started yet, in the place of the dead one."""
         dead, self.executor = self.executor, self._make()
         self.lifeline = Lifeline()
+        with tracking.outside():
+            closing = asyncio.create_task(dead.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
         with contextlib.suppress(AgentrtError, OSError):
-            await dead.close()
+            await asyncio.shield(closing)  # who gives up here leaves it to `close`
+
+    async def close(self) -> None:
+        """Stop the engine, and wait for dead ones that are still being put away."""
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self.executor.close()
 
     @contextlib.contextmanager
     def holding(self, call: Call) -> Iterator[None]:

@@ -49,9 +49,7 @@ class Job(Generic[T]):
         try:
             self._loop.call_soon_threadsafe(self._begin)
         except RuntimeError:
-            self.outcome.set_exception(
-                EngineDiedError("the event loop of the runtime is closed")
-            )
+            self.outcome.set_exception(EngineDiedError("the event loop of the runtime is closed"))
 
     def wait(self) -> T:
         """The result, for a thread without a loop to serve meanwhile."""

@@ -25,7 +25,7 @@ from agentrt.testing.tinymodel import tiny_model
 from tests.engine.lent import Lent
 
 pytest.importorskip("vllm")
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 STORIES = Stories(20, 12)
@@ -66,6 +66,8 @@ async def replicas(
     async with asyncio.timeout(30):
         while any(map(_is_there, pids)):
             await asyncio.sleep(0.05)
+    # Ray ends the process of one that is still connected when the cluster goes.
+    assert not ray.is_initialized()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -128,6 +128,35 @@ async def test_a_set_that_closes_fails_the_calls_that_wait_for_a_replica(opened:
             await waiting
 
 
+class Slow(Mortal):
+    """Takes until ``gone`` to be put away; ``closing`` says that it has begun."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.closing, self.gone = asyncio.Event(), asyncio.Event()
+
+    async def close(self) -> None:
+        self.closing.set()
+        await self.gone.wait()
+        await super().close()
+
+
+async def test_a_set_that_closes_waits_for_dead_engines_to_be_put_away(opened: Open) -> None:
+    slow = Slow()
+    replicas = await opened(Cast([slow]))
+    waiting = asyncio.create_task(text_of(replicas, call_of()))
+    await slow.closing.wait()
+    closing = asyncio.create_task(replicas.close())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    slow.gone.set()
+    await closing
+    assert slow.closed
+    with pytest.raises(EngineDiedError):
+        await waiting
+
+
 async def test_a_lifeline_leaves_timeouts_of_others_alone() -> None:
     line = Lifeline()
 
