@@ -28,6 +28,8 @@ from agentrt.executors.vllm.options import EngineOptions
 CALLS = 3
 TOKENS = 8
 _START_S, _STOP_S, _CALL_S = 300.0, 40.0, 600.0
+_ALONE_S = 20.0
+"""A turn with one client takes no longer: its calls are short, and so there are many."""
 _BUSY_STATUS = 429
 _SAYS = " (OpenAI API: "
 
@@ -162,7 +164,8 @@ class ServingBench:
                 for name, url in sides if repeat % 2 else reversed(sides):
                     for clients in (1, self._clients):
                         self._tell(f"repeat {repeat + 1} of {repeats}: {name}, {clients} clients")
-                        turn = await self._turn(url, clients, self._seconds)
+                        seconds = self._seconds if clients > 1 else min(_ALONE_S, self._seconds)
+                        turn = await self._turn(url, clients, seconds)
                         self.turns.setdefault((name, clients), []).append(turn)
                     if name == "agentrt":
                         self.footprints.append(await ours.footprint(client))
@@ -181,12 +184,17 @@ class ServingBench:
             while time.perf_counter() < until:
                 self._programs += 1
                 name = f"bench-{self._programs}"
-                await self._program(client, url, name, turn)
+                await self._program(client, url, name, until, turn)
                 await client.delete(f"{url}/sessions/{name}")  # stock does not know of any
 
-    async def _program(self, client: httpx.AsyncClient, url: str, name: str, turn: Turn) -> None:
+    async def _program(
+        self, client: httpx.AsyncClient, url: str, name: str, until: float, turn: Turn
+    ) -> None:
+        """Its calls, but none that would begin after the turn's end."""
         chat: list[Any] = [{"role": "user", "content": f"Program {name}: tell me of rivers."}]
         for step in range(CALLS):
+            if time.perf_counter() > until:
+                return
             body = {
                 "model": StockServer.NAME,
                 "messages": chat,

@@ -10,7 +10,8 @@ from agentrt.executors.vllm.virtual import StockPolicy
 from agentrt.simulator.program import LiveProgram
 
 STOCK = "stock"
-_FEEDS = {STOCK: "none", "priority-service": "service", "priority-path": "path"}
+_Feed = Literal["none", "service", "path"]
+_FEEDS: dict[str, _Feed] = {STOCK: "none", "priority-service": "service", "priority-path": "path"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +25,14 @@ class Stock:
     can count both. Prompt tokens are not counted: a step computes many of them at once.
     """
 
-    feed: Literal["none", "service", "path"] = "none"
+    feed: _Feed = "none"
 
     @classmethod
     def named(cls, name: str) -> Stock:
         """Of one of `stock_names`. Raises `ConfigError` for any other."""
         if name not in _FEEDS:
             raise ConfigError(f"{name!r} is not vLLM's own; known: {', '.join(_FEEDS)}")
-        return cls(_FEEDS[name])  # type: ignore[arg-type]
+        return cls(_FEEDS[name])
 
     @property
     def name(self) -> str:

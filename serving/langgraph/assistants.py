@@ -19,7 +19,7 @@ from agentrt.serving.langgraph.answers import conflict, missing, unfit
 from agentrt.serving.langgraph.database import Database, has
 from agentrt.serving.langgraph.encoding import instant
 from agentrt.serving.langgraph.graphs import Graphs
-from agentrt.serving.langgraph.schema import assistants, versions
+from agentrt.serving.langgraph.schema import LONGEST_TENANT, assistants, versions
 
 _FAMILY = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
 """The namespace in which LangGraph's servers make the ids of graphs' own assistants."""
@@ -201,8 +201,8 @@ class Assistants:
         """A tenant that is seen for the first time gets the assistants of all graphs."""
         if tenant in self._greeted:
             return
-        if len(tenant) > assistants.c.tenant.type.length:  # type: ignore[attr-defined]
-            raise unfit("a tenant's name has at most 255 characters")
+        if len(tenant) > LONGEST_TENANT:
+            raise unfit(f"a tenant's name has at most {LONGEST_TENANT} characters")
         async with self._database.writing() as connection:
             known = select(assistants.c.assistant_id).where(assistants.c.tenant == tenant)
             there = set((await connection.execute(known)).scalars())

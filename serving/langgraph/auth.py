@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, HTTPException, Request
 from langgraph_sdk import Auth
@@ -147,8 +147,8 @@ class Gate:
         context = AuthContext(
             permissions=user.permissions,
             user=user,
-            resource=resource,  # type: ignore[arg-type]
-            action=action,  # type: ignore[arg-type]
+            resource=cast("Any", resource),  # of the SDK's literals, which doors pass by name
+            action=cast("Any", action),
         )
         verdict = await hook(ctx=context, value=value)
         if verdict is False:

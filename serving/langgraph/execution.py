@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
@@ -228,8 +228,7 @@ def run_config(record: RunRecord) -> RunnableConfig:
         "configurable": configurable,
         "metadata": metadata,
     }
-    rest: RunnableConfig = given  # type: ignore[assignment]
-    return merge_configs(rest, own)
+    return merge_configs(cast("RunnableConfig", given), own)
 
 
 async def thread_standing(graph: Graph, thread: str) -> dict[str, Any]:

@@ -23,6 +23,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 VERSION = 1
 """Of these tables. A database of another version is refused."""
 
+LONGEST_TENANT = 255
+"""Characters of a tenant's name."""
+
 metadata = MetaData()
 _Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
@@ -49,7 +52,7 @@ about = Table(
 assistants = Table(
     "agentrt_assistants",
     metadata,
-    Column("tenant", String(255), primary_key=True),
+    Column("tenant", String(LONGEST_TENANT), primary_key=True),
     Column("assistant_id", String(36), primary_key=True),
     Column("version", Integer, nullable=False),
     _text("graph_id"),
@@ -65,7 +68,7 @@ assistants = Table(
 versions = Table(
     "agentrt_assistant_versions",
     metadata,
-    Column("tenant", String(255), primary_key=True),
+    Column("tenant", String(LONGEST_TENANT), primary_key=True),
     Column("assistant_id", String(36), primary_key=True),
     Column("version", Integer, primary_key=True),
     _text("graph_id"),
@@ -81,7 +84,7 @@ threads = Table(
     "agentrt_threads",
     metadata,
     Column("thread_id", String(36), primary_key=True),
-    Column("tenant", String(255), nullable=False),
+    Column("tenant", String(LONGEST_TENANT), nullable=False),
     Column("status", String(16), nullable=False),
     # Made for one run without a thread; it goes some time after its run has ended.
     Column("temporary", Boolean, nullable=False),
@@ -103,7 +106,7 @@ runs = Table(
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("run_id", String(36), nullable=False, unique=True),
     Column("thread_id", String(36), nullable=False),
-    Column("tenant", String(255), nullable=False),
+    Column("tenant", String(LONGEST_TENANT), nullable=False),
     Column("assistant_id", String(36), nullable=False),
     Column("graph_id", Text, nullable=False),
     Column("status", String(16), nullable=False),

@@ -63,8 +63,10 @@ class Starts:
             row, others = await self._house.runs.enter(caller.tenant, thread, order, only)
             for other in others:
                 live = queue.get(other)
-                if live is not None and order.strategy in ("interrupt", "rollback"):
-                    queue.cancel(live, order.strategy)  # type: ignore[arg-type]
+                if live is not None and order.strategy == "interrupt":
+                    queue.cancel(live, "interrupt")
+                elif live is not None and order.strategy == "rollback":
+                    queue.cancel(live, "rollback")
             return row, queue.enter(record_of(row))
 
     def _graph(self, caller: Caller, graph_id: str) -> Graph:
