@@ -21,8 +21,8 @@ class ShowsHoldings(Protocol):
         Raises `CallRejectedError` for a chat that the template refuses.
         """
 
-    def block_hashes(self, ids: Sequence[int]) -> Sequence[int]:
-        """64 bits of the hash of each full block of a prompt."""
+    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
+        """64 bits of the hash of each full block of a prompt, which has this cache salt."""
 
     def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
         """Tell ``hear`` each note of what the engine stored and removed, from now on."""

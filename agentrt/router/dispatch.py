@@ -189,25 +189,25 @@ class _Ahead:
 
     def add(self, level: int, calls: int, tokens: int, view: ReplicaView) -> None:
         """Count them in (or out), and say how long calls of each level wait now."""
+        ahead, prompts, waits_s = self._calls, self._tokens, view.waits_s
+        slots, way_s, speed = view.slots, view.transfer_s, view.speed
+        token_s = view.pace * speed.prefill_s
+        turn_s = view.pace * speed.service_s / slots if slots else 0.0
+        few = _turns_to_wait(slots)
         for i in range(level, LEVELS):
-            self._calls[i] += calls
-            self._tokens[i] += tokens
-        slots, pace, prefill_s = view.slots, view.pace, view.speed.prefill_s
-        turn_s = view.speed.service_s / slots if slots else 0.0
-        for i in range(level, LEVELS):
-            count = self._calls[i]
-            turns = turns_to_wait(count, slots) if slots else 0.0
-            wait_s = pace * (self._tokens[i] * prefill_s + turns * turn_s)
-            view.waits_s[i] = view.transfer_s + wait_s
+            ahead[i] = count = ahead[i] + calls
+            prompts[i] = missing = prompts[i] + tokens
+            turns = few[count] if count <= slots else count - slots + 1.0
+            waits_s[i] = way_s + missing * token_s + turns * turn_s
 
 
-@lru_cache(4096)
-def turns_to_wait(calls: int, slots: int) -> float:
-    """How many of the ``calls`` ahead have to end before another of ``slots`` is free.
+@lru_cache(64)
+def _turns_to_wait(slots: int) -> list[float]:
+    """By the number of calls ahead, how many of them have to end before a slot is free.
 
-    Where a slot is free it is less than one, and more the fewer are left: by the time that a
+    While there is one it is less than a turn, and more the fewer are left: by the time that a
     program makes its next call, others have come. The exponent is that of Sakasegawa's
     approximation of waiting in a queue with several servers (1977).
     """
-    crowding = math.pow(min(1.0, calls / slots), math.sqrt(2 * (slots + 1)) - 1)
-    return max(0, calls - slots) + crowding
+    exponent = math.sqrt(2 * (slots + 1)) - 1
+    return [math.pow(calls / max(1, slots), exponent) for calls in range(slots + 1)]

@@ -17,7 +17,7 @@ from agentrt.errors import AgentrtError
 from agentrt.executors.base import Executor
 from agentrt.executors.holdings import ShowsHoldings
 from agentrt.executors.replicas.replica import Replica, prompt_tokens
-from agentrt.request import Call, CallReport
+from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router import Dispatcher, Router, RouterCall, Trip
 from agentrt.router.held import HeldNote, HeldStream
 
@@ -89,7 +89,7 @@ class Routing:
         teller = next((r for r in candidates if r.name in self._sizes), None)
         if teller is not None and call.spec.prompt_token_ids is not None:
             question.block_size = self._sizes[teller.name]
-            question.blocks = partial(_hashed, teller.executor, call.spec.prompt_token_ids)
+            question.blocks = partial(_hashed, teller.executor, call.spec)
         trip = self.dispatcher.send(question, [replica.view for replica in candidates])
         return next(r for r in candidates if r.view is trip.replica), trip
 
@@ -138,5 +138,6 @@ class Routing:
                 self.dispatcher.heard(replica.view, ready)
 
 
-def _hashed(engine: Executor, ids: Sequence[int]) -> Sequence[int]:
-    return engine.block_hashes(ids) if isinstance(engine, ShowsHoldings) else ()
+def _hashed(engine: Executor, spec: CallSpec) -> Sequence[int]:
+    ids = spec.prompt_token_ids or ()
+    return engine.block_hashes(ids, spec.cache_salt) if isinstance(engine, ShowsHoldings) else ()

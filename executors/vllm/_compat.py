@@ -272,12 +272,16 @@ def held_blocks(scheduler: Scheduler) -> list[bytes]:
     return list(dict.fromkeys(h for h in hashes if h is not None and not get_group_id(h)))
 
 
-def block_hash(algorithm: str, before: bytes | None, ids: tuple[int, ...]) -> bytes:
+def block_hash(
+    algorithm: str, before: bytes | None, ids: tuple[int, ...], salt: str | None
+) -> bytes:
     """The hash of a block after the block with the hash ``before``, as the engine computes it.
 
-    ``algorithm`` is vLLM's ``prefix_caching_hash_algo``.
+    ``algorithm`` is vLLM's ``prefix_caching_hash_algo``. A request's ``salt`` goes into its
+    first block, and so into all.
     """
-    return hash_block_tokens(_hash_function(algorithm), before, ids)
+    keys = (("cache_salt", salt),) if salt and before is None else None
+    return hash_block_tokens(_hash_function(algorithm), before, ids, keys)
 
 
 @cache

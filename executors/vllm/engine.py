@@ -244,8 +244,8 @@ class VLLMEngine:
 
     # -- what it holds -----------------------------------------------------------------
 
-    def block_hashes(self, ids: Sequence[int]) -> Sequence[int]:
-        return () if self._hasher is None else self._hasher(ids)
+    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
+        return () if self._hasher is None else self._hasher(ids, salt)
 
     def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
         self._hear_held = hear

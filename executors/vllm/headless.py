@@ -185,6 +185,7 @@ class HeadlessEngine:
         max_tokens: int,
         extra: dict[str, Any] | None = None,
         priority: int = 0,
+        salt: str | None = None,
     ) -> None:
         """Submit a call with its prompt's token ids. ``priority`` is vLLM's: lower goes first."""
         self.submit(
@@ -192,6 +193,7 @@ class HeadlessEngine:
                 request_id,
                 prompt,
                 self.scheduler.block_size,
+                salt=salt,
                 priority=priority,
                 max_tokens=max_tokens,
                 ignore_eos=True,

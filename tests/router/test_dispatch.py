@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from agentrt.request import CallReport
 from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_router
-from agentrt.router.dispatch import turns_to_wait
 from agentrt.router.held import HeldNote
 from agentrt.router.speed import Pace, Speed
 
@@ -241,12 +240,17 @@ def test_a_pace_that_is_unsure_is_one() -> None:
 
 
 def test_turns_grow_with_the_calls_ahead() -> None:
-    turns = [turns_to_wait(calls, 8) for calls in range(20)]
+    dispatcher = Dispatcher(make_router("least-used"))
+    view = dispatcher.join("a", slots=8, transfer_s=0.25)
+    turns, turn_s = [], dispatcher.speed.service_s / 8
+    for number in range(20):
+        turns.append((view.waits_s[0] - 0.25) / turn_s)
+        dispatcher.send(RouterCall(f"p-{number}", 0), [view])
     assert turns == sorted(turns)
     assert turns[0] == 0.0
     assert turns[4] < 0.2
-    assert turns[8] == 1.0
-    assert turns[16] == 9.0
+    assert turns[8] == pytest.approx(1.0)
+    assert turns[16] == pytest.approx(9.0)
 
 
 def test_a_view_of_its_own_needs_no_dispatcher() -> None:

@@ -39,9 +39,9 @@ class Shows(ScriptedExecutor):
         self.tokenised.append(spec)
         return [ord(letter) for letter in spec.prompt or ""]
 
-    def block_hashes(self, ids: Sequence[int]) -> Sequence[int]:
+    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
         ends = range(SIZE, len(ids) + 1, SIZE)
-        return [hash(tuple(ids[:end])) & (2**64 - 1) for end in ends]
+        return [hash((salt, *ids[:end])) & (2**64 - 1) for end in ends]
 
     def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
         self._hear = hear
@@ -58,7 +58,11 @@ class Shows(ScriptedExecutor):
             raise EngineDiedError("killed")
         ids = call.spec.prompt_token_ids
         assert ids is not None
-        new = [block for block in self.block_hashes(ids) if block not in self.blocks]
+        new = [
+            block
+            for block in self.block_hashes(ids, call.spec.cache_salt)
+            if block not in self.blocks
+        ]
         self.blocks.update(new)
         async for chunk in super().generate(call, stream=stream):
             if chunk.reply is None:
@@ -97,8 +101,11 @@ async def settled(replicas: ReplicaSet) -> None:
             await asyncio.sleep(0)
 
 
-async def run(replicas: ReplicaSet, program: str, prompt: str) -> CallReport:
-    call = Call(f"{program}/0", program, "t", CallSpec(prompt=prompt, max_tokens=9))
+async def run(
+    replicas: ReplicaSet, program: str, prompt: str, salt: str | None = None
+) -> CallReport:
+    spec = CallSpec(prompt=prompt, max_tokens=9, cache_salt=salt)
+    call = Call(f"{program}/0", program, "t", spec)
     replies = [chunk.reply async for chunk in replicas.generate(call, stream=True)]
     await replicas.end_program(program)
     assert replies[-1] is not None
@@ -110,13 +117,14 @@ def known(replicas: ReplicaSet, number: int) -> set[int]:
     return replicas.routing.dispatcher.holdings.blocks(view.index)
 
 
+@pytest.mark.parametrize("salt", [None, "alice"])
 async def test_a_call_goes_where_its_prompt_is_held(
-    replicas: ReplicaSet, engines: list[Shows]
+    replicas: ReplicaSet, engines: list[Shows], salt: str | None
 ) -> None:
     """1. Another program with the same prompt follows it. 2. A prompt is tokenised once."""
     assert all(isinstance(engine, ShowsHoldings) for engine in engines)
     for number in range(4):
-        report = await run(replicas, f"a{number}", "the quick brown fox jumps over " * 40)
+        report = await run(replicas, f"a{number}", "the quick brown fox jumps over " * 40, salt)
         assert (report.cached_tokens > 0) == bool(number)
     assert sorted(len(engine.calls) for engine in engines) == [0, 4]
     assert sum(len(engine.tokenised) for engine in engines) == 4

@@ -68,9 +68,11 @@ def engine(*, events: bool = True) -> HeadlessEngine:
     return HeadlessEngine(scheduler)
 
 
-def add(engine: HeadlessEngine, number: int, prompt: list[int], out: int = 20) -> None:
+def add(
+    engine: HeadlessEngine, number: int, prompt: list[int], out: int = 20, salt: str | None = None
+) -> None:
     call = Call(f"c{number}", f"p{number % 5}", "t", CallSpec(prompt="", max_tokens=out))
-    engine.add(call.call_id, prompt, out, attach(call))
+    engine.add(call.call_id, prompt, out, attach(call), salt=salt)
 
 
 def truth(engine: HeadlessEngine) -> set[int]:
@@ -140,7 +142,8 @@ def test_a_cache_that_is_reset_is_told_as_a_whole() -> None:
     assert reader.held.isdisjoint(BlockHasher("sha256", BLOCK_SIZE)(list(range(64))))
 
 
-def test_prompts_are_hashed_as_the_engine_hashes_them() -> None:
+@pytest.mark.parametrize("salt", [None, "alice"])
+def test_prompts_are_hashed_as_the_engine_hashes_them(salt: str | None) -> None:
     """What the index says of the next prompt is what the engine then finds in its cache."""
     tiny, rng = engine(), Random(3)
     reader, hasher = Reader(tiny), BlockHasher("sha256", BLOCK_SIZE)
@@ -148,8 +151,9 @@ def test_prompts_are_hashed_as_the_engine_hashes_them() -> None:
     for number in range(6):
         context = [*context, *(rng.randrange(1000) for _ in range(25))]
         most = len(context) - 1
-        expected = reader.index.match(hasher(context), BLOCK_SIZE, most // BLOCK_SIZE * BLOCK_SIZE)
-        add(tiny, number, context)
+        hashes = hasher(context, salt)
+        expected = reader.index.match(hashes, BLOCK_SIZE, most // BLOCK_SIZE * BLOCK_SIZE)
+        add(tiny, number, context, salt=salt)
         for step in tiny.run():
             reader.hear(step.held)
             for report in step.reports.values():
