@@ -6,6 +6,8 @@ its text, which may hold what a database's own JSON refuses.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     Boolean,
@@ -42,6 +44,12 @@ def _time(name: str, *, null: bool = False) -> Column[float]:
     return Column(name, Float(53), nullable=null)
 
 
+def _assistant() -> list[Column[Any]]:
+    """What an assistant is, in each of its versions."""
+    texts = [_text("graph_id"), _text("name"), _text("description", null=True)]
+    return [*texts, _json("config"), _json("context"), _json("metadata")]
+
+
 about = Table(
     "agentrt_about",
     metadata,
@@ -55,12 +63,7 @@ assistants = Table(
     Column("tenant", String(LONGEST_TENANT), primary_key=True),
     Column("assistant_id", String(36), primary_key=True),
     Column("version", Integer, nullable=False),
-    _text("graph_id"),
-    _text("name"),
-    _text("description", null=True),
-    _json("config"),
-    _json("context"),
-    _json("metadata"),
+    *_assistant(),
     _time("created_at"),
     _time("updated_at"),
 )
@@ -71,12 +74,7 @@ versions = Table(
     Column("tenant", String(LONGEST_TENANT), primary_key=True),
     Column("assistant_id", String(36), primary_key=True),
     Column("version", Integer, primary_key=True),
-    _text("graph_id"),
-    _text("name"),
-    _text("description", null=True),
-    _json("config"),
-    _json("context"),
-    _json("metadata"),
+    *_assistant(),
     _time("created_at"),
 )
 

@@ -6,9 +6,9 @@ import heapq
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterable
-from types import FrameType, ModuleType
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
@@ -16,6 +16,7 @@ from agentrt.bench.crowd import SLOTS, Crowd
 from agentrt.bench.decisions import PARTS, Sample, growth_table, measure
 from agentrt.scheduler import Policy, ProgramRow, QueuedCall, SchedulerConfig, policy_names
 from agentrt.scheduler.policies import Place
+from tests.bench.lines import lines_run
 
 SMALL, LARGE = 100, 10_000
 STEPS = 100
@@ -41,28 +42,6 @@ def _countable_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
         module = heapq_in_python()
     for name in ("heapify", "heappop", "heappush", "heappushpop", "heapreplace"):
         monkeypatch.setattr(heapq, name, getattr(module, name))
-
-
-def lines_run(act: Callable[[], None]) -> int:
-    """How many lines of Python, a loop's each time, are executed by ``act``.
-
-    What C code does with many elements in one line is not seen, unless it calls back:
-    to sort or to search calls by their keys is seen, to copy a list is not.
-    """
-    count = 0
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def lines_per_decision(live: int, name: str = "fcfs", policy: Policy | None = None) -> float:

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
-
 import pytest
 
 from agentrt.bench.routing import PARTS, costs_table, footprint, measure
 from agentrt.bench.traffic import BLOCKS, Traffic
 from agentrt.cli.app import call
+from tests.bench.lines import lines_run
 
 ROUTERS = ("agentix", "cost", "least-used", "prefix", "round-robin")
-
-
-def lines_run(act: Callable[[], None]) -> int:
-    """How many lines of Python ``act`` executes, a loop's each time."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def mean_lines(traffic: Traffic, part: str, calls: int) -> float:
