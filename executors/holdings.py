@@ -15,10 +15,11 @@ class ShowsHoldings(Protocol):
     its engine holds. All methods belong to the executor's loop.
     """
 
-    def prompt_ids(self, spec: CallSpec) -> list[int]:
+    async def prompt_ids(self, spec: CallSpec) -> list[int]:
         """The token ids of a call's prompt, its chat template included.
 
-        Raises `CallRejectedError` for a chat that the template refuses.
+        Raises `CallRejectedError` for a chat that the template refuses, and `EngineDiedError`
+        if an engine that is elsewhere is gone.
         """
 
     def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:

@@ -12,10 +12,14 @@ from agentrt.executors.base import Chunk
 from agentrt.executors.boundary import Boundary
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.request import Call, CallReport
+from agentrt.request import Call, CallReport, CallSpec
+from agentrt.router.held import HELD, HeldNote
 
-Output = tuple[str, "Chunk | AgentrtError | None"]
-"""Whose output it is (a call's id), and what: a piece, the call's error, or its end."""
+Output = tuple[str, "Chunk | AgentrtError | HeldNote | None"]
+"""Whose output it is (a call's id), and what: a piece, the call's error, or its end.
+
+A note of what the engine holds comes between them, for `HELD` in place of a call.
+"""
 
 PROGRESS = ""
 """In place of a call's id: what comes with it is told while the engine starts."""
@@ -38,6 +42,7 @@ class EngineActor:
     async def start(self) -> dict[str, Any]:
         """Start the engine, and say what it runs with."""
         await self._engine.start(lambda message: self._put(PROGRESS, Chunk(message)))
+        self._engine.hear_held(lambda note: self._put(HELD, note))
         return {
             "model": self._engine.model,
             "max_num_seqs": self._engine.max_num_seqs,
@@ -62,7 +67,7 @@ class EngineActor:
             self._calls.pop(call.call_id, None)
             self._put(call.call_id, end)
 
-    def _put(self, call_id: str, output: Chunk | AgentrtError | None) -> None:
+    def _put(self, call_id: str, output: Chunk | AgentrtError | HeldNote | None) -> None:
         self._outputs.append((call_id, output))
         self._news.set()
 
@@ -88,6 +93,15 @@ class EngineActor:
     async def end_program(self, program_id: str) -> None:
         """Forget a program."""
         await self._engine.end_program(program_id)
+
+    async def prompt_ids(self, spec: CallSpec) -> list[int]:
+        """The token ids of a call's prompt."""
+        return await self._engine.prompt_ids(spec)
+
+    async def held(self) -> tuple[HeldNote, int, str] | None:
+        """What the engine holds, its tokens per block, and the function that hashes blocks."""
+        found = await self._engine.held()
+        return None if found is None else (*found, self._engine.hash_algorithm)
 
     async def boundaries(self, notes: list[Boundary]) -> None:
         """Programs went to tools or humans, or came back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrt import tracking
@@ -13,9 +13,11 @@ from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.boundary import Boundary
 from agentrt.executors.ray.actor import PROGRESS, EngineActor
 from agentrt.executors.ray.cluster import Cluster
+from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.mail import Mail
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.request import Call, CallReport
+from agentrt.request import Call, CallReport, CallSpec
+from agentrt.router.held import HELD, HeldNote
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -43,6 +45,8 @@ class RayEngine:
         self._boxes: dict[str, asyncio.Queue[Chunk | AgentrtError | None]] = {}
         self._fault: EngineDiedError | None = None
         self._pids: list[int] = []
+        self._hasher: BlockHasher | None = None
+        self._hear_held: Callable[[HeldNote], None] | None = None
         self._mail = Mail(lambda notes: self._ask("boundaries", notes))
 
     # -- life --------------------------------------------------------------------------
@@ -120,6 +124,8 @@ class RayEngine:
                         box.put_nowait(output)
                     elif call_id == PROGRESS:
                         progress(output.text)
+                    elif call_id == HELD and self._hear_held is not None:
+                        self._hear_held(output)
         except AgentrtError as error:
             self._die(EngineDiedError(str(error)))
 
@@ -128,6 +134,27 @@ class RayEngine:
             self._fault = fault
         for box in self._boxes.values():
             box.put_nowait(EngineDiedError(str(self._fault)))
+
+    # -- what it holds -----------------------------------------------------------------
+
+    async def prompt_ids(self, spec: CallSpec) -> list[int]:
+        ids: list[int] = await self._ask("prompt_ids", spec)
+        return ids
+
+    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
+        return () if self._hasher is None else self._hasher(ids, salt)
+
+    def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
+        self._hear_held = hear
+
+    async def held(self) -> tuple[HeldNote, int] | None:
+        found = await self._ask("held")
+        if found is None:
+            return None
+        note, size, algorithm = found
+        if self._hasher is None:
+            self._hasher = BlockHasher(algorithm, size)
+        return note, size
 
     # -- control -----------------------------------------------------------------------
 

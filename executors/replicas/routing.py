@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError
+from agentrt.errors import AgentrtError, EngineDiedError
 from agentrt.executors.base import Executor
 from agentrt.executors.holdings import ShowsHoldings
 from agentrt.executors.replicas.replica import Replica, prompt_tokens
@@ -63,16 +63,20 @@ class Routing:
 
     # -- calls -------------------------------------------------------------------------
 
-    def counted(self, call: Call, candidates: Sequence[Replica]) -> Call:
+    async def counted(self, call: Call, candidates: Sequence[Replica]) -> Call:
         """The call with its prompt as token ids, if the router will ask for its blocks.
 
-        Done once, whichever engine it runs on, and however often. Raises `CallRejectedError`.
+        Done once, whichever engine it runs on, and however often; one that nobody could count
+        is routed by estimates. Raises `CallRejectedError`.
         """
         engine = candidates[0].executor
         reads = self.dispatcher.router.reads_blocks
         if not reads or call.spec.prompt_token_ids or not isinstance(engine, ShowsHoldings):
             return call
-        ids = tuple(engine.prompt_ids(call.spec))
+        try:
+            ids = tuple(await engine.prompt_ids(call.spec))
+        except EngineDiedError:
+            return call  # whoever runs calls there will say so
         return replace(
             call, spec=replace(call.spec, messages=None, prompt=None, prompt_token_ids=ids)
         )

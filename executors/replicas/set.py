@@ -145,8 +145,8 @@ class ReplicaSet:
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         given, delivered = "", False
         while not delivered:
+            call = await self.routing.counted(call, await self._ready(call))
             ready = await self._ready(call)
-            call = self.routing.counted(call, ready)
             replica, trip = self.routing.send(call, ready)
             engine, again = replica.executor, Again(given, call.call_id)
             try:

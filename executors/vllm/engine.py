@@ -173,9 +173,9 @@ class VLLMEngine:
 
     def _prompt(self, spec: CallSpec) -> dict[str, Any]:
         salt = {} if spec.cache_salt is None else {"cache_salt": spec.cache_salt}
-        return {"prompt_token_ids": self.prompt_ids(spec), **salt}
+        return {"prompt_token_ids": self._prompt_ids(spec), **salt}
 
-    def prompt_ids(self, spec: CallSpec) -> list[int]:
+    def _prompt_ids(self, spec: CallSpec) -> list[int]:
         if spec.prompt_token_ids is not None:
             return list(spec.prompt_token_ids)
         if self._tokenizer is None:
@@ -244,19 +244,26 @@ class VLLMEngine:
 
     # -- what it holds -----------------------------------------------------------------
 
+    async def prompt_ids(self, spec: CallSpec) -> list[int]:
+        return self._prompt_ids(spec)
+
     def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
         return () if self._hasher is None else self._hasher(ids, salt)
 
     def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
         self._hear_held = hear
 
+    @property
+    def hash_algorithm(self) -> str:
+        """vLLM's name of the function that hashes its blocks."""
+        return str(self._engine().vllm_config.cache_config.prefix_caching_hash_algo)
+
     async def held(self) -> tuple[HeldNote, int] | None:
         values = await self._control("held")
         if values is None:
             return None
-        cache = self._engine().vllm_config.cache_config
         if self._hasher is None:
-            self._hasher = BlockHasher(cache.prefix_caching_hash_algo, values["block_size"])
+            self._hasher = BlockHasher(self.hash_algorithm, values["block_size"])
         return HeldNote.from_wire(values), self._hasher.size
 
     # -- control -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""An executor that outlives the runtime or the set that it is lent to."""
+"""Executors that outlive the runtime or the set that they are lent to, and what is known there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
+from agentrt.executors.holdings import ShowsHoldings
+from agentrt.executors.replicas import ReplicaSet
 from agentrt.request import Call
 
 
@@ -44,3 +46,15 @@ class Lent:
 
     async def snapshot(self) -> Any:
         return await self._executor.snapshot()
+
+
+async def knows_what_they_hold(replicas: ReplicaSet) -> None:
+    """The router's index is what each engine holds when it is asked."""
+    dispatcher = replicas.routing.dispatcher
+    for replica in replicas.replicas:
+        assert isinstance(replica.executor, ShowsHoldings)
+        found = await replica.executor.held()
+        assert found is not None
+        note, _ = found
+        assert note.stored
+        assert dispatcher.holdings.blocks(replica.view.index) == set(note.stored)

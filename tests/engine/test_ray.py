@@ -22,7 +22,7 @@ from agentrt.request import Call, CallSpec
 from agentrt.router import make_router
 from agentrt.testing.raycluster import LocalCluster
 from agentrt.testing.tinymodel import tiny_model
-from tests.engine.lent import Lent
+from tests.engine.lent import Lent, knows_what_they_hold
 
 pytest.importorskip("vllm")
 ray = pytest.importorskip("ray")
@@ -49,7 +49,7 @@ async def replicas(
 ) -> AsyncIterator[ReplicaSet]:
     model = tiny_model(tmp_path_factory.mktemp("model"))
     small = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20))
-    options = EngineOptions(str(model), 8, flags=("--dtype", "float32", *small))
+    options = EngineOptions(str(model), 8, flags=("--dtype", "float32", *small), kv_events=True)
     cluster = Cluster(nodes.address, 2, memory=GIB)
     replicas = ReplicaSet(
         lambda index: witness.engine(RayEngine(options, cluster)),
@@ -105,6 +105,16 @@ async def test_the_texts_are_those_of_one_engine(
     after = [(await r.executor.snapshot())["steps"] for r in replicas.replicas]
     assert all(later > earlier for earlier, later in zip(before, after, strict=True))
     assert replicas.models == (replicas.model,)
+
+
+async def test_the_router_knows_what_engines_on_other_nodes_hold(
+    replicas: ReplicaSet, expected: list[list[str]]
+) -> None:
+    lent = [Lent(replica.executor) for replica in replicas.replicas]
+    informed = ReplicaSet(lambda index: lent[index], 2, make_router("cost"))
+    async with Runtime(informed) as runtime:
+        assert await STORIES.tell(runtime) == expected
+        await knows_what_they_hold(informed)
 
 
 async def test_a_stream_comes_piece_by_piece(replicas: ReplicaSet) -> None:

@@ -14,14 +14,13 @@ from agentrt import Runtime
 from agentrt.bench.chaos import Chaos, Terms
 from agentrt.bench.stories import Stories
 from agentrt.executors.base import Executor
-from agentrt.executors.holdings import ShowsHoldings
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallSpec
 from agentrt.router import ROUTERS, make_router
 from agentrt.testing.tinymodel import tiny_model
-from tests.engine.lent import Lent
+from tests.engine.lent import Lent, knows_what_they_hold
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -72,18 +71,6 @@ async def test_the_texts_are_those_of_one_engine(
     assert min(one.calls for one in lent) > 0
 
 
-async def knows_what_they_hold(replicas: ReplicaSet) -> None:
-    """The router's index is what each engine holds when it is asked."""
-    dispatcher = replicas.routing.dispatcher
-    for replica in replicas.replicas:
-        assert isinstance(replica.executor, ShowsHoldings)
-        found = await replica.executor.held()
-        assert found is not None
-        note, _ = found
-        assert note.stored
-        assert dispatcher.holdings.blocks(replica.view.index) == set(note.stored)
-
-
 async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]) -> None:
     """1. After many calls, streamed ones among them, its index is what the engines hold.
     2. What it expects of a prompt is what the engine finds in its cache.
@@ -95,7 +82,7 @@ async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]
         await knows_what_they_hold(replicas)
         chat = ({"role": "user", "content": "Tell a story about 3 cats and an old dog. " * 8},)
         engine, dispatcher = engines[0], replicas.routing.dispatcher
-        ids = engine.prompt_ids(CallSpec(messages=chat))
+        ids = await engine.prompt_ids(CallSpec(messages=chat))
         found = await engine.held()
         assert found is not None
         _, size = found

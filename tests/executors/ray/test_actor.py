@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from agentrt.executors.boundary import Boundary
 from agentrt.executors.ray.actor import PROGRESS, EngineActor, Output
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call
+from agentrt.router.held import HELD, HeldNote
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.executors.replicas.cast import TEXT, call_of
 
@@ -41,6 +43,9 @@ class Engine(ScriptedExecutor):
 
     async def pulse(self) -> float:
         return 1.5
+
+    def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
+        self.hear = hear
 
 
 @pytest.fixture
@@ -115,6 +120,13 @@ async def test_notes_and_questions_reach_the_engine(actor: EngineActor) -> None:
     assert (engine.notes, engine.ended) == ([note], ["p"])
     assert await actor.pulse() == 1.5
     assert (await actor.snapshot())["running"] == []
+
+
+async def test_what_the_engine_holds_comes_between_the_outputs(actor: EngineActor) -> None:
+    engine: Any = actor._engine
+    note = HeldNote.of(1, [2, 3])
+    engine.hear(note)
+    assert await actor.collect() == [(HELD, note)]
 
 
 async def test_a_dead_engine_does_not_say_that_it_is_well(actor: EngineActor) -> None:

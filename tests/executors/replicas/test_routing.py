@@ -35,7 +35,7 @@ class Shows(ScriptedExecutor):
         self.dead = False
         self._hear: Callable[[HeldNote], None] = lambda note: None
 
-    def prompt_ids(self, spec: CallSpec) -> list[int]:
+    async def prompt_ids(self, spec: CallSpec) -> list[int]:
         self.tokenised.append(spec)
         return [ord(letter) for letter in spec.prompt or ""]
 
