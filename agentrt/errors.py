@@ -65,6 +65,10 @@ class EngineStartError(EngineError):
     """The engine did not come up."""
 
 
+class NoRoomError(EngineStartError):
+    """A cluster has no room for the engine now, but may have later."""
+
+
 class EngineDiedError(EngineError):
     """The engine came up and died; the calls that it held were lost."""
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError, EngineDiedError, EngineStartError
+from agentrt.errors import AgentrtError, EngineDiedError, NoRoomError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.boundary import Boundary
 from agentrt.executors.ray.actor import PROGRESS, EngineActor
@@ -61,7 +61,7 @@ class RayEngine:
             async with asyncio.timeout(_PLACE_S):
                 await self._ask("__ray_ready__")
         except TimeoutError as error:
-            raise EngineStartError(
+            raise NoRoomError(
                 f"no node of the cluster has {self._cluster.share} free for another engine "
                 f"within {_PLACE_S:g} s: give fewer --replicas, or add nodes"
             ) from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from agentrt import tracking
-from agentrt.errors import ConfigError, EngineStartError
+from agentrt.errors import ConfigError, EngineStartError, NoRoomError
 from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas.health import Health
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
@@ -126,6 +126,8 @@ class Keeper:
         try:
             await replica.start(lambda message: None, time.monotonic)
             self._tell_ready(replica)
+        except NoRoomError as error:  # nothing is wrong with it: a node may still come
+            return replica.put_off(error, self._backoff)
         except Exception as error:  # whatever it is, the replica must not be forgotten
             return replica.died(error, time.monotonic(), self._backoff)
         return None
@@ -164,15 +166,16 @@ class Keeper:
         if replica.state is ReplicaState.OUT:
             raise ConfigError(f"{replica.name} is left out: {replica.last_error}")
         await self.drain(replica)
+        replica.drained = False
         if replica.state is ReplicaState.DRAINING:
-            await self._restart_now(replica)
+            replica.state = ReplicaState.STARTING  # at once: two may ask for it
+            self._keep(self._restart_now(replica))  # whoever asked may give up waiting
         while replica.state not in (ReplicaState.READY, ReplicaState.OUT) and self.open:
             await self.change()
         if replica.state is not ReplicaState.READY:
             raise EngineStartError(f"{replica.name} did not come back: {replica.last_error}")
 
     async def _restart_now(self, replica: Replica) -> None:
-        replica.state = ReplicaState.STARTING  # at once: two may ask for it
         self._tell_lost(replica)
         replica.forget()
         rest = await self._bring_up(replica)

@@ -23,8 +23,11 @@ class Lifeline:
         self._why: str | None = None
 
     def cut(self, why: str) -> None:
-        """The engine is gone: every wait, now and later, raises `EngineDiedError`."""
-        self._why = why
+        """The engine is gone: every wait, now and later, raises `EngineDiedError`.
+
+        Who is told later gets the first reason.
+        """
+        self._why = self._why or why
         now = asyncio.get_running_loop().time()
         for wait in self._waits:
             wait.reschedule(now)

@@ -57,7 +57,7 @@ class Replica:
     """An engine with a name, made by ``make`` whenever it starts. ``view`` is for routers.
 
     ``calls`` are those that it has now; ``reruns`` counts the calls that it lost, and that ran
-    again.
+    again. One that is ``drained`` takes none, its successors after a death neither.
     """
 
     def __init__(self, name: str, make: Callable[[], Executor]) -> None:
@@ -73,6 +73,7 @@ class Replica:
         self.reruns = 0
         self.last_error = ""
         self.programs: set[str] = set()
+        self.drained = False
         self._make = make
         self._closing: set[asyncio.Task[None]] = set()
         self._ready_at = 0.0
@@ -84,7 +85,8 @@ class Replica:
         await self.executor.start(progress)
         self.model = str(getattr(self.executor, "model", ""))
         self.starts += 1
-        self.state, self._ready_at = ReplicaState.READY, now()
+        self.state = ReplicaState.DRAINING if self.drained else ReplicaState.READY
+        self._ready_at = now()
 
     def serves(self, model: str) -> bool:
         """Whether the replica has this model. Of an engine that does not say, all are believed."""
@@ -104,6 +106,11 @@ class Replica:
         self.state = ReplicaState.DOWN
         return min(backoff.longest_s, backoff.first_s * 2.0 ** (self._in_a_row - 1))
 
+    def put_off(self, error: Exception, backoff: Backoff) -> float:
+        """There is no room for the engine now. Returns the rest before the next try (seconds)."""
+        self.last_error, self.state = str(error), ReplicaState.DOWN
+        return backoff.longest_s
+
     def forget(self) -> None:
         """What the engine had is gone with it."""
         self.programs.clear()
@@ -111,6 +118,7 @@ class Replica:
     async def renew(self) -> None:
         """Put a new engine, not started yet, in the place of the dead one."""
         dead, self.executor = self.executor, self._make()
+        self.lifeline.cut(f"{self.name} was replaced")
         self.lifeline = Lifeline()
         with tracking.outside():
             closing = asyncio.create_task(dead.close())

@@ -44,14 +44,22 @@ class Routing:
         engine = replica.executor
         replica.view.slots = getattr(engine, "max_num_seqs", None) or 0
         if self.dispatcher.router.reads_blocks and isinstance(engine, ShowsHoldings):
+            self._forget(replica)  # the last words of the one before it may have come since
+            self.dispatcher.holdings.clear(replica.view.index)
             engine.hear_held(partial(self._heard, replica, engine))
             self._ask(replica, engine)
 
     def lost(self, replica: Replica) -> None:
         """The replica's engine died, and what it held with it."""
-        self._streams[replica.name].forget()
+        self._forget(replica)
         self._sizes.pop(replica.name, None)
         self.dispatcher.lost(replica.view)
+
+    def _forget(self, replica: Replica) -> None:
+        self._streams[replica.name].forget()
+        asking = self._asking.pop(replica.name, None)
+        if asking is not None:  # nobody may be there to answer
+            asking.cancel()
 
     async def close(self) -> None:
         """Ask nobody any more."""

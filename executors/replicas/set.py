@@ -108,7 +108,9 @@ class ReplicaSet:
 
         It stays so until `restart`. Raises `ConfigError` for a name that there is not.
         """
-        await self._keeper.drain(self._named(name))
+        replica = self._named(name)
+        replica.drained = True
+        await self._keeper.drain(replica)
 
     async def restart(self, name: str) -> None:
         """Drain the replica, and put a new engine in its place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _SHUTDOWN_S = 3.0
+_ENDING: set[asyncio.Task[None]] = set()
+"""Engines that nobody waited for, on their way out; a loop keeps no task of its own."""
 
 
 class VLLMEngine:
@@ -72,14 +75,22 @@ class VLLMEngine:
             self.model = await apart(default_model, progress)
         check_model(self.model)
         progress(f"loading {_short(self.model)}")
-        llm = await apart(self._load)
-        self._llm = llm
+        self._llm = llm = await self._loaded()
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
         _start_reader(llm)
         # Without one, an engine takes prompts as token ids only.
         bare = llm.model_config.skip_tokenizer_init
         self._tokenizer = None if bare else llm.get_tokenizer()
         progress("ready")
+
+    async def _loaded(self) -> AsyncLLM:
+        """The engine, once its thread has it. Who gives up waiting leaves none behind."""
+        loading = asyncio.ensure_future(apart(self._load))
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_let_go)
+            raise
 
     def _load(self) -> AsyncLLM:
         import torch
@@ -342,6 +353,15 @@ def _start_reader(llm: AsyncLLM) -> None:
     from agentrt.executors.vllm._compat import start_reader
 
     start_reader(llm)
+
+
+def _let_go(loading: asyncio.Future[AsyncLLM]) -> None:
+    """End an engine that nobody waited for."""
+    if loading.cancelled() or loading.exception() is not None:
+        return
+    ending = asyncio.ensure_future(_shut_down(loading.result()))
+    _ENDING.add(ending)
+    ending.add_done_callback(_ENDING.discard)
 
 
 async def _shut_down(llm: AsyncLLM) -> None:

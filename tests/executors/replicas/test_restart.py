@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
-from agentrt.errors import ConfigError, EngineStartError
+from agentrt.errors import ConfigError, EngineStartError, NoRoomError
+from agentrt.executors.base import Progress
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
+from agentrt.request import CallReport
 from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
 from tests.executors.replicas.conftest import Open
 
@@ -94,6 +96,84 @@ async def test_a_restart_that_comes_to_nothing_says_so(opened: Open) -> None:
         await replicas.restart("replica-0")
     await replicas.roll()
     assert await text_of(replicas, 0) == TEXT
+
+
+class Gated(Mortal):
+    """Starts when ``gate`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def start(self, progress: Progress) -> None:
+        self.begun.set()
+        await self.gate.wait()
+        await super().start(progress)
+
+
+async def test_a_restart_goes_on_when_who_asked_gives_up(opened: Open) -> None:
+    gated = Gated()
+    replicas = await opened(Cast([Mortal(), gated]))
+    restarting = asyncio.create_task(replicas.restart("replica-0"))
+    await gated.begun.wait()
+    restarting.cancel()
+    await asyncio.wait([restarting])
+    gated.gate.set()
+    assert await text_of(replicas, 0) == TEXT
+    assert replicas.replicas[0].state is ReplicaState.READY
+
+
+class Mute(Mortal):
+    """Says nothing of calls that were aborted."""
+
+    async def aborted(self, call_id: str) -> CallReport:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_nobody_waits_for_an_engine_that_was_replaced(opened: Open) -> None:
+    replicas = await opened(Cast([Mute()]))
+    chunks = replicas.generate(call_of(0), stream=True)
+    await anext(chunks)
+    draining = asyncio.create_task(replicas.restart("replica-0"))
+    await asyncio.sleep(0)
+    await chunks.aclose()
+    assert await replicas.aborted("p/0") == CallReport()
+    await draining
+
+
+async def test_a_drained_replica_stays_so_when_its_engine_dies(opened: Open) -> None:
+    """Until `restart`; so does one that was down when it was drained."""
+    cast = Cast([], [])
+    replicas = await opened(cast)
+
+    def state() -> str:
+        return str(replicas.replicas[0].state)
+
+    for _ in range(2):
+        cast.latest(0).dead = True
+        await replicas._keeper.check(replicas.replicas[0])
+        assert state() == "down"
+        await replicas.drain("replica-0")
+        await replicas.settled()
+        assert state() == "draining"
+        assert await text_of(replicas, 0) == TEXT
+        assert not cast.latest(0).calls
+    await replicas.restart("replica-0")
+    assert state() == "ready"
+
+
+class Homeless(Mortal):
+    async def start(self, progress: Progress) -> None:
+        raise NoRoomError("no node has room")
+
+
+async def test_one_that_finds_no_room_is_not_left_out(opened: Open) -> None:
+    patient = Backoff(first_s=0.0, longest_s=0.0, tries=2)
+    cast = Cast([Mortal(0), *(Homeless() for _ in range(9))])
+    replicas = await opened(cast, backoff=patient)
+    assert await text_of(replicas, 0) == TEXT
+    assert replicas.replicas[0].deaths == 1
 
 
 async def test_a_name_that_there_is_not(opened: Open) -> None:

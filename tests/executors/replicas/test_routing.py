@@ -165,6 +165,31 @@ async def test_what_a_dead_engine_held_is_forgotten(
     assert successor.executor.asked == 1
 
 
+async def test_a_question_that_nobody_answers_is_not_waited_for(
+    replicas: ReplicaSet, engines: list[Shows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A note is lost, and the engine dies before it says what it holds. 2. It has last words
+    after its death. 3. The next engine is asked, and believed."""
+
+    async def silent() -> None:
+        await asyncio.Event().wait()
+
+    prompt = "the quick brown fox jumps over " * 40
+    await run(replicas, "p", prompt)
+    monkeypatch.setattr(engines[0], "held", silent)
+    engines[0]._hear(HeldNote.of(engines[0].number + 2, [1]))
+    first = replicas.replicas[0]
+    replicas._keeper.lost(first, engines[0], EngineDiedError("killed"))
+    engines[0]._hear(HeldNote.of(1, [2], whole=True))
+    async with asyncio.timeout(10):
+        while first.state != "ready":
+            await asyncio.sleep(0)
+    await settled(replicas)
+    assert isinstance(first.executor, Shows)
+    assert first.executor.asked == 1
+    assert known(replicas, 0) == set()
+
+
 async def test_routers_that_do_not_read_blocks_cost_nothing(engines: list[Shows]) -> None:
     class Plain(Shows):
         async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:

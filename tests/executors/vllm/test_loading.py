@@ -1,0 +1,45 @@
+"""An engine whose start was given up is not left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from agentrt.executors.vllm import engine as module
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions
+
+
+class Slow(VLLMEngine):
+    """Loads until it may end; what it loads is not an engine."""
+
+    def __init__(self) -> None:
+        super().__init__(EngineOptions())
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def _load(self) -> Any:
+        self.begun.set()
+        assert self.may_end.wait(30)
+        return "engine"
+
+
+async def test_an_engine_that_comes_too_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: asyncio.Queue[str] = asyncio.Queue()
+
+    async def shut_down(llm: Any) -> None:
+        ended.put_nowait(llm)
+
+    monkeypatch.setattr(module, "_shut_down", shut_down)
+    slow = Slow()
+    loading = asyncio.create_task(slow._loaded())
+    assert await asyncio.to_thread(slow.begun.wait, 30)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    await slow.close()
+    slow.may_end.set()
+    async with asyncio.timeout(30):
+        assert await ended.get() == "engine"
