@@ -58,11 +58,14 @@ class ProgramRuns:
         self._runs: OrderedDict[str, ServedRun] = OrderedDict()
         self._runtime.ledger.listen(self._saw)
 
-    def start(self, program: Program, tenant: str, body: RunRequest, most: int) -> ServedRun:
-        """Start a program. Raises `BusyError` with ``most`` of the tenant's runs alive."""
+    def start(self, program: Program, tenant: str, body: RunRequest) -> ServedRun:
+        """Start a program. Raises `BusyError` where the tenant is at a limit."""
+        tenants = self._server.tenants
+        most = tenants.limits(tenant).programs
         live = sum(one.tenant == tenant and one.run.ended_at is None for one in self._runs.values())
         if live >= most:
             raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
+        tenants.ask(tenant)
         run = self._runtime.start(program, body.input, tenant=tenant, session=body.session)
         one = self._runs[run.id] = ServedRun(run, tenant)
         if run.task is not None:  # nobody may be waiting for it: a server that stops does
@@ -136,8 +139,7 @@ def add_programs(router: APIRouter, desk: Desk, runs: ProgramRuns) -> None:
         program = _program(server, name)
         _check_input(program, body.input)
         tenant = tenant_of(request)
-        most = server.tenants.limits(tenant).programs
-        one = runs.start(program, tenant, body, most)
+        one = runs.start(program, tenant, body)
         if body.stream:
             return EventSourceResponse(_events(one, one.watch()), sep="\n")
         if not body.wait:
