@@ -73,12 +73,15 @@ class Listener:
         """Take nothing new, and wait for what is under way, for so many seconds at most."""
         server.draining = True
         until = asyncio.get_running_loop().time() + patience_s
-        while tasks := list(self._server.server_state.tasks if self._server else ()):
+        while tasks := self._requests() | server.under_way:
             left = until - asyncio.get_running_loop().time()
             if left <= 0:
                 break
             await asyncio.wait(tasks, timeout=left)
         self.stop()
+
+    def _requests(self) -> set[asyncio.Task[Any]]:
+        return set() if self._server is None else self._server.server_state.tasks
 
     def stop(self) -> None:
         """End `serve`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -73,8 +74,10 @@ class Server:
     """One server over one open runtime. ``models`` are the names of what its engines serve.
 
     ``served`` has programs and graphs by the names that clients call them. Once ``draining``,
-    it finishes what runs and takes nothing new. ``tenants`` has each tenant's limits and use;
-    with ``keys``, from an API key to its tenant, requests without a key are refused.
+    it finishes what runs and takes nothing new. ``under_way`` has the tasks that it then waits
+    for though no request does: a room enters them, and takes them out at their end. ``tenants``
+    has each tenant's limits and use; with ``keys``, from an API key to its tenant, requests
+    without a key are refused.
     """
 
     runtime: Runtime
@@ -82,6 +85,7 @@ class Server:
     served: Mapping[str, Served] = field(default_factory=dict)
     database: str = "sqlite:agentrt.db"
     draining: bool = False
+    under_way: set[asyncio.Task[Any]] = field(default_factory=set)
     tenants: Tenants = field(default_factory=_default_tenants)
     keys: KeyCheck | None = None
     bounds: Bounds = field(default_factory=Bounds)

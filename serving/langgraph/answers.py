@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from langgraph_sdk.auth.exceptions import HTTPException as RefusedByHook
 
 from agentrt.serving.langgraph.encoding import BadJSONError, check_json, encode
+from agentrt.serving.tenants import BusyError
 
 _MANY = 5
 """So many faults of a body are named."""
@@ -41,6 +42,8 @@ class Route(APIRoute):
                 return _refused(422, str(error))
             except RefusedByHook as error:
                 return _refused(error.status_code, error.detail, dict(error.headers or {}))
+            except BusyError as error:
+                return _refused(429, str(error), {"Retry-After": str(error.retry_after)})
             except HTTPException as error:
                 return _refused(error.status_code, error.detail, dict(error.headers or {}))
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 
@@ -20,12 +21,14 @@ from agentrt.serving.langgraph.eventlog import EventLog
 from agentrt.serving.langgraph.execution import Action, Execution, Live, Services
 from agentrt.serving.langgraph.listeners import Listeners
 from agentrt.serving.langgraph.runs import RunRecord
+from agentrt.serving.tenants import BusyError
 
 MAX_RUNS = 10_000
 """So many runs may wait or run in one server; more are refused with 429."""
 MAX_RUNNING = 512
 """So many run at once. The engine decides whose call waits; this bounds memory."""
 _RETRY_S = 5
+_FULL_RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -39,23 +42,30 @@ class RunQueue:
         self._waiting: dict[str, Live] = {}
         self._running: dict[str, Live] = {}  # by thread
         self._live: dict[str, Live] = {}
-        self._entering = 0
+        self._entering: Counter[str] = Counter()  # by tenant
         self._open = True
 
     @contextlib.contextmanager
-    def room_for(self, runs: int = 1) -> Iterator[None]:
-        """Meanwhile that many runs may be entered. Raises 429 if there is no room for them."""
-        if len(self._live) + self._entering + runs > MAX_RUNS:
+    def room_for(self, tenant: str, most: int, runs: int = 1) -> Iterator[None]:
+        """Meanwhile that many runs of ``tenant`` may be entered.
+
+        Raises 429 if there is no room for them, and `BusyError` if the tenant would have more
+        than ``most``.
+        """
+        if len(self._live) + self._entering.total() + runs > MAX_RUNS:
             raise HTTPException(
                 429,
                 f"{MAX_RUNS} runs wait or run already; try again later",
                 {"Retry-After": str(_RETRY_S)},
             )
-        self._entering += runs
+        if self._count(tenant) + runs > most:
+            raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", _FULL_RETRY_S)
+        entering = Counter({tenant: runs})
+        self._entering += entering
         try:
             yield
         finally:
-            self._entering -= runs
+            self._entering -= entering  # a tenant without any is forgotten
 
     def enter(self, record: RunRecord) -> Live:
         """A run that is in the database, pending. It starts when its turn comes."""
@@ -107,6 +117,10 @@ class RunQueue:
             self._over(live)
 
     # -- inside ------------------------------------------------------------------------
+
+    def _count(self, tenant: str) -> int:
+        live = sum(one.record.tenant == tenant for one in self._live.values())
+        return live + self._entering[tenant]
 
     def _dispatch(self) -> None:
         """Start what may run now: in each thread, the first whose time has come."""

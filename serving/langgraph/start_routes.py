@@ -83,9 +83,7 @@ class StartRoutes:
         caller: Asking,
     ) -> JSON:
         """Start several runs."""
-        with self._house.queue.room_for(len(bodies)):
-            pass  # all of them, or none
-        started = [await self._starts.start(caller, one.thread_id, one) for one in bodies]
+        started = await self._starts.start_all(caller, bodies)
         return JSON([as_json(row) for row, _ in started])
 
     # -- inside ------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -49,25 +50,57 @@ class Starts:
     ) -> tuple[Row[Any], Live]:
         """Enter a run: in ``thread``, or in one of its own.
 
-        Raises 404, 409 or 422 for what cannot be, 429 if the queue is full, and 503 from a
-        server that ends.
+        Raises 404, 409 or 422 for what cannot be, 429 if the queue is full, 503 from a server
+        that ends, and `BusyError` where the tenant is at a limit.
         """
+        assistant = await self._assistant(caller, thread, body)
+        with self._room(caller.tenant):
+            self._house.server.tenants.ask(caller.tenant)
+            return await self._enter(caller, thread, body, assistant)
+
+    async def start_all(
+        self, caller: Caller, bodies: Sequence[BatchRunBody]
+    ) -> list[tuple[Row[Any], Live]]:
+        """Enter several runs, as `start` does; each counts as a request of its tenant."""
+        assistants = [await self._assistant(caller, one.thread_id, one) for one in bodies]
+        with self._room(caller.tenant, len(bodies)):  # all of them, or none
+            self._house.server.tenants.ask(caller.tenant, len(bodies))
+        started = []
+        for body, assistant in zip(bodies, assistants, strict=True):
+            with self._room(caller.tenant):
+                started.append(await self._enter(caller, body.thread_id, body, assistant))
+        return started
+
+    # -- inside ------------------------------------------------------------------------
+
+    async def _assistant(
+        self, caller: Caller, thread: UUID | None, body: RunBody
+    ) -> Mapping[str, Any]:
+        """The assistant of a run that can be."""
         if self._house.server.draining:
             raise HTTPException(503, "the server ends; it takes no new runs", {"Retry-After": "5"})
         assistant = await self._house.assistants.get(caller.tenant, body.assistant_id)
         _check_place(body, thread)
         _check_nodes(body, self._graph(caller, assistant["graph_id"]))
+        return assistant
+
+    def _room(self, tenant: str, runs: int = 1) -> AbstractContextManager[None]:
+        most = self._house.server.tenants.limits(tenant).programs
+        return self._house.queue.room_for(tenant, most, runs)
+
+    async def _enter(
+        self, caller: Caller, thread: UUID | None, body: RunBody, assistant: Mapping[str, Any]
+    ) -> tuple[Row[Any], Live]:
         queue = self._house.queue
-        with queue.room_for():
-            order, only = await self._order(caller, thread, body, assistant)
-            row, others = await self._house.runs.enter(caller.tenant, thread, order, only)
-            for other in others:
-                live = queue.get(other)
-                if live is not None and order.strategy == "interrupt":
-                    queue.cancel(live, "interrupt")
-                elif live is not None and order.strategy == "rollback":
-                    queue.cancel(live, "rollback")
-            return row, queue.enter(record_of(row))
+        order, only = await self._order(caller, thread, body, assistant)
+        row, others = await self._house.runs.enter(caller.tenant, thread, order, only)
+        for other in others:
+            live = queue.get(other)
+            if live is not None and order.strategy == "interrupt":
+                queue.cancel(live, "interrupt")
+            elif live is not None and order.strategy == "rollback":
+                queue.cancel(live, "rollback")
+        return row, queue.enter(record_of(row))
 
     def _graph(self, caller: Caller, graph_id: str) -> Graph:
         if graph_id not in self._house.graphs:

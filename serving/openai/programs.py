@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, Response
 from agentrt.events import Event, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.program import Program
 from agentrt.run import Run, RunState
-from agentrt.runtime import Runtime
 from agentrt.serving.openai.calls import ClientGoneError
 from agentrt.serving.openai.desk import Desk
 from agentrt.serving.openai.faults import ApiError, client_gone
@@ -53,18 +52,25 @@ class ServedRun:
 class ProgramRuns:
     """The runs that clients started, the ended ones for a while."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._runtime = server.runtime
         self._runs: OrderedDict[str, ServedRun] = OrderedDict()
-        runtime.ledger.listen(self._saw)
+        self._runtime.ledger.listen(self._saw)
 
-    def start(self, program: Program, tenant: str, body: RunRequest, most: int) -> ServedRun:
-        """Start a program. Raises `BusyError` with ``most`` of the tenant's runs alive."""
+    def start(self, program: Program, tenant: str, body: RunRequest) -> ServedRun:
+        """Start a program. Raises `BusyError` where the tenant is at a limit."""
+        tenants = self._server.tenants
+        most = tenants.limits(tenant).programs
         live = sum(one.tenant == tenant and one.run.ended_at is None for one in self._runs.values())
         if live >= most:
             raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
+        tenants.ask(tenant)
         run = self._runtime.start(program, body.input, tenant=tenant, session=body.session)
         one = self._runs[run.id] = ServedRun(run, tenant)
+        if run.task is not None:  # nobody may be waiting for it: a server that stops does
+            self._server.under_way.add(run.task)
+            run.task.add_done_callback(self._server.under_way.discard)
         if body.deadline is not None:
             loop = asyncio.get_running_loop()
             one.late = loop.call_later(body.deadline, self._too_late, one)
@@ -133,8 +139,7 @@ def add_programs(router: APIRouter, desk: Desk, runs: ProgramRuns) -> None:
         program = _program(server, name)
         _check_input(program, body.input)
         tenant = tenant_of(request)
-        most = server.tenants.limits(tenant).programs
-        one = runs.start(program, tenant, body, most)
+        one = runs.start(program, tenant, body)
         if body.stream:
             return EventSourceResponse(_events(one, one.watch()), sep="\n")
         if not body.wait:

@@ -23,7 +23,7 @@ _LONGEST_PAUSE_S = 1.0
 async def room(server: Server) -> AsyncIterator[APIRouter]:
     """The OpenAI API over ``server``."""
     desk = Desk(server)
-    runs = ProgramRuns(server.runtime)
+    runs = ProgramRuns(server)
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
     add_generation(router, desk)
     add_sessions(router, desk)

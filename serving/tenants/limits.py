@@ -15,9 +15,10 @@ class Limits:
     """A tenant's limits; None is no limit.
 
     ``weight`` is its share among tenants that all want more. ``concurrency`` calls are in the
-    engine at once, and more wait; with ``calls`` under way, the next request is refused.
-    ``programs`` are its live ones. The rates are per minute; tokens are those that were
-    computed, of prompts and outputs, and are charged when a call ends.
+    engine at once, and more wait; with ``calls`` of its clients under way, the next request is
+    refused. ``programs`` are its live ones: of clients, served ones, and LangGraph runs, so many
+    of each. The rates are per minute; tokens are those that were computed, of prompts and
+    outputs, and are charged when a call ends.
     """
 
     weight: float = 1.0

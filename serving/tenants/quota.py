@@ -90,18 +90,26 @@ class Tenants:
 
         Raises `BusyError` where that would be over a limit, and nothing begins.
         """
-        use, now = self._use(tenant), self._clock()
+        use = self._use(tenant)
         if use.calls + calls > use.limits.calls:
             raise BusyError(
                 f"tenant {tenant!r} has {use.calls} calls under way, of {use.limits.calls} that "
                 "it may have; wait for some to end",
                 _FULL_RETRY_S,
             )
-        self._check_rate(tenant, "requests", use.requests, 1.0, now)
+        self.ask(tenant)
+        use.calls += calls
+
+    def ask(self, tenant: str, requests: int = 1) -> None:
+        """``tenant`` makes so many requests, of which nothing need be told when they are over.
+
+        Raises `BusyError` where one of its rates is used up, and nothing is used then.
+        """
+        use, now = self._use(tenant), self._clock()
+        self._check_rate(tenant, "requests", use.requests, float(requests), now)
         self._check_rate(tenant, "tokens", use.tokens, 1.0, now)
         if use.requests is not None:
-            use.requests.take(1.0, now)
-        use.calls += calls
+            use.requests.take(float(requests), now)
 
     def leave(self, tenant: str, calls: int = 1) -> None:
         """So many of the tenant's calls are over."""

@@ -16,6 +16,7 @@ from agentrt.serving.langgraph.eventlog import EventLog
 from agentrt.serving.langgraph.execution import Live
 from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.sse import at_end
+from agentrt.serving.tenants import Limits, Tenants
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_runs import IN, a_thread, given
@@ -38,6 +39,33 @@ async def test_a_full_queue_refuses_with_429(
     GATES.open(gate)
     await client.runs.join(thread, run["run_id"])
     assert (await http.post("/runs/wait", json=START)).status_code == 200
+
+
+async def test_a_tenant_at_its_limits_is_refused_with_429(
+    it: Serving, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way it starts a run; one of a batch counts as any other."""
+    own = {
+        "slow": Limits(requests_per_minute=2),
+        "spent": Limits(tokens_per_minute=1),
+        "few": Limits(programs=2),
+    }
+    tenants = Tenants(lambda: 0.0, limits_of=lambda: own)
+    monkeypatch.setattr(it.server, "tenants", tenants)
+    gate, why = str(uuid4()), {"slow": "requests per", "spent": "tokens per", "few": "2 live"}
+    held = {"assistant_id": "gate", "input": {"gate": gate, "steps": []}}
+    for tenant, fault in why.items():
+        said = {"x-agentrt-tenant": tenant}
+        thread = (await http.post("/threads", json={}, headers=said)).json()["thread_id"]
+        started = await http.post("/runs/batch", json=[held, held], headers=said)
+        assert started.status_code == 200
+        tenants.charge(tenant, 2)
+        for path in ("/runs/batch", "/runs/wait", f"/threads/{thread}/runs"):
+            body = [held] if path == "/runs/batch" else held
+            refused = await http.post(path, json=body, headers=said)
+            assert (refused.status_code, fault in refused.json()["detail"]) == (429, True)
+            assert int(refused.headers["retry-after"]) >= 1
+    GATES.open(gate)
 
 
 async def test_no_more_runs_run_at_once_than_there_is_room_for(

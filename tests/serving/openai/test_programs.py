@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
 from agentrt import Context, Runtime, program
@@ -334,6 +335,28 @@ async def test_a_runs_events_are_its_nodes_and_its_result() -> None:
         names = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
         assert names == ["node", "node", "run"]
         assert '"sum": 4' in answer.text
+
+
+async def test_runs_are_refused_to_a_tenant_at_its_limits() -> None:
+    own = {
+        "few": Limits(programs=1),
+        "slow": Limits(requests_per_minute=1),
+        "spent": Limits(tokens_per_minute=1),
+    }
+    async with open_house(served=SERVED, limits_of=own) as house:
+
+        async def started(tenant: str) -> httpx.Response:
+            said, held = {"x-agentrt-tenant": tenant}, tenant == "few"
+            at = "/v1/programs/forever/runs" if held else RUNS
+            body: dict[str, Any] = {"wait": False} if held else {"input": [1]}
+            return await house.client.post(at, json=body, headers=said)
+
+        why = {"few": "1 live programs", "slow": "requests per", "spent": "tokens per"}
+        for tenant, fault in why.items():
+            assert (await started(tenant)).status_code < 300
+            refused = await started(tenant)
+            assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (429, True)
+            assert fault in refused.json()["error"]["message"]
 
 
 async def test_a_run_is_cancelled_by_hand_and_by_its_deadline() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from agentrt import Context, program
+from agentrt.serving.server import ServedProgram
 from agentrt.serving.tenants import Limits
 from tests.serving.openai.house import MODEL, WAIT_S, Held, House, open_house
 
@@ -114,6 +116,26 @@ async def test_a_draining_server_finishes_what_runs_and_takes_nothing_new() -> N
         house.engine.go.set()
         assert (await running)["choices"][0]["message"]["content"] == "one two three"
         await draining
+
+
+@program(name="ask")
+async def ask(ctx: Context) -> str:
+    return (await ctx.llm("count")).text
+
+
+async def test_a_draining_server_finishes_program_runs_that_nobody_waits_for() -> None:
+    async with open_house(Held(), served={"ask": ServedProgram(ask, "here.py")}) as house:
+        at = "/v1/programs/ask/runs"
+        run = (await house.client.post(at, json={"wait": False})).json()
+        await house.engine.began.wait()
+        draining = asyncio.create_task(house.listener.drain(house.server, WAIT_S))
+        await house.until(lambda: house.server.draining)
+        assert not draining.done()
+        assert (await house.client.get(f"{at}/{run['id']}")).json()["state"] == "running"
+        live = house.runtime.runs[run["id"]]
+        house.engine.go.set()
+        await draining
+        assert live.result == "one two three"
 
 
 async def test_a_drain_does_not_wait_for_ever() -> None:

@@ -58,6 +58,22 @@ def test_a_refused_request_costs_nothing() -> None:
     assert tenants.calls("a") == 1
 
 
+def test_requests_without_calls_count_as_many_as_they_are() -> None:
+    """More of them than a minute has go at once, and are waited for after."""
+    clock = Clock()
+    tenants = Tenants(clock, Limits(requests_per_minute=60, tokens_per_minute=60))
+    tenants.ask("a", 120)
+    with pytest.raises(BusyError, match="requests per minute") as busy:
+        tenants.ask("a", 60)
+    assert (busy.value.retry_after, tenants.calls("a")) == (120, 0)
+    clock.now += 120
+    tenants.charge("a", 61)
+    with pytest.raises(BusyError, match="tokens per minute"):
+        tenants.ask("a")
+    clock.now += 2
+    tenants.ask("a", 60)
+
+
 def test_names_that_anybody_makes_up_are_forgotten() -> None:
     clock = Clock()
     tenants = Tenants(clock, Limits(requests_per_minute=1))
