@@ -61,8 +61,10 @@ class Live:
     result: bytes | None = None
 
     def stop(self, action: Action) -> None:
-        """Stop it for this reason, unless it has one."""
-        self.action = self.action or action
+        """Stop it for this reason, unless it has one: then it is stopping already."""
+        if self.action is not None:
+            return  # to cancel again would break off its wait for its program's end
+        self.action = action
         if self.task is not None and self.stoppable:
             self.task.cancel()
 
