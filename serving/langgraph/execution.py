@@ -136,7 +136,9 @@ class Execution:
     def _program(self, graph: Graph) -> tuple[Program, Any]:
         record, modes, log = self._record, self._modes, self._live.log
         config, terms = run_config(record), self._terms()
-        if not self._goes_on:
+        if self._goes_on:  # at its thread's end: it has left where it was asked to start
+            config["configurable"].pop("checkpoint_id", None)
+        else:
             config = merge_configs(config, recovery.at_checkpoint(dict(record.kwargs)))
 
         async def drive(ctx: Context, given: Any) -> Any:
