@@ -61,8 +61,10 @@ class Live:
     result: bytes | None = None
 
     def stop(self, action: Action) -> None:
-        """Stop it for this reason, unless it has one."""
-        self.action = self.action or action
+        """Stop it for this reason, unless it has one: then it is stopping already."""
+        if self.action is not None:
+            return  # to cancel again would break off its wait for its program's end
+        self.action = action
         if self.task is not None and self.stoppable:
             self.task.cancel()
 
@@ -134,7 +136,9 @@ class Execution:
     def _program(self, graph: Graph) -> tuple[Program, Any]:
         record, modes, log = self._record, self._modes, self._live.log
         config, terms = run_config(record), self._terms()
-        if not self._goes_on:
+        if self._goes_on:  # at its thread's end: it has left where it was asked to start
+            config["configurable"].pop("checkpoint_id", None)
+        else:
             config = merge_configs(config, recovery.at_checkpoint(dict(record.kwargs)))
 
         async def drive(ctx: Context, given: Any) -> Any:

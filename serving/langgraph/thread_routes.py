@@ -40,15 +40,15 @@ class ThreadRoutes:
         add(f"{_T}/copy", self.copy, methods=["POST"])
 
     async def create(self, body: bodies.ThreadCreate, caller: Asking) -> JSON:
-        """A new thread; ``supersteps`` are written into its state."""
+        """A new thread; ``supersteps`` are written into its state, if it is new."""
         graph_id = str(body.metadata.get("graph_id"))
         if body.supersteps and graph_id not in self._house.graphs:
             raise unfit("supersteps: name the thread's graph in metadata.graph_id")
         value: dict[str, Any] = body.model_dump(exclude={"supersteps"})
         only = await caller.may("threads", "create", value)
         body = body.model_copy(update={"metadata": value["metadata"]})
-        made = await self._all.create(caller.tenant, body, only)
-        if not body.supersteps:
+        made, is_new = await self._all.create(caller.tenant, body, only)
+        if not body.supersteps or not is_new:  # what is there already is left as it is
             return JSON(made)
         graph = self._house.graphs.of(graph_id, caller.tenant)
         try:
@@ -116,7 +116,7 @@ class ThreadRoutes:
         value: dict[str, Any] = {"thread_id": uuid4(), "metadata": row._mapping["metadata"]}
         await caller.may("threads", "create", value)
         body = bodies.ThreadCreate(thread_id=value["thread_id"], metadata=value["metadata"])
-        new = await self._all.create(caller.tenant, body)
+        new, _ = await self._all.create(caller.tenant, body)
         await checkpoints.copy(self._house.storage.saver, str(thread_id), new["thread_id"])
         standing = {
             name: row._mapping[name] for name in ("status", "values", "interrupts", "error")

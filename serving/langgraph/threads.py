@@ -45,16 +45,19 @@ class Threads:
 
     async def create(
         self, tenant: str, body: bodies.ThreadCreate, only: Filter = None
-    ) -> dict[str, Any]:
-        """A new one. Raises 409 if its id is taken, by whomever."""
-        key = body.thread_id or uuid4()
+    ) -> tuple[dict[str, Any], bool]:
+        """The thread, and whether it is new. Raises 409 if its id is taken, by whomever, and the
+        body does not allow that.
+        """
+        key, is_new = body.thread_id or uuid4(), True
         try:
             async with self._database.writing() as connection:
                 await add(connection, tenant, key, body.metadata)
         except IntegrityError:
             if body.if_exists == "raise":
                 raise conflict(f"thread {key} exists already") from None
-        return as_json(await self.get(tenant, key, only))
+            is_new = False
+        return as_json(await self.get(tenant, key, only)), is_new
 
     async def patch(
         self, tenant: str, key: UUID, metadata: Mapping[str, Any], only: Filter

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError, NotFoundError
 
+from agentrt.serving.langgraph.execution import Action, Live
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_runs import IN, a_thread
@@ -92,6 +94,30 @@ async def test_a_stopped_run_stops_its_program(client: LangGraphClient, it: Serv
     assert program.task is not None
     assert program.task.done()
     assert program.id not in runtime.table
+
+
+@pytest.mark.parametrize("first", ["interrupt", "rollback", "shutdown"])
+async def test_a_second_stop_does_not_break_off_the_first(first: Action) -> None:
+    """As a run waits for its program's end, which may take a while."""
+    begun, stopping, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow_to_stop() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            stopping.set()
+            await over.wait()
+
+    task = asyncio.create_task(slow_to_stop())
+    live = Live(cast("Any", None), cast("Any", None), task=task, stoppable=True)
+    await begun.wait()
+    live.stop(first)
+    await stopping.wait()
+    live.stop("rollback")
+    over.set()
+    await task
+    assert live.action == first
 
 
 async def test_a_run_is_forgotten(client: LangGraphClient) -> None:

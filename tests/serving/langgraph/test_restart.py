@@ -153,3 +153,20 @@ async def test_a_server_that_stops_leaves_its_runs_to_the_next(
         await process.start()
         result = await client.runs.join(thread, run["run_id"])
         assert result["steps"] == ["before", "hold", "after"]
+
+
+async def test_a_run_from_the_past_goes_on_where_it_was(process: Process, folder: Path) -> None:
+    """It does not start again from there: its input would be lost."""
+    (folder / "3").touch()
+    async with get_client(url=process.url) as client:
+        thread = await a_thread(client)
+        await client.runs.wait(thread, "held", input={"go": "3"})
+        state: Any = await client.threads.get_state(thread)
+        config: Any = {"configurable": {"checkpoint_id": state["checkpoint"]["checkpoint_id"]}}
+        run = await client.runs.create(thread, "held", input={"go": "4"}, config=config)
+        await started(folder, run, "hold")
+        process.kill()
+        (folder / "4").touch()
+        await process.start()
+        result = await client.runs.join(thread, run["run_id"])
+        assert result == {"go": "4", "steps": ["before", "hold", "after"] * 2}

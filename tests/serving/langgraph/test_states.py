@@ -140,6 +140,22 @@ async def test_a_thread_is_made_with_a_history(client: LangGraphClient) -> None:
         )
 
 
+@pytest.mark.parametrize("node", ["first", "nobody"])
+async def test_a_history_is_not_given_to_a_thread_that_is_there(
+    client: LangGraphClient, node: str
+) -> None:
+    thread = await a_done_thread(client)
+    before = await client.threads.get(thread)
+    again = await client.threads.create(
+        thread_id=thread,
+        graph_id="steps",
+        if_exists="do_nothing",
+        supersteps=[{"updates": [{"values": {"steps": ["x"]}, "as_node": node}]}],
+    )
+    assert again == before == await client.threads.get(thread)
+    assert len(await client.runs.list(thread)) == 1
+
+
 async def test_another_threads_checkpoint_is_refused(client: LangGraphClient) -> None:
     mine, other = await a_done_thread(client), await a_done_thread(client)
     place: Any = {"thread_id": other}
