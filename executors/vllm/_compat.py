@@ -277,8 +277,7 @@ def block_hash(
 ) -> bytes:
     """The hash of a block after the block with the hash ``before``, as the engine computes it.
 
-    ``algorithm`` is vLLM's ``prefix_caching_hash_algo``. A request's ``salt`` goes into its
-    first block, and so into all.
+    ``algorithm`` is vLLM's ``prefix_caching_hash_algo``; a ``salt`` is in a prompt's first block.
     """
     keys = (("cache_salt", salt),) if salt and before is None else None
     return hash_block_tokens(_hash_function(algorithm), before, ids, keys)
