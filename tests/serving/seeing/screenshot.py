@@ -23,7 +23,7 @@ from tests.serving.seeing.browser import opened_browser
 ROOT = Path(__file__).resolve().parents[3]
 _PROGRAMS = ("mcts",) + ("react",) * 4 + ("mcts",) + ("react",) * 4
 _BETWEEN_S = 2.0
-_AFTER_S = 25.0
+_AFTER_S = 5.0
 
 
 def _program(name: str) -> Program:
