@@ -27,7 +27,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     BOUNDS = Bounds()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of asyncio.Transport, as uvicorn's own
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's base narrows it, too
         super().connection_made(transport)
         self._arriving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None

@@ -201,7 +201,7 @@ def _pids(replica: Replica) -> list[int]:
 async def _living(pids: set[int]) -> int:
     """How many of the engines' processes are still there a while after the end."""
     deadline = time.monotonic() + _GONE_S
-    while any(map(_lives, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # nobody tells
+    while any(map(_lives, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # no event tells
         await asyncio.sleep(0.1)
     return sum(map(_lives, pids))
 

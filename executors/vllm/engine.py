@@ -337,7 +337,7 @@ class VLLMEngine:
 
 def _import_vllm() -> None:
     try:
-        import vllm.v1.engine.async_llm  # noqa: F401  # seconds long, so early
+        import vllm.v1.engine.async_llm  # noqa: F401  # takes seconds: here, in a thread
     except ImportError as error:
         raise ModelLoadError(
             f"vLLM cannot be imported ({error}); install agentrt[engine] on a machine with a "

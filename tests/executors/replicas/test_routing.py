@@ -101,6 +101,17 @@ async def settled(replicas: ReplicaSet) -> None:
             await asyncio.sleep(0)
 
 
+async def successor(replicas: ReplicaSet) -> Shows:
+    """The engine that took the place of the first replica's dead one, once it is known."""
+    first = replicas.replicas[0]
+    async with asyncio.timeout(10):
+        while first.state != "ready":
+            await asyncio.sleep(0)
+    await settled(replicas)
+    assert isinstance(first.executor, Shows)
+    return first.executor
+
+
 async def run(
     replicas: ReplicaSet, program: str, prompt: str, salt: str | None = None
 ) -> CallReport:
@@ -156,13 +167,7 @@ async def test_what_a_dead_engine_held_is_forgotten(
     assert len(engines[1].calls) == 1
     assert known(replicas, 0) == set()
     assert not engines[1].tokenised
-    successor = replicas.replicas[0]
-    async with asyncio.timeout(10):
-        while successor.state != "ready":
-            await asyncio.sleep(0)
-    await settled(replicas)
-    assert isinstance(successor.executor, Shows)
-    assert successor.executor.asked == 1
+    assert (await successor(replicas)).asked == 1
 
 
 async def test_a_question_that_nobody_answers_is_not_waited_for(
@@ -178,15 +183,9 @@ async def test_a_question_that_nobody_answers_is_not_waited_for(
     await run(replicas, "p", prompt)
     monkeypatch.setattr(engines[0], "held", silent)
     engines[0]._hear(HeldNote.of(engines[0].number + 2, [1]))
-    first = replicas.replicas[0]
-    replicas._keeper.lost(first, engines[0], EngineDiedError("killed"))
+    replicas._keeper.lost(replicas.replicas[0], engines[0], EngineDiedError("killed"))
     engines[0]._hear(HeldNote.of(1, [2], whole=True))
-    async with asyncio.timeout(10):
-        while first.state != "ready":
-            await asyncio.sleep(0)
-    await settled(replicas)
-    assert isinstance(first.executor, Shows)
-    assert first.executor.asked == 1
+    assert (await successor(replicas)).asked == 1
     assert known(replicas, 0) == set()
 
 
