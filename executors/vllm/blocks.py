@@ -18,7 +18,7 @@ class BlockHasher:
     """
 
     def __init__(self, algorithm: str, size: int) -> None:
-        from agentrt.executors.vllm._compat import block_hash
+        from agentrt.executors.vllm._compat.prefixes import block_hash
 
         self.size = size
 

@@ -1,6 +1,6 @@
 """What a client may ask of the scheduler in the engine core. Values in and out are plain.
 
-Requests reach `EngineCore.agentrt`, which `_compat.install_control` made, and end here.
+Requests reach `EngineCore.agentrt`, which `_compat.core.install_control` made, and end here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
+from agentrt.executors.vllm._compat.scheduling import free_slots
 from agentrt.executors.vllm.recording import record
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
@@ -79,7 +80,7 @@ def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
     """
     calls = scheduler.queues.calls
     waiting = [calls[request.request_id] for request in scheduler.waiting]
-    free = _compat.free_blocks(scheduler)
+    free = free_blocks(scheduler)
     return {
         "policy": scheduler.config.policy,
         "levelled": isinstance(scheduler.queues.policy, AttainedService),
@@ -88,9 +89,9 @@ def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
         "running": [_describe(scheduler, c) for c in calls.values() if c.since is None],
         "waiting": [{**_describe(scheduler, c), "ahead": i} for i, c in enumerate(waiting)],
         "free_blocks": free,
-        "needs_blocks": _compat.blocks_needed(scheduler, waiting[0].item, free) if waiting else 0,
-        "blocks": _compat.all_blocks(scheduler),
-        "free_slots": _compat.free_slots(scheduler),
+        "needs_blocks": blocks_needed(scheduler, waiting[0].item, free) if waiting else 0,
+        "blocks": all_blocks(scheduler),
+        "free_slots": free_slots(scheduler),
         "computed_tokens": scheduler.computed_tokens,
         "requests": len(scheduler.requests),
     }

@@ -140,7 +140,7 @@ class VLLMEngine:
 
     def pids(self) -> list[int]:
         """The processes of the engine core."""
-        from agentrt.executors.vllm._compat import core_pids
+        from agentrt.executors.vllm._compat.core import core_pids
 
         return [] if self._llm is None else core_pids(self._llm)
 
@@ -350,7 +350,7 @@ def _start_reader(llm: AsyncLLM) -> None:
 
     vLLM would start it in the first call, whose context it would then keep alive.
     """
-    from agentrt.executors.vllm._compat import start_reader
+    from agentrt.executors.vllm._compat.core import start_reader
 
     start_reader(llm)
 
@@ -365,7 +365,7 @@ def _let_go(loading: asyncio.Future[AsyncLLM]) -> None:
 
 
 async def _shut_down(llm: AsyncLLM) -> None:
-    from agentrt.executors.vllm._compat import close_context, stop_reader
+    from agentrt.executors.vllm._compat.core import close_context, stop_reader
 
     # Before its core: the reader would report the core's end as a failure.
     stop_reader(llm)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from agentrt.errors import InvariantError
-from agentrt.executors.vllm._compat import FreeKVCacheBlockQueue, KVCacheBlock
+from agentrt.executors.vllm._compat.pool import FreeKVCacheBlockQueue, KVCacheBlock
 from agentrt.scheduler.retention import Context, Ranking, Retention
 
 

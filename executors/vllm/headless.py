@@ -97,7 +97,7 @@ def make_scheduler(
 
 def stock_scheduler() -> type[AsyncScheduler]:
     """vLLM's own scheduler class, to compare with."""
-    from agentrt.executors.vllm._compat import AsyncScheduler
+    from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 
     return AsyncScheduler
 
@@ -215,7 +215,7 @@ class HeadlessEngine:
 
     def step(self) -> Step:
         """Schedule one step, and take in the output of the oldest one in flight."""
-        from agentrt.executors.vllm._compat import computed_before
+        from agentrt.executors.vllm._compat.scheduling import computed_before
 
         output = self.scheduler.schedule()
         computed = computed_before(output)

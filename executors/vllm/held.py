@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm._compat.pool import all_blocks
+from agentrt.executors.vllm._compat.prefixes import (
+    event_blocks,
+    hash_block_size,
+    hear_events,
+    held_blocks,
+    holds_block,
+)
+from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.router.held import HELD, HeldNote, short
 
 
@@ -22,25 +30,25 @@ class HeldLog:
     that nobody has read for as many blocks as the cache has starts over.
     """
 
-    def __init__(self, scheduler: _compat.AsyncScheduler) -> None:
+    def __init__(self, scheduler: AsyncScheduler) -> None:
         self._scheduler = scheduler
         self.number = 0
         """That of the last note."""
         self._changed: dict[bytes, None] = {}
         self._cleared = False
-        self._limit = 2 * _compat.all_blocks(scheduler)
+        self._limit = 2 * all_blocks(scheduler)
 
     @classmethod
-    def of(cls, scheduler: _compat.AsyncScheduler) -> HeldLog | None:
+    def of(cls, scheduler: AsyncScheduler) -> HeldLog | None:
         """The log of a scheduler, or None where vLLM makes no KV events."""
         log = cls(scheduler)
-        return log if _compat.hear_events(scheduler, log.publish) else None
+        return log if hear_events(scheduler, log.publish) else None
 
     def publish(self, events: Iterable[Any]) -> None:
         """A step's events."""
         changed = self._changed
         for event in events:
-            keys = _compat.event_blocks(event)
+            keys = event_blocks(event)
             if keys is None:
                 changed.clear()
                 self._cleared = True
@@ -57,9 +65,8 @@ class HeldLog:
             return None
         stored: list[int] = []
         removed: list[int] = []
-        holds = _compat.holds_block
         for key in self._changed:
-            (stored if holds(self._scheduler, key) else removed).append(short(key))
+            (stored if holds_block(self._scheduler, key) else removed).append(short(key))
         self._changed.clear()
         self.number += 1
         return HeldNote.of(self.number, stored, removed).to_wire()
@@ -73,8 +80,8 @@ class HeldLog:
             self.number += 1
         self._changed.clear()
         self._cleared = False
-        blocks = map(short, _compat.held_blocks(self._scheduler))
-        size = _compat.hash_block_size(self._scheduler)
+        blocks = map(short, held_blocks(self._scheduler))
+        size = hash_block_size(self._scheduler)
         return HeldNote.of(self.number, blocks, whole=True).to_wire() | {"block_size": size}
 
     def attach(self, outputs: Mapping[int, Any]) -> Mapping[int, Any]:

@@ -8,7 +8,8 @@ as our own scheduler does.
 
 from __future__ import annotations
 
-from agentrt.executors.vllm._compat import AsyncScheduler, Scheduler, install_control
+from agentrt.executors.vllm._compat.core import install_control
+from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, Scheduler
 from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
 
 install_control()

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import InvariantError
-from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm._compat.requests import Request, extra_args
+from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, admitted, computed_before
 from agentrt.executors.vllm.identity import identify
 from agentrt.request import CallReport
 
@@ -28,7 +29,7 @@ class _Watched:
     """One request, and what was seen of it; `CallReport` says what the figures are."""
 
     name: str
-    request: _compat.Request
+    request: Request
     arrived_step: int
     waiting_since: float
     finished_step: int = 0
@@ -108,9 +109,9 @@ class Probe:
     # -- standing in front -------------------------------------------------------------
 
     def _adding(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def add(request: _compat.Request, *args: Any, **kwargs: Any) -> Any:
+        def add(request: Request, *args: Any, **kwargs: Any) -> Any:
             name = request.request_id
-            own = identify(name, _compat.extra_args(request), None).call_id or name
+            own = identify(name, extra_args(request), None).call_id or name
             self._calls[name] = _Watched(own, request, self.steps, self._clock())
             return method(request, *args, **kwargs)
 
@@ -130,7 +131,7 @@ class Probe:
         return schedule
 
     def _updating(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def update(output: _compat.SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        def update(output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
             dispatched = self._dispatched.pop(id(output), None)
             if dispatched is not None:
                 self._charge(output, dispatched)
@@ -143,7 +144,7 @@ class Probe:
         return update
 
     def _preempting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def preempt(request: _compat.Request, *args: Any, **kwargs: Any) -> Any:
+        def preempt(request: Request, *args: Any, **kwargs: Any) -> Any:
             watched = self._calls.get(request.request_id)
             if watched is not None:
                 watched.waiting_since = self._clock()
@@ -154,14 +155,14 @@ class Probe:
 
     # -- the account -------------------------------------------------------------------
 
-    def _began(self, output: _compat.SchedulerOutput, now: float) -> None:
-        computed = _compat.computed_before(output)
-        for name in _compat.admitted(output):
+    def _began(self, output: SchedulerOutput, now: float) -> None:
+        computed = computed_before(output)
+        for name in admitted(output):
             watched = self._calls.get(name)
             if watched is not None:
                 watched.began(computed[name], now)
 
-    def _charge(self, output: _compat.SchedulerOutput, dispatched: float) -> None:
+    def _charge(self, output: SchedulerOutput, dispatched: float) -> None:
         """A step's time goes to every call in it; with steps in flight, none goes twice."""
         now = self._clock()
         seconds = now - max(dispatched, self._last_update)

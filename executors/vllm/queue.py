@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from agentrt.executors.vllm._compat import Request, RequestQueue
+from agentrt.executors.vllm._compat.requests import Request
+from agentrt.executors.vllm._compat.scheduling import RequestQueue
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.queues import LevelQueues
 

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm._compat.requests import Request, describe_request
+from agentrt.executors.vllm._compat.scheduling import (
+    SchedulerOutput,
+    computed_before,
+    dimensions,
+    not_replayable,
+    sampled_tokens,
+)
 from agentrt.executors.vllm.recorded import FORMAT, Event
 from agentrt.scheduler.table import ProcessTable
 
@@ -97,7 +104,7 @@ class Recorder:
         self._readings.append(now)
         return now
 
-    def _preempt(self, request: _compat.Request, *args: Any, **kwargs: Any) -> None:
+    def _preempt(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self._preempted.append(request.request_id)
         type(self._scheduler)._preempt_request(self._scheduler, request, *args, **kwargs)
 
@@ -107,35 +114,33 @@ class Recorder:
         scheduler = self._scheduler
         return {
             "format": FORMAT,
-            "engine": _compat.dimensions(scheduler),
+            "engine": dimensions(scheduler),
             "settings": scheduler.config.to_dict(),
             "steps": scheduler.steps,
         }
 
-    def _added(self, _: Any, request: _compat.Request) -> tuple[str, dict[str, Any]]:
-        return "add", _compat.describe_request(request)
+    def _added(self, _: Any, request: Request) -> tuple[str, dict[str, Any]]:
+        return "add", describe_request(request)
 
-    def _scheduled(
-        self, output: _compat.SchedulerOutput, *_: Any, **__: Any
-    ) -> tuple[str, dict[str, Any]]:
+    def _scheduled(self, output: SchedulerOutput, *_: Any, **__: Any) -> tuple[str, dict[str, Any]]:
         self._open[id(output)] = self.steps
         self.steps += 1
         return "schedule", {
             "step": self.steps - 1,
             "scheduled": dict(output.num_scheduled_tokens),
-            "computed": _compat.computed_before(output),
+            "computed": computed_before(output),
             "preempted": list(self._preempted),
         }
 
     def _updated(
-        self, outputs: Any, output: _compat.SchedulerOutput, result: Any
+        self, outputs: Any, output: SchedulerOutput, result: Any
     ) -> tuple[str, dict[str, Any]] | None:
         step = self._open.pop(id(output), None)
         if step is None:  # scheduled before the recording began
             return None
         return "update", {
             "step": step,
-            "sampled": _compat.sampled_tokens(result),
+            "sampled": sampled_tokens(result),
             "finished": [
                 one.request_id
                 for engine in outputs.values()
@@ -182,7 +187,7 @@ class FileRecorder(Recorder):
 
 def _begin_anew(scheduler: ProgramScheduler) -> None:
     """Forget what a replay could not know: cached prefixes, programs, a policy's memory."""
-    reason = _compat.not_replayable(scheduler)
+    reason = not_replayable(scheduler)
     if reason is not None:
         raise ConfigError(f"this engine cannot be recorded: {reason}")
     if scheduler.requests:

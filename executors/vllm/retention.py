@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm._compat.pool import all_blocks, cached_blocks, free_queue, new_blocks
+from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_size
+from agentrt.executors.vllm._compat.requests import Request
+from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.free_blocks import ShelvedFreeQueue
 from agentrt.executors.vllm.returns import Returns
 from agentrt.scheduler.config import SchedulerConfig
@@ -30,20 +33,20 @@ class Retainer:
     ``gaps`` is where nothing is learned.
     """
 
-    def __init__(self, scheduler: _compat.AsyncScheduler, config: SchedulerConfig) -> None:
+    def __init__(self, scheduler: AsyncScheduler, config: SchedulerConfig) -> None:
         self._scheduler = scheduler
         self.now = 0.0
         self._returns = Returns()
         self.queue: ShelvedFreeQueue | None = None
         self.gaps: Gaps | None = None
         policy = make_retention(config)
-        if policy is None or not _compat.caches_prefixes(scheduler):
+        if policy is None or not caches_prefixes(scheduler):
             return
         self.gaps = policy.gaps
         self.book = ContextBook(policy)
         self.queue = ShelvedFreeQueue.adopt(
-            _compat.free_queue(scheduler),
-            _compat.all_blocks(scheduler),
+            free_queue(scheduler),
+            all_blocks(scheduler),
             Ranking(self.book.rank),
             policy,
         )
@@ -71,16 +74,16 @@ class Retainer:
         self.queue.changed(context)
         return context
 
-    def known_tokens(self, row: ProgramRow, request: _compat.Request) -> int:
+    def known_tokens(self, row: ProgramRow, request: Request) -> int:
         """Leading tokens of a call's prompt that its program's calls had computed before.
 
         Of a prompt that is known in whole the last token is computed again in any case.
         """
-        size = _compat.hash_block_size(self._scheduler)
+        size = hash_block_size(self._scheduler)
         most = (request.num_prompt_tokens - 1) // size
         return min(self._returns.known(key_of(row), request.block_hashes), most) * size
 
-    def blocks_freed(self, request: _compat.Request, context: Context | None) -> None:
+    def blocks_freed(self, request: Request, context: Context | None) -> None:
         """A request's blocks are about to be freed, as it ends or is preempted.
 
         One without a program protects nothing; what it shares with one is shared.
@@ -90,13 +93,13 @@ class Retainer:
         type = "" if context is None else context.type
         if context is not None:
             context.tokens = max(context.tokens, request.num_computed_tokens)
-        blocks = _compat.cached_blocks(self._scheduler, request)
+        blocks = cached_blocks(self._scheduler, request)
         self.queue.mark(blocks, context, lambda: self.book.shared(type))
 
     def call_ended(
         self,
         row: ProgramRow | None,
-        request: _compat.Request,
+        request: Request,
         context: Context | None,
         now: float,
     ) -> None:
@@ -109,13 +112,13 @@ class Retainer:
             self.book.call_ended(context, now)
             self.queue.changed(context)
 
-    def _note(self, row: ProgramRow, request: _compat.Request) -> None:
+    def _note(self, row: ProgramRow, request: Request) -> None:
         """Remember what a call had computed, for its program's next."""
-        size = _compat.hash_block_size(self._scheduler)
+        size = hash_block_size(self._scheduler)
         computed = min(request.num_computed_tokens // size, len(request.block_hashes))
         self._returns.note(key_of(row), request.block_hashes, computed)
 
-    def too_dear(self, request: _compat.Request) -> bool:
+    def too_dear(self, request: Request) -> bool:
         """Whether a waiting call should rather wait on than evict others.
 
         One that finds at least half of its prompt never should: what it adds is little, and
@@ -123,8 +126,8 @@ class Retainer:
         """
         if self.queue is None:
             return False
-        room = self.queue.unprotected - int(_HEADROOM * _compat.all_blocks(self._scheduler))
-        needed, found = _compat.new_blocks(self._scheduler, request, room)
+        room = self.queue.unprotected - int(_HEADROOM * all_blocks(self._scheduler))
+        needed, found = new_blocks(self._scheduler, request, room)
         if needed <= room or found >= needed:
             return False
         return self.queue.worth_waiting_for()

@@ -16,7 +16,17 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm._compat.core import install_control
+from agentrt.executors.vllm._compat.pool import blocks_held, blocks_needed, free_blocks
+from agentrt.executors.vllm._compat.requests import Request, extra_args, tokens_left
+from agentrt.executors.vllm._compat.scheduling import (
+    AsyncScheduler,
+    RequestQueue,
+    SchedulerOutput,
+    admitted,
+    free_slots,
+    may_preempt,
+)
 from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.held import HeldLog
@@ -37,13 +47,13 @@ SETTINGS = "agentrt"
 _STALE_CHECK_STEPS = 256
 _KEPT_REPORTS = 1024
 
-_compat.install_control()
+install_control()
 
 
-class ProgramScheduler(_compat.AsyncScheduler):
+class ProgramScheduler(AsyncScheduler):
     """Program-aware scheduling inside vLLM's engine core."""
 
-    waiting: _compat.RequestQueue
+    waiting: RequestQueue
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -82,12 +92,12 @@ class ProgramScheduler(_compat.AsyncScheduler):
 
     # -- vLLM's own calls, with an account kept ----------------------------------------
 
-    def add_request(self, request: _compat.Request) -> None:
+    def add_request(self, request: Request) -> None:
         if request.request_id not in self.requests:
             self._open_account(request)
         super().add_request(request)
 
-    def schedule(self, *args: Any, **kwargs: Any) -> _compat.SchedulerOutput:
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         now = self.clock()
         self.retainer.at(now)
         if isinstance(self.waiting, LevelRequestQueue):
@@ -96,14 +106,14 @@ class ProgramScheduler(_compat.AsyncScheduler):
             self.queues.promote(now)
             self._make_room(now)
         output = super().schedule(*args, **kwargs)
-        for request_id in _compat.admitted(output):
+        for request_id in admitted(output):
             self._begin(request_id, output.num_scheduled_tokens[request_id], now)
         if output.num_scheduled_tokens:
             self._dispatched[id(output)] = self.clock()
         return output
 
     def update_from_output(
-        self, scheduler_output: _compat.SchedulerOutput, model_runner_output: Any
+        self, scheduler_output: SchedulerOutput, model_runner_output: Any
     ) -> Any:
         dispatched = self._dispatched.pop(id(scheduler_output), None)
         if dispatched is not None:
@@ -112,7 +122,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         return outputs if self.held is None else self.held.attach(outputs)
 
     def _preempt_request(
-        self, request: _compat.Request, timestamp: float, *args: Any, **kwargs: Any
+        self, request: Request, timestamp: float, *args: Any, **kwargs: Any
     ) -> None:
         call = self.queues.calls.get(request.request_id)
         if call is not None:
@@ -122,7 +132,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
             self.retainer.blocks_freed(request, account.context)
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
-    def _connector_finished(self, request: _compat.Request) -> tuple[bool, dict[str, Any] | None]:
+    def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         delay, params = super()._connector_finished(request)
         if (report := self._close_account(request)) is not None:
             params = {**(params or {}), SETTINGS: asdict(report)}
@@ -148,14 +158,14 @@ class ProgramScheduler(_compat.AsyncScheduler):
         # The one comparison that nearly every step comes down to.
         if head.level >= calls[self.running[-1].request_id].level:
             return
-        free = _compat.free_blocks(self)
+        free = free_blocks(self)
         victims = self.queues.victims(
             [calls[request.request_id] for request in self.running],
-            _compat.free_slots(self),
+            free_slots(self),
             free,
             Room(
-                lambda call: _compat.blocks_needed(self, call.item, free),
-                lambda call: _compat.blocks_held(self, call.item),
+                lambda call: blocks_needed(self, call.item, free),
+                lambda call: blocks_held(self, call.item),
                 self._spared,
             ),
         )
@@ -184,8 +194,8 @@ class ProgramScheduler(_compat.AsyncScheduler):
         return account.holds(dear, self.retainer.now, patience)
 
     def _spared(self, call: QueuedCall) -> bool:
-        left = _compat.tokens_left(call.item)
-        return left <= self.config.min_remaining_tokens or not _compat.may_preempt(self, call.item)
+        left = tokens_left(call.item)
+        return left <= self.config.min_remaining_tokens or not may_preempt(self, call.item)
 
     def _begin(self, request_id: str, scheduled: int, now: float) -> None:
         call = self.queues.calls.get(request_id)
@@ -195,7 +205,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
         self._unsorted = True
         self._accounts[request_id].began(call, scheduled)
 
-    def _charge_step(self, output: _compat.SchedulerOutput, dispatched: float) -> None:
+    def _charge_step(self, output: SchedulerOutput, dispatched: float) -> None:
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
         now = self.clock()
         seconds = now - max(dispatched, self._last_update)
@@ -215,10 +225,10 @@ class ProgramScheduler(_compat.AsyncScheduler):
 
     # -- accounts ----------------------------------------------------------------------
 
-    def _open_account(self, request: _compat.Request) -> None:
+    def _open_account(self, request: Request) -> None:
         now = self.clock()
         identity = identify(
-            request.request_id, _compat.extra_args(request), getattr(request, "session_id", None)
+            request.request_id, extra_args(request), getattr(request, "session_id", None)
         )
         row = self.table.get(identity.program_id)
         if row is None:
@@ -247,7 +257,7 @@ class ProgramScheduler(_compat.AsyncScheduler):
             prompt_tokens=request.num_prompt_tokens,
         )
 
-    def _close_account(self, request: _compat.Request) -> CallReport | None:
+    def _close_account(self, request: Request) -> CallReport | None:
         """A request ended, one way or another. Its report, if its client asked for it."""
         call = self.queues.calls.get(request.request_id)
         if call is None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm._compat.prefixes import held_blocks
 from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
 from agentrt.executors.vllm.identity import attach
@@ -76,7 +76,7 @@ def add(
 
 
 def truth(engine: HeadlessEngine) -> set[int]:
-    return set(map(short, _compat.held_blocks(engine.scheduler)))
+    return set(map(short, held_blocks(engine.scheduler)))
 
 
 @pytest.mark.parametrize("losing", [0.0, 0.5])

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm import _compat
-from agentrt.executors.vllm._compat import FreeKVCacheBlockQueue
+from agentrt.executors.vllm._compat import pool
 from agentrt.executors.vllm.free_blocks import ShelvedFreeQueue
 from agentrt.executors.vllm.headless import HeadlessEngine, make_request, make_scheduler
 from agentrt.executors.vllm.recording import Recorder
@@ -190,7 +189,7 @@ def test_settings_change_while_the_engine_lives() -> None:
     call(e, "a/1", text(1, 5))
     ours(e).control("configure", {"policy": "fcfs", "retention": "lru"})
     blocks = ours(e).kv_cache_manager.block_pool.free_block_queue
-    assert type(blocks) is FreeKVCacheBlockQueue
+    assert type(blocks) is pool.FreeKVCacheBlockQueue
     assert len(blocks.get_all_free_blocks()) == blocks.num_free_blocks == 30
     ours(e).control("configure", {"policy": "fcfs", "retention": "ttl"})
     call(e, "a/2", text(1, 5))
@@ -238,9 +237,9 @@ def test_one_look_decides_as_a_whole_lookup_does(
         request = make_request(f"b{length}", prompt, 16, max_tokens=4)
         for room in range(-3, 14):
             with monkeypatch.context() as patch:
-                quick = _compat.new_blocks(scheduler, request, room)
-                patch.setattr(_compat, "_may_find_half", lambda *args: True)
-                whole = _compat.new_blocks(scheduler, request, room)
+                quick = pool.new_blocks(scheduler, request, room)
+                patch.setattr(pool, "_may_find_half", lambda *args: True)
+                whole = pool.new_blocks(scheduler, request, room)
             assert fits(*quick, room) == fits(*whole, room), (length, room)
 
 

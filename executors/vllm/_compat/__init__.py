@@ -1,0 +1,27 @@
+"""Where we reach into vLLM: what is read, asked and taken there that is not public API.
+
+One module for each thing of vLLM's that is reached into, and a new line belongs to its module:
+
+- `core`: the engine core and its client; utility methods, the reader of outputs, the process.
+- `scheduling`: the scheduler (the seam ``scheduler_cls`` is documented, its interface is not
+  promised), its settings, and what its steps held.
+- `requests`: a request, and its sampling parameters.
+- `pool`: the KV-cache manager, its block pool, and the queue of free blocks.
+- `prefixes`: block hashes, the map of them, and the publisher of KV events.
+
+Callers import names from the modules, so their imports say what of vLLM they lean on; the
+modules know each other by types alone. A caller gets plain values where it can, and vLLM's
+own classes, under one name each, where it has to subclass or annotate.
+
+Read against vLLM 0.32.0. At an upgrade:
+
+1. Read each function here beside the new source of what it reaches into. A name that is
+   looked up with a default (``getattr``) goes missing without an error.
+2. Ask of each new feature whether a schedule now depends on more than a recording holds:
+   `scheduling.not_replayable` and `requests.describe_request` list what does.
+3. Read what goes by vLLM's classes as a whole, beside this package: `scheduler` overrides
+   methods, `queue` and `free_blocks` subclass queues, `recording` and `probe` stand before
+   methods, and `headless` builds a scheduler, requests and outputs by hand.
+4. Run ``tests/executors/vllm`` and ``tests/engine`` at both ends of the range of versions in
+   ``pyproject.toml``, and only then widen it.
+"""

@@ -1,0 +1,101 @@
+"""KV-cache blocks: how many there are, who holds them, and what a request takes of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+
+if TYPE_CHECKING:
+    from agentrt.executors.vllm._compat.requests import Request
+    from agentrt.executors.vllm._compat.scheduling import Scheduler
+
+__all__ = [
+    "FreeKVCacheBlockQueue",
+    "KVCacheBlock",
+    "all_blocks",
+    "blocks_held",
+    "blocks_needed",
+    "cached_blocks",
+    "free_blocks",
+    "free_queue",
+    "new_blocks",
+]
+
+
+def all_blocks(scheduler: Scheduler) -> int:
+    """KV-cache blocks that there are, used and free."""
+    return len(scheduler.kv_cache_manager.block_pool.blocks)
+
+
+def free_blocks(scheduler: Scheduler) -> int:
+    """KV-cache blocks that can be handed out now."""
+    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+def free_queue(scheduler: Scheduler) -> FreeKVCacheBlockQueue:
+    """The queue that free blocks are handed out from."""
+    return scheduler.kv_cache_manager.block_pool.free_block_queue
+
+
+def blocks_held(scheduler: Scheduler, request: Request) -> int:
+    """KV-cache blocks that preempting this request would free."""
+    groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+    return sum(1 for group in groups for block in group if block.ref_cnt == 1)
+
+
+def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
+    """A request's blocks that later calls can find, of vLLM's first pool."""
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    return [
+        block
+        for group in manager.get_blocks(request.request_id).blocks
+        for block in group
+        if block.block_hash is not None and block.pool is pool
+    ]
+
+
+def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
+    """KV-cache blocks that this waiting request takes out of the free ones, all its tokens.
+
+    Its cached prefix is looked up only when the request would not fit without one.
+    """
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    whole = sum(-(-(request.num_tokens + 1) // manager.block_size) for manager in managers)
+    if whole <= free:
+        return whole
+    cached = scheduler.kv_cache_manager.get_computed_blocks(request)[0].blocks
+    shared = sum(1 for group in cached for block in group if block.ref_cnt > 0)
+    return whole - shared
+
+
+def new_blocks(scheduler: Scheduler, request: Request, room: int) -> tuple[int, int]:
+    """Blocks that a waiting request would fill anew, and those that it would find filled.
+
+    Nothing is looked up where all would fit into ``room`` blocks, nor where half of them
+    would not and less than half can be found: then none counts as found.
+    """
+    manager = scheduler.kv_cache_manager
+    managers = manager.coordinator.single_type_managers
+    whole = sum(-(-(request.num_tokens + 1) // one.block_size) for one in managers)
+    if whole <= room or not manager.prefix_cache_lookup_enabled(request):
+        return whole, 0
+    if whole >= 2 * room and not _may_find_half(manager, request, whole):
+        return whole, 0
+    most = request.num_tokens - 1
+    groups = manager.coordinator.find_longest_cache_hit(request.block_hashes, most)[0]
+    found = sum(len(group) for group in groups)
+    return whole - found, found
+
+
+def _may_find_half(manager: Any, request: Request, whole: int) -> bool:
+    """False where the block that ends the first half of ``whole`` is not cached: one look."""
+    managers, pool = manager.coordinator.single_type_managers, manager.block_pool
+    if len(managers) > 1 or managers[0].block_size != pool.hash_block_size:
+        return True  # blocks are not numbered as their hashes are
+    at = (whole + 1) // 2 - 1
+    if at >= len(request.block_hashes):
+        return False
+    group = managers[0].kv_cache_group_id
+    return pool.get_cached_block(request.block_hashes[at], [group]) is not None
