@@ -15,15 +15,14 @@ from agentrt.errors import (
     EngineDiedError,
     EngineStartError,
     ModelLoadError,
-    PromptTooLongError,
 )
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.boundary import Boundary
-from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
+from agentrt.executors.vllm._compat.core import close_context, core_pids, start_reader, stop_reader
 from agentrt.executors.vllm.blocks import BlockHasher
+from agentrt.executors.vllm.calls import prompt_ids_of, prompt_of, reply_of, sampling_params
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.faults import config_fault
-from agentrt.executors.vllm.identity import NESTED, attach
 from agentrt.executors.vllm.logprobs import logprobs_of
 from agentrt.executors.vllm.mail import Mail
 from agentrt.executors.vllm.options import (
@@ -38,7 +37,6 @@ from agentrt.router.held import HELD, HeldNote
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
     from vllm.config import VllmConfig
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -77,7 +75,7 @@ class VLLMEngine:
         progress(f"loading {_short(self.model)}")
         self._llm = llm = await self._loaded()
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
-        _start_reader(llm)
+        start_reader(llm)
         # Without one, an engine takes prompts as token ids only.
         bare = llm.model_config.skip_tokenizer_init
         self._tokenizer = None if bare else llm.get_tokenizer()
@@ -140,8 +138,6 @@ class VLLMEngine:
 
     def pids(self) -> list[int]:
         """The processes of the engine core."""
-        from agentrt.executors.vllm._compat.core import core_pids
-
         return [] if self._llm is None else core_pids(self._llm)
 
     async def pulse(self) -> float:
@@ -161,8 +157,9 @@ class VLLMEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._engine()
-        prompt = self._prompt(call.spec)
-        params = self._sampling(call, len(prompt["prompt_token_ids"]), stream=stream)
+        prompt = prompt_of(call.spec, self._tokenizer, self.model)
+        length = len(prompt["prompt_token_ids"])
+        params = sampling_params(call, length, self.max_model_len, stream=stream)
         text, logprobs = "", logprobs_of(call.spec)
         try:
             outputs = llm.generate(prompt, params, call.call_id, priority=call.priority)
@@ -182,81 +179,16 @@ class VLLMEngine:
             raise EngineDiedError("the engine is not running")
         return self._llm
 
-    def _prompt(self, spec: CallSpec) -> dict[str, Any]:
-        salt = {} if spec.cache_salt is None else {"cache_salt": spec.cache_salt}
-        return {"prompt_token_ids": self._prompt_ids(spec), **salt}
-
-    def _prompt_ids(self, spec: CallSpec) -> list[int]:
-        if spec.prompt_token_ids is not None:
-            return list(spec.prompt_token_ids)
-        if self._tokenizer is None:
-            raise CallRejectedError(
-                f"the engine has no tokenizer for {self.model}: give prompt_token_ids, or leave "
-                "--skip-tokenizer-init out"
-            )
-        if spec.messages is None:
-            return list(self._tokenizer.encode(spec.prompt or ""))
-        try:
-            ids: list[int] = self._tokenizer.apply_chat_template(
-                [dict(message) for message in with_tools(spec)],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-            )
-        except Exception as error:
-            raise CallRejectedError(f"the chat template of {self.model}: {error}") from error
-        return ids
-
-    def _sampling(self, call: Call, prompt_tokens: int, *, stream: bool) -> SamplingParams:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-        spec = call.spec
-        room = self._engine().model_config.max_model_len - prompt_tokens
-        if room < 1:
-            raise PromptTooLongError(
-                f"call {call.call_id}: its prompt has {prompt_tokens} tokens, and the engine "
-                f"takes {prompt_tokens + room - 1} and one of output; shorten the chat or raise "
-                "--max-model-len"
-            )
-        schema = output_schema(spec)
-        if schema is not None:
-            check_schema(schema)
-        return SamplingParams(
-            max_tokens=min(spec.max_tokens, room),
-            temperature=spec.temperature,
-            top_p=spec.top_p,
-            seed=spec.seed,
-            stop=list(spec.stop),
-            ignore_eos=spec.ignore_eos,
-            frequency_penalty=spec.frequency_penalty,
-            presence_penalty=spec.presence_penalty,
-            logprobs=spec.logprobs,
-            structured_outputs=schema and StructuredOutputsParams(json=dict(schema)),
-            output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
-            extra_args=attach(call),
-        )
-
     def _reply(self, call: Call, output: RequestOutput, whole: str) -> Reply:
         params = output.kv_transfer_params or {}
-        report = CallReport(**(params.get(NESTED) or {}))
         if HELD in params and self._hear_held is not None:
             self._hear_held(HeldNote.from_wire(params[HELD]))
-        text, tool_calls, parsed = read_output(call.spec, whole)
-        last = output.outputs[0]
-        return Reply(
-            text=text,
-            finish_reason=last.finish_reason or "stop",
-            tool_calls=tool_calls,
-            parsed=parsed,
-            token_ids=tuple(last.token_ids),
-            report=report,
-        )
+        return reply_of(call.spec, output, whole)
 
     # -- what it holds -----------------------------------------------------------------
 
     async def prompt_ids(self, spec: CallSpec) -> list[int]:
-        return self._prompt_ids(spec)
+        return prompt_ids_of(spec, self._tokenizer, self.model)
 
     def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
         return () if self._hasher is None else self._hasher(ids, salt)
@@ -345,16 +277,6 @@ def _import_vllm() -> None:
         ) from error
 
 
-def _start_reader(llm: AsyncLLM) -> None:
-    """Start the task that reads the engine core's outputs now, when no program runs.
-
-    vLLM would start it in the first call, whose context it would then keep alive.
-    """
-    from agentrt.executors.vllm._compat.core import start_reader
-
-    start_reader(llm)
-
-
 def _let_go(loading: asyncio.Future[AsyncLLM]) -> None:
     """End an engine that nobody waited for."""
     if loading.cancelled() or loading.exception() is not None:
@@ -365,8 +287,6 @@ def _let_go(loading: asyncio.Future[AsyncLLM]) -> None:
 
 
 async def _shut_down(llm: AsyncLLM) -> None:
-    from agentrt.executors.vllm._compat.core import close_context, stop_reader
-
     # Before its core: the reader would report the core's end as a failure.
     stop_reader(llm)
     await apart(llm.shutdown, _SHUTDOWN_S)

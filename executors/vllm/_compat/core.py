@@ -1,10 +1,11 @@
-"""The engine core and its client: what is called there by name, its reader, its process."""
+"""The engine core and its client: what is called there by name, its reader, its process.
+
+Importing this imports nothing of vLLM: clients do so before they load an engine.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-from vllm.v1.engine.core import EngineCore
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -21,6 +22,7 @@ def install_control() -> None:
     vLLM looks utility methods up by name on the engine core when a message arrives, so
     one class attribute, set where the scheduler class is imported, is the whole door.
     """
+    from vllm.v1.engine.core import EngineCore
 
     def agentrt(self: Any, op: str, argument: Any = None) -> Any:
         return self.scheduler.control(op, argument)
@@ -35,7 +37,10 @@ def install_control() -> None:
 
 
 def start_reader(llm: AsyncLLM) -> None:
-    """Start the client's task that reads the engine core's outputs."""
+    """Start the client's task that reads the engine core's outputs, before any program runs.
+
+    vLLM would start it in the first call, whose context it would then keep alive.
+    """
     llm._run_output_handler()
 
 

@@ -1,0 +1,95 @@
+"""A call as vLLM takes it, and vLLM's last output of it as our reply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import CallRejectedError, PromptTooLongError
+from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
+from agentrt.executors.vllm.identity import NESTED, attach
+from agentrt.request import Call, CallReport, CallSpec, Reply
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+
+
+def prompt_of(spec: CallSpec, tokenizer: Any, model: str) -> dict[str, Any]:
+    """A call's prompt, as token ids, and its salt."""
+    salt = {} if spec.cache_salt is None else {"cache_salt": spec.cache_salt}
+    return {"prompt_token_ids": prompt_ids_of(spec, tokenizer, model), **salt}
+
+
+def prompt_ids_of(spec: CallSpec, tokenizer: Any, model: str) -> list[int]:
+    """The token ids of a call's prompt, by ``tokenizer`` (None where the engine has none)."""
+    if spec.prompt_token_ids is not None:
+        return list(spec.prompt_token_ids)
+    if tokenizer is None:
+        raise CallRejectedError(
+            f"the engine has no tokenizer for {model}: give prompt_token_ids, or leave "
+            "--skip-tokenizer-init out"
+        )
+    if spec.messages is None:
+        return list(tokenizer.encode(spec.prompt or ""))
+    try:
+        ids: list[int] = tokenizer.apply_chat_template(
+            [dict(message) for message in with_tools(spec)],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+        )
+    except Exception as error:
+        raise CallRejectedError(f"the chat template of {model}: {error}") from error
+    return ids
+
+
+def sampling_params(
+    call: Call, prompt_length: int, max_model_len: int, *, stream: bool
+) -> SamplingParams:
+    """How vLLM samples a call, and what our scheduler is told of it.
+
+    Prompt and output have ``max_model_len`` tokens together.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    spec = call.spec
+    room = max_model_len - prompt_length
+    if room < 1:
+        raise PromptTooLongError(
+            f"call {call.call_id}: its prompt has {prompt_length} tokens, and the engine "
+            f"takes {max_model_len - 1} and one of output; shorten the chat or raise "
+            "--max-model-len"
+        )
+    schema = output_schema(spec)
+    if schema is not None:
+        check_schema(schema)
+    return SamplingParams(
+        max_tokens=min(spec.max_tokens, room),
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        seed=spec.seed,
+        stop=list(spec.stop),
+        ignore_eos=spec.ignore_eos,
+        frequency_penalty=spec.frequency_penalty,
+        presence_penalty=spec.presence_penalty,
+        logprobs=spec.logprobs,
+        structured_outputs=schema and StructuredOutputsParams(json=dict(schema)),
+        output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+        extra_args=attach(call),
+    )
+
+
+def reply_of(spec: CallSpec, output: RequestOutput, whole: str) -> Reply:
+    """The reply to a call whose last output this is, and whose text is ``whole``."""
+    report = (output.kv_transfer_params or {}).get(NESTED) or {}
+    text, tool_calls, parsed = read_output(spec, whole)
+    last = output.outputs[0]
+    return Reply(
+        text=text,
+        finish_reason=last.finish_reason or "stop",
+        tool_calls=tool_calls,
+        parsed=parsed,
+        token_ids=tuple(last.token_ids),
+        report=CallReport(**report),
+    )
