@@ -4,7 +4,8 @@
 ``scheduler_cls``. Before each step it promotes the starved, sorts the running calls so
 that vLLM's own memory preemption meets the worst first, and preempts for better waiting
 calls; then vLLM schedules as ever. Settings come in ``additional_config["agentrt"]``.
-With policy ``fcfs`` vLLM's own queue stays and only the account is kept.
+With policy ``fcfs`` vLLM's own queue stays and only the account is kept. It is long because
+vLLM takes one class, whose methods both a step and the account of its calls hang on.
 """
 
 from __future__ import annotations
