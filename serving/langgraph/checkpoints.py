@@ -1,68 +1,80 @@
-"""Work on the checkpointer's tables that its own interface does not have.
+"""The checkpointer's tables, and work on them that its own interface does not have.
 
 Ids of checkpoints grow with time, within a thread too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from sqlalchemy import Column, MetaData, String, Table, bindparam, delete, func, select, tuple_
+from sqlalchemy import (
+    Column,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    bindparam,
+    delete,
+    func,
+    select,
+    tuple_,
+)
 
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph.database import Database
 
-_KEYS = ("thread_id", "checkpoint_ns", "checkpoint_id")
+ROW = (
+    "checkpoint_ns",
+    "checkpoint_id",
+    "task_id",
+    "idx",
+    "task_path",
+    "channel",
+    "type",
+    "value",
+)
+"""The columns of what a task has written, but for its thread."""
 _metadata = MetaData()
 
 
-def _table(name: str, *more: str) -> Table:
-    return Table(name, _metadata, *(Column(key, String) for key in (*_KEYS, *more)))
+def _texts(*names: str) -> list[Column[Any]]:
+    return [Column(name, String) for name in names]
 
 
-_checkpoints = _table("checkpoints")
-_writes = {
-    True: _table("writes", "task_id"),  # in SQLite
-    False: _table("checkpoint_writes", "task_id"),  # in PostgreSQL
-}
+def _writes(name: str, value: str) -> Table:
+    return Table(
+        name,
+        _metadata,
+        *_texts("thread_id", *ROW[:3], *ROW[4:7]),
+        Column("idx", Integer),
+        Column(value, LargeBinary, key="value"),
+    )
 
 
-async def roll_back(
-    database: Database, thread: str, origin: str | None, writes: Collection[str]
-) -> None:
-    """Forget what a run did to its thread: checkpoints after ``origin``, and writes to it.
+checkpoints = Table(
+    "checkpoints", _metadata, *_texts("thread_id", "checkpoint_ns", "checkpoint_id")
+)
+_IN_SQLITE = _writes("writes", "value")
+_IN_POSTGRES = _writes("checkpoint_writes", "blob")
 
-    ``writes`` are the tasks that had written before.
-    """
-    table = _writes[database.address.file is not None]
-    async with database.writing() as connection:
-        for one in (table, _checkpoints):
-            later = delete(one).where(one.c.thread_id == thread)
-            if origin is not None:
-                later = later.where(one.c.checkpoint_id > origin)
-            await connection.execute(later)
-        if origin is not None:
-            added = delete(table).where(
-                table.c.thread_id == thread,
-                table.c.checkpoint_id == origin,
-                table.c.task_id.not_in(sorted(writes)),
-            )
-            await connection.execute(added)
+
+def writes(database: Database) -> Table:
+    """What tasks have written to checkpoints."""
+    return _IN_SQLITE if database.address.file is not None else _IN_POSTGRES
 
 
 async def keep_latest(database: Database, thread: str) -> None:
     """Forget all but the last checkpoint of a thread and of each of its subgraphs."""
-    table = _writes[database.address.file is not None]
-    c = _checkpoints.c
+    c = checkpoints.c
     last = (
         select(c.checkpoint_ns, func.max(c.checkpoint_id))
         .where(c.thread_id == bindparam("thread"))
         .group_by(c.checkpoint_ns)
     )
     async with database.writing() as connection:
-        for one in (table, _checkpoints):
+        for one in (writes(database), checkpoints):
             here = tuple_(one.c.checkpoint_ns, one.c.checkpoint_id)
             old = delete(one).where(one.c.thread_id == bindparam("thread"), here.not_in(last))
             await connection.execute(old, {"thread": thread})

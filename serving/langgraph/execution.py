@@ -16,7 +16,7 @@ from agentrt.integrations.langgraph.graphs import Graph, graph_program, program_
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
 from agentrt.runtime import Runtime
-from agentrt.serving.langgraph import checkpoints, natives, recovery
+from agentrt.serving.langgraph import natives, origins, recovery
 from agentrt.serving.langgraph.encoding import encode, error_json, to_json
 from agentrt.serving.langgraph.eventlog import EventLog
 from agentrt.serving.langgraph.graphs import Graphs
@@ -108,10 +108,8 @@ class Execution:
     async def _begin(self) -> None:
         """Note where the thread stands, and that the run is running."""
         record = self._record
-        self._goes_on = await recovery.goes_on(self._with.storage.saver, record)
-        origin = record.origin
-        if origin is None:
-            origin = await recovery.standing_before(self._with.storage.saver, record.thread_id)
+        self._entry = await recovery.entry(self._with.storage, record)
+        origin = await recovery.origin_of(self._with.storage, record)
         record = dataclasses.replace(record, attempt=record.attempt + 1, origin=origin)
         self._live.record = self._record = record
         await self._with.runs.began(record)
@@ -136,7 +134,7 @@ class Execution:
     def _program(self, graph: Graph) -> tuple[Program, Any]:
         record, modes, log = self._record, self._modes, self._live.log
         config, terms = run_config(record), self._terms()
-        if self._goes_on:  # at its thread's end: it has left where it was asked to start
+        if self._entry.goes_on:  # at its thread's end: it has left where it was asked to start
             config["configurable"].pop("checkpoint_id", None)
         else:
             config = merge_configs(config, recovery.at_checkpoint(dict(record.kwargs)))
@@ -154,10 +152,10 @@ class Execution:
 
     def _input(self) -> Any:
         kwargs = self._record.kwargs
-        if self._goes_on:
+        if self._entry.command is not None:
+            return recovery.as_command(self._entry.command)
+        if self._entry.goes_on:
             return None
-        if kwargs.get("command") is not None:
-            return recovery.as_command(kwargs["command"])
         native = self._with.graphs.is_native(self._record.graph_id)
         # Without input a graph goes on; a program that needs none begins.
         at_start = self._record.origin is None or self._record.origin["checkpoint_id"] is None
@@ -199,12 +197,8 @@ class Execution:
         """Make it as if the run had never been."""
         record, origin = self._record, self._record.origin
         if origin is not None:
-            await checkpoints.roll_back(
-                self._with.storage.database,
-                record.thread_id,
-                origin["checkpoint_id"],
-                origin["writes"],
-            )
+            began = origins.Origin.of(origin)
+            await origins.go_back(self._with.storage.database, record.thread_id, began)
         await self._with.runs.remove(record.run_id)
         graph = self._with.graphs.of(record.graph_id, record.tenant)
         standing = await thread_standing(graph, record.thread_id)

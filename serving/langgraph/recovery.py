@@ -1,59 +1,181 @@
 """Where a run goes on that a server was killed in.
 
-Each run notes, before its first attempt, where its thread stood. If checkpoints have been added
-since, its input is in them, and it goes on with no input. An answer to an interrupt, too, has
-been taken once a task has it. Else it starts as it was asked for.
+Each run notes, before its first attempt, where its thread stood (`origins`). If the graph itself
+has added a checkpoint since, the run's input is in that, and it goes on with no input. Else it
+starts as it was asked for, but without the answers that have been taken. LangGraph does not know
+that they were: it would give them to the next questions.
+
+An answer is taken once the task that had asked has written of it. That task is often not the
+graph's own but one of a subgraph, which adds checkpoints of its own meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.types import Command, Send
 
-from agentrt.integrations.langgraph.threads import thread_config
+from agentrt.serving.langgraph.keepers import Storage
+from agentrt.serving.langgraph.origins import (
+    Origin,
+    Task,
+    Written,
+    go_back,
+    last_id,
+    rows_since,
+    spaces_since,
+    standing_now,
+    take_back,
+)
 from agentrt.serving.langgraph.runs import RunRecord
 
 _RESUME = "__resume__"
+_INTERRUPT = "__interrupt__"
+_ID = re.compile("[0-9a-f]{32}")
+"""Of a question: by such keys, LangGraph tells a map of answers from one answer."""
 _NOBODY = "00000000-0000-0000-0000-000000000000"
-"""The task to which LangGraph writes an answer that no task has taken yet."""
+"""The task to which LangGraph writes a command: an answer that no task has taken yet, and more."""
 
 
-async def standing_before(saver: BaseCheckpointSaver[Any], thread: str) -> dict[str, Any]:
-    """Where a thread stands, for a run that starts now."""
-    tip = await saver.aget_tuple(thread_config(thread))
-    return {
-        "checkpoint_id": _id_of(tip),
-        "answers": 0 if tip is None else _answers(tip),
-        "writes": [] if tip is None else sorted({task for task, _, _ in tip.pending_writes or ()}),
-    }
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How a run starts. One that ``goes_on`` does so at its thread's end, with no input; else it
+    starts where, and as, it was asked to. Either may have a command.
+    """
+
+    goes_on: bool
+    command: Mapping[str, Any] | None
 
 
-async def goes_on(saver: BaseCheckpointSaver[Any], record: RunRecord) -> bool:
-    """Whether a run that was started before has got as far as its thread."""
+async def origin_of(storage: Storage, record: RunRecord) -> Mapping[str, Any]:
+    """Where the run's thread stood when it first started; that is now, if it never has."""
+    if record.origin is not None:
+        return record.origin
+    command = record.kwargs.get("command") or {}
+    # Nothing else writes to checkpoints of the past: it leaves them by a new one.
+    also = _places(record.kwargs) if command.get("resume") is not None else set()
+    return (await standing_now(storage.database, record.thread_id, also)).as_json()
+
+
+async def entry(storage: Storage, record: RunRecord) -> Entry:
+    """How a run starts now, which may have been started before."""
+    anew = Entry(False, record.kwargs.get("command"))
     if record.origin is None:
-        return False
-    tip = await saver.aget_tuple(thread_config(record.thread_id))
-    if _id_of(tip) != record.origin["checkpoint_id"]:
+        return anew
+    origin = Origin.of(record.origin)
+    async with storage.database.reading() as connection:
+        tip = await last_id(connection, record.thread_id, own=True)
+    if tip != origin.checkpoint_id:
+        return Entry(True, None)
+    if origin.writes is None:
+        return anew
+    if _starts_over(record.kwargs, tip):
+        await go_back(storage.database, record.thread_id, origin)
+        return anew
+    return anew if anew.command is None else await _rest(storage, record, origin)
+
+
+def _starts_over(kwargs: Mapping[str, Any], tip: str) -> bool:
+    """Whether a run that has added no checkpoint begins again: what its subgraphs have kept is of
+    no use without it. One with neither input nor command has begun nothing: it only goes on.
+    """
+    if kwargs.get("durability") == "exit" or not _places(kwargs) <= {tip}:
         return True
-    return tip is not None and _answers(tip) > record.origin["answers"]
+    return kwargs.get("command") is None and kwargs.get("input") is not None
 
 
-def _id_of(tip: CheckpointTuple | None) -> str | None:
-    return None if tip is None else str(tip.checkpoint["id"])
+def _places(kwargs: Mapping[str, Any]) -> set[str]:
+    """The checkpoints at which a run was asked to start."""
+    asked = kwargs.get("checkpoint") or {}
+    configurable = (kwargs.get("config") or {}).get("configurable") or {}
+    ids = [kwargs.get("checkpoint_id"), asked.get("checkpoint_id")]
+    ids += [configurable.get("checkpoint_id"), *(asked.get("checkpoint_map") or {}).values()]
+    return {one for one in ids if one and isinstance(one, str)}
 
 
-def _answers(tip: CheckpointTuple) -> int:
-    """How many answers tasks have taken."""
-    writes: Iterable[tuple[str, str, Any]] = tip.pending_writes or ()
-    taken = [value for task, channel, value in writes if channel == _RESUME and task != _NOBODY]
-    return sum(len(value) if isinstance(value, list) else 1 for value in taken)
+# -- answers ------------------------------------------------------------------------------
 
 
-def as_command(given: dict[str, Any]) -> Command[Any]:
+async def _rest(storage: Storage, record: RunRecord, origin: Origin) -> Entry:
+    """What is left of a run's command, once what it wrote was taken back."""
+    command = dict(record.kwargs["command"])
+    progress = await _progress_since(storage, record.thread_id, origin)
+    resume = command.pop("resume", None)
+    left = progress.left_of(resume)
+    taken = left != resume
+    place = ("", origin.checkpoint_id, _NOBODY)
+    without = _RESUME if taken else None
+    await take_back(storage.database, record.thread_id, origin, place, without)
+    if left is not None:
+        command["resume"] = left
+    return Entry(taken, command if any(given is not None for given in command.values()) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """What has come of the questions that were open at a run's start: which tasks had asked each,
+    which of these tasks have ``moved`` since, and whether any task has taken an answer.
+    """
+
+    asked: Mapping[str, set[Task]]
+    moved: set[Task]
+    answered: bool
+
+    def left_of(self, resume: Any) -> Any:
+        """Those answers that nobody has taken, None if there are none."""
+        if not (isinstance(resume, dict) and all(map(_ID.fullmatch, resume))):
+            return None if self.moved or self.answered else resume
+        left = {key: value for key, value in resume.items() if not self._took(key)}
+        return left if left or not resume else None
+
+    def _took(self, question: str) -> bool:
+        tasks = self.asked.get(question)
+        return self.answered if tasks is None else bool(tasks & self.moved)
+
+
+async def _progress_since(storage: Storage, thread: str, origin: Origin) -> _Progress:
+    async with storage.database.reading() as connection:
+        now = await rows_since(connection, storage.database, thread, origin.since)
+        added = await spaces_since(connection, thread, origin.latest)
+    rows = origin.writes or ()
+    before, after = _answers(storage, rows), _answers(storage, now)
+    more = {task for task, count in after.items() if count > before[task]}
+    done = {row.task for row in now if not row.replaceable}
+    done -= {row.task for row in rows if not row.replaceable}
+    asked: dict[str, set[Task]] = defaultdict(set)
+    for row in rows:
+        if row.channel == _INTERRUPT:
+            for one in _listed(_value(storage, row)):
+                asked[one.id].add(row.task)
+    waited = set().union(*asked.values())
+    moved = {task for task in waited if task in more | done or task[0] in added}
+    return _Progress(asked, moved, bool(more))
+
+
+def _answers(storage: Storage, rows: Iterable[Written]) -> Counter[Task]:
+    """How many answers each task has taken."""
+    taken = [row for row in rows if row.channel == _RESUME and row.task_id != _NOBODY]
+    return Counter({row.task: len(_listed(_value(storage, row))) for row in taken})
+
+
+def _value(storage: Storage, row: Written) -> Any:
+    assert row.value is not None
+    return storage.saver.serde.loads_typed((row.type or "", row.value))
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+# -- what was asked for -------------------------------------------------------------------
+
+
+def as_command(given: Mapping[str, Any]) -> Command[Any]:
     """A client's command as LangGraph takes it."""
     goto = given.get("goto") or ()
     places = [goto] if isinstance(goto, str | dict) else goto

@@ -28,7 +28,7 @@ class RunRecord:
     """A run as it was asked for. ``kwargs`` is its body; times are seconds since 1970.
 
     ``origin`` is where the thread stood when the run first started
-    (`agentrt.serving.langgraph.recovery`); ``attempt`` counts its starts so far.
+    (`agentrt.serving.langgraph.origins`); ``attempt`` counts its starts so far.
     """
 
     run_id: str
@@ -180,9 +180,11 @@ class Runs:
         """What says that the run has ended; ``result`` is what those who wait for it get.
 
         `Threads.settle` does it together with what its thread becomes: whoever sees the one sees
-        the other, whenever the server is killed.
+        the other, whenever the server is killed. Where the run began matters no more.
         """
-        return _changed(run_id, status=status, result=result.decode(), cancel_reason=reason)
+        return _changed(
+            run_id, status=status, result=result.decode(), cancel_reason=reason, origin=None
+        )
 
     async def _set(self, run_id: str, **values: Any) -> None:
         async with self._database.writing() as connection:

@@ -23,6 +23,7 @@ from agentrt.serving.app import opened_app
 from agentrt.serving.langgraph import room
 from agentrt.serving.server import ServedGraph, Server
 from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.langgraph.nested import Nested
 
 WALK = 6
 FOLDER = Path(sys.argv[3]) if len(sys.argv) > 3 else Path()
@@ -49,10 +50,15 @@ def walker(name: str) -> Any:
 
 
 async def hold(state: State, config: RunnableConfig) -> State:
+    await gate(state, config)
+    return {"steps": ["hold"]}
+
+
+async def gate(state: Any, config: RunnableConfig) -> None:
+    """Wait for the file."""
     note("hold", config)
     while not (FOLDER / state["go"]).exists():
         await asyncio.sleep(0.01)
-    return {"steps": ["hold"]}
 
 
 async def answer_and_hold(state: State, config: RunnableConfig) -> State:
@@ -70,7 +76,7 @@ def graphs() -> dict[str, Any]:
     )
     held.add_edge(START, "before")
     asks = StateGraph(State).add_node("ask", answer_and_hold).add_edge(START, "ask")
-    return {"walk": walk, "held": held, "asks": asks}
+    return {"walk": walk, "held": held, "asks": asks, **Nested(note, gate).all()}
 
 
 async def main(database: str, port: int) -> None:

@@ -1,0 +1,166 @@
+"""Runs that are rolled back in threads whose subgraphs have asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+from langchain_core.runnables import RunnableConfig
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+
+from tests.serving.langgraph.graphs import GATES, TURN_S
+from tests.serving.langgraph.nested import KINDS, Nested, Told
+from tests.serving.langgraph.postgres import cluster
+from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.langgraph.test_runs import a_thread, given
+
+STARTS: dict[str, Counter[str]] = defaultdict(Counter)
+"""How often each node was started, by thread."""
+GRAPHS = [f"{name}-{kind}" for name in ("pair", "twice") for kind in KINDS] + ["twice-bare"]
+
+
+def note(name: str, config: RunnableConfig) -> None:
+    STARTS[config["configurable"]["thread_id"]][name] += 1
+
+
+async def hold(state: Told, config: RunnableConfig) -> None:
+    await GATES.passing(state["go"])
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def it(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    with ExitStack() as stack:
+        in_file = request.param == "sqlite"
+        file = tmp_path_factory.mktemp("rollback") / "a.db"
+        database = file if in_file else stack.enter_context(cluster())
+        yield stack.enter_context(serving(dict(Nested(note, hold).all()), database))
+
+
+@pytest_asyncio.fixture
+async def client(it: Serving) -> AsyncIterator[LangGraphClient]:
+    async with get_client(url=it.url) as client:
+        yield client
+
+
+@pytest.fixture
+def gate() -> str:
+    return str(uuid4())
+
+
+async def asked(client: LangGraphClient, graph: str, gate: str) -> tuple[str, Any]:
+    """A thread whose graph has asked, and what came of it."""
+    thread = await a_thread(client)
+    return thread, await client.runs.wait(thread, graph, input=given(go=gate))
+
+
+async def standing(client: LangGraphClient, thread: str) -> Any:
+    """All that is to be seen of a thread: its row, its states, and those of its subgraphs."""
+    row: Any = await client.threads.get(thread)
+    now: Any = await client.threads.get_state(thread, subgraphs=True)
+    histories = [await client.threads.get_history(thread, limit=100)]
+    for task in now["tasks"]:
+        if task["checkpoint"]:
+            place = {"checkpoint_ns": task["checkpoint"]["checkpoint_ns"]}
+            histories.append(
+                await client.threads.get_history(thread, limit=100, checkpoint=place)  # type: ignore[arg-type]
+            )
+    return {key: row[key] for key in ("status", "values", "interrupts")}, now, histories
+
+
+def questions(result: Any) -> list[str]:
+    return sorted(one["value"] for one in result["__interrupt__"])
+
+
+def wrapped(graph: str, told: list[str]) -> list[str]:
+    return told if graph.endswith("-bare") else ["before", *told, "after"]
+
+
+async def finished(client: LangGraphClient, graph: str, thread: str, answers: str) -> None:
+    """Answer the questions, one after the other; each answer is the one that is told."""
+    done: Any = {}
+    for answer in answers:
+        done = await client.runs.wait(thread, graph, command={"resume": answer})
+    between = ["pause"] if graph.startswith("pair") else []
+    expected = ["ready", answers[0], *between, answers[1]]
+    assert done["told"] == wrapped(graph, expected)
+    assert STARTS[thread]["ready"] == 1
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+async def test_an_answer_that_is_rolled_back_never_was(
+    client: LangGraphClient, graph: str, gate: str
+) -> None:
+    """1. A subgraph asks. 2. It is answered, and goes on. 3. That is rolled back: the question is
+    open, and the subgraph stands where it was.
+    """
+    thread, result = await asked(client, graph, gate)
+    assert questions(result) == ["one"]
+    before = await standing(client, thread)
+    run = await client.runs.create(thread, graph, command={"resume": "1"})
+    await GATES.reached(gate)
+    await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
+    assert await standing(client, thread) == before
+    GATES.open(gate)
+    await finished(client, graph, thread, "xy")
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+async def test_another_answer_rolls_the_first_back(
+    client: LangGraphClient, graph: str, gate: str
+) -> None:
+    thread, _ = await asked(client, graph, gate)
+    await client.runs.create(thread, graph, command={"resume": "1"})
+    await GATES.reached(gate)
+    run = await client.runs.create(
+        thread, graph, command={"resume": "x"}, multitask_strategy="rollback"
+    )
+    GATES.open(gate)
+    assert questions(await client.runs.join(thread, run["run_id"])) == ["two"]
+    (kept,) = [one for one in await client.runs.list(thread) if one["kwargs"].get("command")]  # type: ignore[typeddict-item]
+    assert kept["run_id"] == run["run_id"]
+    done: Any = await client.runs.wait(thread, graph, command={"resume": "y"})
+    assert {"x", "y"} < set(done["told"])
+    assert "1" not in done["told"]
+    assert STARTS[thread]["ready"] == 1
+
+
+@pytest.mark.parametrize("graph", ["both", "both-bare"])
+async def test_of_several_answers_none_ever_was(
+    client: LangGraphClient, graph: str, gate: str
+) -> None:
+    """One node has asked again already, and what it kept for that is undone, too."""
+    thread, result = await asked(client, graph, gate)
+    before = await standing(client, thread)
+    run = await client.runs.create(thread, graph, command={"resume": answers(result, "1")})
+    await GATES.reached(gate)
+    await until_asked(client, thread, "a two")
+    await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
+    assert await standing(client, thread) == before
+    GATES.open(gate)
+    result = await client.runs.wait(thread, graph, command={"resume": answers(result, "x")})
+    assert questions(result) == ["a two", "b two"]
+    done: Any = await client.runs.wait(thread, graph, command={"resume": answers(result, "y")})
+    assert sorted(done["told"]) == ["ax", "ay", "bx", "by"]
+
+
+def answers(asked: Any, mark: str) -> dict[str, str]:
+    """To each question of "a" and "b", by its id."""
+    return {one["id"]: one["value"][0] + mark for one in asked["__interrupt__"]}
+
+
+async def until_asked(client: LangGraphClient, thread: str, question: str) -> None:
+    """Wait until a node of a run that goes on has asked."""
+    async with asyncio.timeout(TURN_S):
+        while True:
+            state: Any = await client.threads.get_state(thread)
+            if question in [one["value"] for task in state["tasks"] for one in task["interrupts"]]:
+                return
