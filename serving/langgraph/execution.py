@@ -198,6 +198,7 @@ class Execution:
         record, origin = self._record, self._record.origin
         if origin is not None:
             began = origins.Origin.of(origin)
+            await self._with.storage.fence.close(record.run_id)
             await origins.go_back(self._with.storage.database, record.thread_id, began)
         await self._with.runs.remove(record.run_id)
         graph = self._with.graphs.of(record.graph_id, record.tenant)

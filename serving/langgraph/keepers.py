@@ -12,6 +12,7 @@ from langgraph.store.base import BaseStore
 
 from agentrt.errors import ConfigError
 from agentrt.serving.langgraph.database import Address, Database, open_database
+from agentrt.serving.langgraph.fence import Fence, Fenced
 
 _BUSY_S = 30.0
 
@@ -23,6 +24,7 @@ class Storage:
     database: Database
     saver: BaseCheckpointSaver[Any]
     store: BaseStore
+    fence: Fence
 
 
 @asynccontextmanager
@@ -40,21 +42,20 @@ async def open_storage(given: str) -> AsyncIterator[Storage]:
             raise ConfigError(
                 f"--database {address}: {error}; install agentrt[postgres]"
             ) from error
-        yield Storage(database, saver, store)
+        yield Storage(database, saver, store, saver.fence)
 
 
-async def _in_sqlite(
-    address: Address, stack: AsyncExitStack
-) -> tuple[BaseCheckpointSaver[Any], BaseStore]:
+async def _in_sqlite(address: Address, stack: AsyncExitStack) -> tuple[Fenced, BaseStore]:
     import aiosqlite
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
     from langgraph.store.sqlite.aio import AsyncSqliteStore
 
+    class Saver(Fenced, AsyncSqliteSaver):
+        fence = Fence()
+
     assert address.file is not None
     path = str(address.file)
-    saver = AsyncSqliteSaver(
-        await stack.enter_async_context(aiosqlite.connect(path, timeout=_BUSY_S))
-    )
+    saver = Saver(await stack.enter_async_context(aiosqlite.connect(path, timeout=_BUSY_S)))
     await saver.setup()
     connection = await stack.enter_async_context(
         aiosqlite.connect(path, timeout=_BUSY_S, isolation_level=None)
@@ -64,13 +65,14 @@ async def _in_sqlite(
     return saver, store
 
 
-async def _in_postgres(
-    address: Address, stack: AsyncExitStack
-) -> tuple[BaseCheckpointSaver[Any], BaseStore]:
+async def _in_postgres(address: Address, stack: AsyncExitStack) -> tuple[Fenced, BaseStore]:
     from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
     from langgraph.store.postgres.aio import AsyncPostgresStore
     from psycopg.rows import dict_row
     from psycopg_pool import AsyncConnectionPool
+
+    class Saver(Fenced, AsyncPostgresSaver):
+        fence = Fence()
 
     pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
         address.url,
@@ -80,7 +82,7 @@ async def _in_postgres(
         kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
     )
     await stack.enter_async_context(pool)
-    saver = AsyncPostgresSaver(pool)
+    saver = Saver(pool)
     await saver.setup()
     store = await stack.enter_async_context(AsyncPostgresStore(pool))
     await store.setup()

@@ -1,0 +1,88 @@
+"""What a run writes after it was rolled back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.graph import START, StateGraph
+from langgraph_sdk import get_client
+
+from agentrt.serving.langgraph.fence import Fence
+from agentrt.serving.langgraph.keepers import Storage, open_storage
+from tests.serving.langgraph.graphs import TURN_S
+from tests.serving.langgraph.nested import Told
+from tests.serving.langgraph.serve import serving
+from tests.serving.langgraph.test_runs import a_thread, given
+
+LATE: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "run_id": "late"}}
+OTHER: Any = {"configurable": {**LATE["configurable"], "run_id": "other"}}
+
+
+@pytest_asyncio.fixture
+async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
+    async with open_storage(f"sqlite:{tmp_path / 'a.db'}") as storage:
+        yield storage
+
+
+@pytest.mark.parametrize(("config", "kept"), [(LATE, False), (OTHER, True)])
+async def test_what_comes_too_late_is_not_kept(storage: Storage, config: Any, kept: bool) -> None:
+    await storage.fence.close("late")
+    await storage.saver.aput(config, empty_checkpoint(), {}, {})
+    assert (await storage.saver.aget_tuple(OTHER) is not None) is kept
+
+
+async def test_who_keeps_a_run_out_waits_for_what_it_is_writing() -> None:
+    fence = Fence()
+    with fence.passing(LATE) as may:
+        closing = asyncio.create_task(fence.close("late"))
+        await asyncio.sleep(0)
+        assert may
+        assert not closing.done()
+        await fence.close("other")
+    await closing
+    with fence.passing(LATE) as may:
+        assert not may
+
+
+class Node:
+    """A node in a thread, which nothing stops: it waits, and then calls its subgraph."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.over = (threading.Event() for _ in range(3))
+        self._sub = StateGraph(Told).add_node("inner", lambda _: {"told": ["inner"]})
+        self._sub.add_edge(START, "inner")
+
+    def graph(self) -> StateGraph[Any]:
+        sub = self._sub.compile(checkpointer=True)
+
+        def call(state: Told) -> Any:
+            self.begun.set()
+            assert self.go_on.wait(TURN_S)
+            try:
+                return sub.invoke(state)
+            finally:
+                self.over.set()
+
+        return StateGraph(Told).add_node("call", call).add_edge(START, "call")
+
+
+async def test_a_thread_that_goes_on_leaves_nothing(tmp_path: Path) -> None:
+    """What its subgraph would remember is not there for the next run."""
+    node = Node()
+    with serving({"slow": node.graph()}, tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            thread = await a_thread(client)
+            run = await client.runs.create(thread, "slow", input=given(told=["first"]))
+            assert await asyncio.to_thread(node.begun.wait, TURN_S)
+            await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
+            node.go_on.set()
+            assert await asyncio.to_thread(node.over.wait, TURN_S)
+            done: Any = await client.runs.wait(thread, "slow", input=given(told=["second"]))
+            assert done["told"] == ["second", "inner"]
