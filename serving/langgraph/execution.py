@@ -23,7 +23,7 @@ from agentrt.serving.langgraph.graphs import Graphs
 from agentrt.serving.langgraph.keepers import Storage
 from agentrt.serving.langgraph.modes import Modes
 from agentrt.serving.langgraph.runs import RunRecord, Runs
-from agentrt.serving.langgraph.states import interrupts_by_task
+from agentrt.serving.langgraph.states import interrupts_by_task, last_state
 from agentrt.serving.langgraph.threads import Threads
 
 Action = Literal["interrupt", "rollback", "shutdown"]
@@ -232,7 +232,7 @@ def run_config(record: RunRecord) -> RunnableConfig:
 
 async def thread_standing(graph: Graph, thread: str) -> dict[str, Any]:
     """The columns of a thread's row, from its last checkpoint."""
-    state = await graph.aget_state(thread_config(thread))
+    state = await last_state(graph, thread_config(thread))
     return {
         "status": "interrupted" if state.next else "idle",
         "values": None if state.created_at is None else to_json(state.values),

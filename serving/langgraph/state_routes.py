@@ -18,7 +18,7 @@ from agentrt.serving.langgraph.auth import Asking, Caller
 from agentrt.serving.langgraph.bodies import Checkpoint
 from agentrt.serving.langgraph.execution import thread_standing
 from agentrt.serving.langgraph.house import House
-from agentrt.serving.langgraph.states import checkpoint_json, state_json
+from agentrt.serving.langgraph.states import checkpoint_json, last_state, state_json
 
 _S = "/threads/{thread_id}/state"
 _BadUpdate = (InvalidUpdateError, EmptyInputError, ValueError, TypeError, KeyError)
@@ -128,7 +128,7 @@ class StateRoutes:
 
     async def _state(self, graph: Graph, config: RunnableConfig, subgraphs: bool) -> StateSnapshot:
         try:
-            return await graph.aget_state(config, subgraphs=subgraphs)
+            return await last_state(graph, config, subgraphs=subgraphs)
         except ValueError as error:  # no such subgraph
             raise missing("checkpoint_ns", f"{error}") from error
 

@@ -8,6 +8,24 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import PregelTask, StateSnapshot
 
+from agentrt.integrations.langgraph.graphs import Graph
+
+
+async def last_state(
+    graph: Graph, config: RunnableConfig, *, subgraphs: bool = False
+) -> StateSnapshot:
+    """A thread's last state, with what tasks have written to it since.
+
+    If that does not go together, as when two of them write a value that can only be one, it is
+    the state without it.
+    """
+    try:
+        return await graph.aget_state(config, subgraphs=subgraphs)
+    except Exception:  # a reducer is the graph's own, and may raise anything
+        async for state in graph.aget_state_history(config, limit=1):
+            return state
+        raise
+
 
 def interrupts_by_task(state: StateSnapshot) -> dict[str, Any]:
     """The pending interrupts of a thread, by the ids of their tasks."""

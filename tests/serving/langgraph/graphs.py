@@ -136,6 +136,18 @@ def fail_graph() -> StateGraph[Any]:
     return StateGraph(Steps).add_node("fail", fail).add_edge(START, "fail")
 
 
+class Choice(TypedDict, total=False):
+    chosen: str
+
+
+def clash_graph() -> StateGraph[Any]:
+    """Two nodes at once write what can only have one value."""
+    builder = StateGraph(Choice)
+    for name in ("left", "right"):
+        builder.add_node(name, lambda _: {"chosen": "mine"}).add_edge(START, name)
+    return builder
+
+
 class Settings(TypedDict, total=False):
     who: str
 
@@ -209,6 +221,7 @@ def all_graphs() -> dict[str, Any]:
         "twice": twice_graph(),
         "gate": gate_graph,
         "fail": fail_graph(),
+        "clash": clash_graph(),
         "memory": memory_graph(),
         "chat": chat_graph(),
         "fan": fan_graph(),

@@ -69,6 +69,21 @@ async def test_a_run_that_fails_says_how(client: LangGraphClient) -> None:
     assert await client.runs.join(thread, run["run_id"]) == result
 
 
+async def test_a_run_whose_nodes_clash_ends(client: LangGraphClient) -> None:
+    """What they wrote cannot be taken into the state, which is told without it."""
+    thread = await a_thread(client)
+    result: Any = await client.runs.wait(
+        thread, "clash", input=given(chosen="x"), raise_error=False
+    )
+    assert result["__error__"]["error"] == "InvalidUpdateError"
+    (run,) = await client.runs.list(thread)
+    kept: Any = await client.threads.get(thread)
+    assert (run["status"], kept["status"]) == ("error", "error")
+    state: Any = await client.threads.get_state(thread)
+    assert kept["values"] == state["values"] == {"chosen": "x"}
+    assert state["next"] == ["left", "right"]
+
+
 async def test_a_run_without_a_thread_leaves_none(client: LangGraphClient) -> None:
     before = await client.threads.count()
     created: list[Any] = []
