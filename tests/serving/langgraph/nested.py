@@ -7,16 +7,20 @@ has other gates than one in a thread.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
+from langgraph_sdk.client import LangGraphClient
 from typing_extensions import TypedDict
 
 Note = Callable[[str, RunnableConfig], None]
 Hold = Callable[["Told", RunnableConfig], Awaitable[None]]
+TURN_S = 60.0
+"""The longest that a test waits for a question."""
 KINDS = ("node", "deep", "lasting", "called")
 """The ways in which a graph holds its subgraph."""
 
@@ -48,7 +52,11 @@ class Nested:
         }
         bare = self._twice().add_edge(START, "ready")
         both = {"both": self._both(inside=True), "both-bare": self._both(inside=False)}
-        return {**held, "twice-bare": bare, **both}
+        beside = {
+            "beside": self._beside(inside=True),
+            "beside-bare": self._beside(inside=False),
+        }
+        return {**held, "twice-bare": bare, **both, **beside}
 
     def _pair(self) -> StateGraph[Any]:
         """Two questions, in nodes of their own, and one between them that waits."""
@@ -85,12 +93,15 @@ class Nested:
         async def quick(state: Told, config: RunnableConfig) -> Told:
             return {"told": [interrupt("a one"), interrupt("a two")]}
 
-        builder = StateGraph(Told)
-        for name, node in (("quick", quick), ("patient", patient)):
-            inner = StateGraph(Told).add_node(name, node).add_edge(START, name)
-            here: Any = inner.compile() if inside else node
-            builder.add_node(f"the {name}", here).add_edge(START, f"the {name}")
-        return builder
+        return _at_once({"quick": quick, "patient": patient}, inside=inside)
+
+    def _beside(self, *, inside: bool) -> StateGraph[Any]:
+        """A node that asks twice, and at once one that waits."""
+
+        async def quick(state: Told, config: RunnableConfig) -> Told:
+            return {"told": [interrupt("one"), interrupt("two")]}
+
+        return _at_once({"quick": quick, "slow": self._pause}, inside=inside)
 
     def _held(self, inner: StateGraph[Any], kind: str) -> StateGraph[Any]:
         inner.add_edge(START, "ready")
@@ -122,8 +133,51 @@ class Nested:
         return {"told": ["pause"]}
 
 
+def _at_once(nodes: dict[str, Any], *, inside: bool) -> StateGraph[Any]:
+    builder = StateGraph(Told)
+    for name, node in nodes.items():
+        inner = StateGraph(Told).add_node(name, node).add_edge(START, name)
+        here: Any = inner.compile() if inside else node
+        builder.add_node(f"the {name}", here).add_edge(START, f"the {name}")
+    return builder
+
+
 def _called(sub: Any) -> Any:
     async def call(state: Told) -> Any:
         return await sub.ainvoke(state)
 
     return call
+
+
+# -- what the tests ask of them -----------------------------------------------------------
+
+
+def questions(result: Any) -> list[str]:
+    """What a run's result asks."""
+    return sorted(one["value"] for one in result["__interrupt__"])
+
+
+def answers(result: Any, mark: str) -> dict[str, str]:
+    """To each question of "a" and "b", by its id."""
+    return {one["id"]: one["value"][0] + mark for one in result["__interrupt__"]}
+
+
+def wrapped(graph: str, told: list[str]) -> list[str]:
+    """With what a graph tells before and after its subgraph, if it has one."""
+    return told if graph.endswith("-bare") else ["before", *told, "after"]
+
+
+async def until_asked(client: LangGraphClient, thread: str, question: str) -> None:
+    """Wait until a node of a run that goes on has asked."""
+    async with asyncio.timeout(TURN_S):
+        while True:
+            state: Any = await client.threads.get_state(thread)
+            if question in [one["value"] for task in state["tasks"] for one in task["interrupts"]]:
+                return
+
+
+async def until_left(client: LangGraphClient, thread: str, nodes: list[str]) -> None:
+    """Wait until all other nodes of a superstep have ended."""
+    async with asyncio.timeout(TURN_S):
+        while (await client.threads.get_state(thread))["next"] != nodes:
+            await asyncio.sleep(0.01)

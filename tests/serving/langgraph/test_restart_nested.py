@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,22 @@ import pytest
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
-from tests.serving.langgraph.nested import KINDS
+from tests.serving.langgraph.nested import (
+    KINDS,
+    answers,
+    questions,
+    until_asked,
+    until_left,
+    wrapped,
+)
 from tests.serving.langgraph.postgres import cluster
 from tests.serving.langgraph.processes import Process
 from tests.serving.langgraph.test_restart import started, starts_of
 from tests.serving.langgraph.test_runs import a_thread
 
 pytestmark = pytest.mark.filterwarnings("ignore:Request failed, attempting reconnect")
+on_both = pytest.mark.parametrize("process", ["sqlite", "postgresql"], indirect=True)
+"""For what depends on the database's tables; each restart takes seconds."""
 PAIRS = [f"pair-{kind}" for kind in KINDS]
 TWICE = [f"twice-{kind}" for kind in (*KINDS, "bare")]
 
@@ -28,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("nested")
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite"])
 def process(request: pytest.FixtureRequest, folder: Path) -> Iterator[Process]:
     with ExitStack() as stack:
         in_file = request.param == "sqlite"
@@ -45,14 +55,14 @@ def gate(request: pytest.FixtureRequest, folder: Path) -> Path:
     return folder / "".join(c if c.isalnum() else "-" for c in request.node.name)
 
 
+@dataclass(slots=True)
 class Asked:
     """A run that has asked "one", was answered "1", and waits before it asks "two"."""
 
-    def __init__(self, client: LangGraphClient, graph: str, thread: str, run: Any) -> None:
-        self._client = client
-        self.graph = graph
-        self.thread = thread
-        self.run = run
+    client: LangGraphClient
+    graph: str
+    thread: str
+    run: Any
 
     @classmethod
     async def held(
@@ -61,25 +71,22 @@ class Asked:
         thread = await a_thread(client)
         asked: Any = await client.runs.wait(thread, graph, input={"go": gate.name})
         assert questions(asked) == ["one"]
+        if more.pop("placed", False):
+            more["checkpoint"] = (await client.threads.get_state(thread))["checkpoint"]
         command: Any = {"resume": "1", **more.pop("command", {})}
         run = await client.runs.create(thread, graph, command=command, **more)
         await started(folder, run, "hold")
         return cls(client, graph, thread, run)
 
     async def joined(self) -> Any:
-        return await self._client.runs.join(self.thread, self.run["run_id"])
+        return await self.client.runs.join(self.thread, self.run["run_id"])
 
     async def told(self, answer: str) -> list[str]:
         """What the graph has told once the second question was answered, too."""
-        done: Any = await self._client.runs.wait(
-            self.thread, self.graph, command={"resume": answer}
-        )
+        command: Any = {"resume": answer}
+        done: Any = await self.client.runs.wait(self.thread, self.graph, command=command)
         assert "__interrupt__" not in done
         return list(done["told"])
-
-
-def questions(result: Any) -> list[str]:
-    return sorted(one["value"] for one in result["__interrupt__"])
 
 
 async def restart(process: Process, gate: Path, *, kill: bool = True) -> None:
@@ -92,10 +99,7 @@ async def restart(process: Process, gate: Path, *, kill: bool = True) -> None:
     await process.start()
 
 
-def wrapped(graph: str, told: list[str]) -> list[str]:
-    return told if graph.endswith("-bare") else ["before", *told, "after"]
-
-
+@on_both
 @pytest.mark.parametrize("kill", [True, False])
 async def test_an_answer_that_a_subgraph_took_is_used_once(
     process: Process, folder: Path, gate: Path, kill: bool
@@ -149,16 +153,7 @@ async def test_an_answer_that_says_where_the_thread_stands_is_used_once(
 ) -> None:
     """As LangGraph's Studio does: it names the checkpoint, which is the last one."""
     async with get_client(url=process.url) as client:
-        held = []
-        for graph in PAIRS:
-            thread = await a_thread(client)
-            await client.runs.wait(thread, graph, input={"go": gate.name})
-            state: Any = await client.threads.get_state(thread)
-            run = await client.runs.create(
-                thread, graph, command={"resume": "1"}, checkpoint=state["checkpoint"]
-            )
-            await started(folder, run, "hold")
-            held.append(Asked(client, graph, thread, run))
+        held = [await Asked.held(client, graph, gate, folder, placed=True) for graph in PAIRS]
         await restart(process, gate)
         for one in held:
             assert questions(await one.joined()) == ["two"], one.graph
@@ -166,6 +161,7 @@ async def test_an_answer_that_says_where_the_thread_stands_is_used_once(
             assert told == wrapped(one.graph, ["ready", "1", "pause", "2"]), one.graph
 
 
+@on_both
 @pytest.mark.parametrize("graph", ["both", "both-bare"])
 async def test_of_several_answers_those_that_were_taken_are_used_once(
     process: Process, folder: Path, gate: Path, graph: str
@@ -184,20 +180,30 @@ async def test_of_several_answers_those_that_were_taken_are_used_once(
         assert sorted(done["told"]) == ["a1", "a2", "b1", "b2"]
 
 
-def answers(asked: Any, mark: str) -> dict[str, str]:
-    """To each question of "a" and "b", by its id."""
-    return {one["id"]: one["value"][0] + mark for one in asked["__interrupt__"]}
+@pytest.mark.parametrize("graph", ["beside", "beside-bare"])
+async def test_an_answer_without_an_id_is_used_once(
+    process: Process, folder: Path, gate: Path, graph: str
+) -> None:
+    """1. One node asks, and another is stopped. 2. The question is answered, and the next one is
+    asked, as the other node runs again. 3. The server is killed.
+    """
+    async with get_client(url=process.url) as client:
+        thread = await a_thread(client)
+        run = await client.runs.create(thread, graph, input={"go": gate.name})
+        await started(folder, run, "hold")
+        await until_asked(client, thread, "one")
+        await client.runs.cancel(thread, run["run_id"], wait=True)
+        run = await client.runs.create(thread, graph, command={"resume": "1"})
+        await started(folder, run, "hold")
+        await until_asked(client, thread, "two")
+        await restart(process, gate)
+        asked: Any = await client.runs.join(thread, run["run_id"])
+        assert questions(asked) == ["two"]
+        done: Any = await client.runs.wait(thread, graph, command={"resume": "2"})
+        assert sorted(done["told"]) == ["1", "2", "pause"]
 
 
-async def until_asked(client: LangGraphClient, thread: str, question: str) -> None:
-    """Wait until a node of a run that goes on has asked."""
-    async with asyncio.timeout(60):
-        while True:
-            state: Any = await client.threads.get_state(thread)
-            if question in [one["value"] for task in state["tasks"] for one in task["interrupts"]]:
-                return
-
-
+@on_both
 @pytest.mark.parametrize("kill", [True, False])
 async def test_what_comes_with_an_answer_is_done_once(
     process: Process, folder: Path, gate: Path, kill: bool
@@ -213,6 +219,25 @@ async def test_what_comes_with_an_answer_is_done_once(
         assert questions(asked) == ["two"]
         done: Any = await client.runs.wait(thread, "asks", command={"resume": "2"})
         assert done["steps"] == ["by hand", "1", "2"]
+
+
+@pytest.mark.parametrize("kill", [True, False])
+async def test_a_node_that_an_answer_goes_to_runs_once(
+    process: Process, folder: Path, gate: Path, kill: bool
+) -> None:
+    """It runs beside the subgraph that was answered, and has ended."""
+    command = {"goto": "after"}
+    async with get_client(url=process.url) as client:
+        held = [
+            await Asked.held(client, graph, gate, folder, command=command)
+            for graph in PAIRS + TWICE[:-1]
+        ]
+        for one in held:
+            await until_left(client, one.thread, ["sub"])
+        await restart(process, gate, kill=kill)
+        for one in held:
+            assert questions(await one.joined()) == ["two"], one.graph
+            assert starts_of(folder, one.run)["after"] == 1, one.graph
 
 
 async def test_a_run_that_keeps_nothing_before_its_end_starts_over(
@@ -231,6 +256,7 @@ async def test_a_run_that_keeps_nothing_before_its_end_starts_over(
             assert set(told) >= {"ready", "1", "2"}, one.graph
 
 
+@on_both
 async def test_a_run_is_rolled_back_after_a_kill(
     process: Process, folder: Path, gate: Path
 ) -> None:
@@ -250,3 +276,25 @@ async def test_a_run_is_rolled_back_after_a_kill(
             between = ["pause"] if one.graph in PAIRS else []
             told = await one.told("y")
             assert told == wrapped(one.graph, ["ready", "x", *between, "y"]), one.graph
+
+
+async def test_an_answer_in_the_past_is_given_anew(
+    process: Process, folder: Path, gate: Path
+) -> None:
+    """At a second question, beside which LangGraph has kept the first answer."""
+    graph = "twice-bare"
+    async with get_client(url=process.url) as client:
+        await asyncio.to_thread(gate.touch)
+        thread = await a_thread(client)
+        await client.runs.wait(thread, graph, input={"go": gate.name})
+        for answer in "12":
+            state: Any = await client.threads.get_state(thread)
+            await client.runs.wait(thread, graph, command={"resume": answer})
+        await asyncio.to_thread(gate.unlink)
+        run = await client.runs.create(
+            thread, graph, command={"resume": "z"}, checkpoint=state["checkpoint"]
+        )
+        await started(folder, run, "hold")
+        await restart(process, gate)
+        done: Any = await client.runs.join(thread, run["run_id"])
+        assert done["told"] == ["ready", "1", "z"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -15,8 +14,16 @@ from langchain_core.runnables import RunnableConfig
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
-from tests.serving.langgraph.graphs import GATES, TURN_S
-from tests.serving.langgraph.nested import KINDS, Nested, Told
+from tests.serving.langgraph.graphs import GATES
+from tests.serving.langgraph.nested import (
+    KINDS,
+    Nested,
+    Told,
+    answers,
+    questions,
+    until_asked,
+    wrapped,
+)
 from tests.serving.langgraph.postgres import cluster
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_runs import a_thread, given
@@ -74,14 +81,6 @@ async def standing(client: LangGraphClient, thread: str) -> Any:
                 await client.threads.get_history(thread, limit=100, checkpoint=place)  # type: ignore[arg-type]
             )
     return {key: row[key] for key in ("status", "values", "interrupts")}, now, histories
-
-
-def questions(result: Any) -> list[str]:
-    return sorted(one["value"] for one in result["__interrupt__"])
-
-
-def wrapped(graph: str, told: list[str]) -> list[str]:
-    return told if graph.endswith("-bare") else ["before", *told, "after"]
 
 
 async def finished(client: LangGraphClient, graph: str, thread: str, answers: str) -> None:
@@ -152,15 +151,44 @@ async def test_of_several_answers_none_ever_was(
     assert sorted(done["told"]) == ["ax", "ay", "bx", "by"]
 
 
-def answers(asked: Any, mark: str) -> dict[str, str]:
-    """To each question of "a" and "b", by its id."""
-    return {one["id"]: one["value"][0] + mark for one in asked["__interrupt__"]}
+@pytest.mark.parametrize("graph", GRAPHS)
+async def test_a_copy_goes_on_where_its_original_asked(
+    client: LangGraphClient, graph: str, gate: str
+) -> None:
+    thread, _ = await asked(client, graph, gate)
+    GATES.open(gate)
+    copy: Any = await client.threads.copy(thread)  # type: ignore[func-returns-value]
+    STARTS[copy["thread_id"]]["ready"] += 1
+    await finished(client, graph, copy["thread_id"], "xy")
+    await finished(client, graph, thread, "pq")
 
 
-async def until_asked(client: LangGraphClient, thread: str, question: str) -> None:
-    """Wait until a node of a run that goes on has asked."""
-    async with asyncio.timeout(TURN_S):
-        while True:
-            state: Any = await client.threads.get_state(thread)
-            if question in [one["value"] for task in state["tasks"] for one in task["interrupts"]]:
-                return
+@pytest.mark.parametrize("graph", GRAPHS)
+async def test_a_pruned_thread_goes_on_where_it_asked(
+    client: LangGraphClient, graph: str, gate: str
+) -> None:
+    thread, _ = await asked(client, graph, gate)
+    GATES.open(gate)
+    await client.threads.prune([thread], strategy="keep_latest")
+    await finished(client, graph, thread, "xy")
+
+
+@pytest.mark.parametrize("graph", ["beside", "beside-bare"])
+async def test_an_input_that_is_rolled_back_leaves_the_question(
+    client: LangGraphClient, graph: str, gate: str
+) -> None:
+    """It began anew, and has asked a question of its own."""
+    GATES.open(gate)
+    thread, result = await asked(client, graph, gate)
+    before = await standing(client, thread)
+    other = str(uuid4())
+    run = await client.runs.create(thread, graph, input=given(go=other))
+    await GATES.reached(other)
+    await until_asked(client, thread, "one")
+    await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
+    assert await standing(client, thread) == before
+    answer = {result["__interrupt__"][0]["id"]: "x"}
+    result = await client.runs.wait(thread, graph, command={"resume": answer})
+    assert questions(result) == ["two"]
+    done: Any = await client.runs.wait(thread, graph, command={"resume": "y"})
+    assert sorted(done["told"]) == ["pause", "x", "y"]
