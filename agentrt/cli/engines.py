@@ -212,8 +212,9 @@ def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOpt
     settings: dict[str, Any] = {"policy": options["policy"], "retention": options["retention"]}
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
-    if options["beta"] is not None:
-        settings["beta"] = options["beta"]
+    for name in ("beta", "lane"):
+        if options[name] is not None:
+            settings[name] = options[name]
     if options["history"] is not None:
         settings["history"] = _history(options["history"], options)
     model = options["model"]

@@ -97,6 +97,15 @@ def scheduling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         group="Scheduling",
         help="Promote a call once its program waited X times as long as it was served; inf: never.",
     )
+    lane = click.option(
+        "--lane",
+        type=float,
+        metavar="X",
+        cls=RunOption,
+        group="Scheduling",
+        help="The share of the batch that adaptive keeps for the oldest programs, to bound the "
+        "tail; 0: none.  [default: 0.05]",
+    )
     history = click.option(
         "--history",
         type=click.Path(dir_okay=False, path_type=Path),
@@ -115,5 +124,5 @@ def scheduling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Whose cached context goes first when memory is short: lru is vLLM's own order, ttl "
         "and cost keep that of programs in a tool call.  [default: lru]",
     )
-    decorated: Callable[..., Any] = policy(quanta(beta(history(retention(command)))))
+    decorated: Callable[..., Any] = policy(quanta(beta(lane(history(retention(command))))))
     return decorated

@@ -121,6 +121,8 @@ def test_target(
         (["--quanta", "1,-2"], ["--quanta '1,-2'", "positive seconds"]),
         (["--quanta", "nan"], ["--quanta 'nan'", "positive seconds"]),
         (["--beta", "0"], ["beta", "positive", "inf"]),
+        (["--lane", "1"], ["lane", "share of the batch", "1.0"]),
+        (["--lane", "nan"], ["lane", "share of the batch", "nan"]),
         (["--retention", "mru"], ["--retention", "'lru', 'ttl', 'cost'"]),
         (["--beta", "nan"], ["beta", "positive", "inf"]),
         (["--replicas", "0"], ["'--replicas'", "x>=1"]),

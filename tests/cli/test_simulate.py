@@ -274,6 +274,8 @@ def _group(leader: int) -> list[int]:
         (["run", "--policy", "plas+hints", "--hints", "2"], ["'--hints'", "0<=x<=1"]),
         (["run", "--quanta", "a"], ["--quanta 'a'"]),
         (["run", "--beta", "0"], ["beta", "positive"]),
+        (["run", "--lane", "1.5"], ["lane", "share of the batch", "1.5"]),
+        (["sweep", "--lane", "-1"], ["lane", "share of the batch"]),
         (["run", "--trace", "missing.jsonl"], ["missing.jsonl"]),
         (["run", "--trace", "x.jsonl", "--workload", "chat"], ["--workload and --trace"]),
         (["run", "--json", "--csv"], ["--json and --csv"]),

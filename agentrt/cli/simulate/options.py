@@ -177,6 +177,13 @@ _SCHEDULER = (
     click.option("--quanta", metavar="S,S,…", help="Seconds of service per queue level."),
     click.option("--beta", type=float, metavar="X", help="Anti-starvation; inf: never promote."),
     click.option(
+        "--lane",
+        type=float,
+        metavar="X",
+        help="The share of the batch that adaptive keeps for the oldest programs; 0: none.  "
+        "[default: 0.05]",
+    ),
+    click.option(
         "--baseline",
         default="fcfs",
         show_default=True,
@@ -217,16 +224,14 @@ def read_hints(given: float | None, policies: Sequence[str]) -> float:
     return given
 
 
-def read_scheduler(quanta: str | None, beta: float | None) -> SchedulerConfig:
-    """The scheduler's settings, but for the policy."""
+def read_scheduler(options: Mapping[str, Any]) -> SchedulerConfig:
+    """The scheduler's settings, but for the policy. Raises `ConfigError` for a bad one."""
     from agentrt.cli.values import read_quanta
     from agentrt.scheduler import SchedulerConfig
 
-    settings: dict[str, Any] = {}
-    if quanta is not None:
-        settings["quanta"] = read_quanta(quanta)
-    if beta is not None:
-        settings["beta"] = beta
+    settings = {name: options[name] for name in ("beta", "lane") if options.get(name) is not None}
+    if options["quanta"] is not None:
+        settings["quanta"] = read_quanta(options["quanta"])
     return SchedulerConfig(**settings)
 
 

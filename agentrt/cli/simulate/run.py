@@ -91,7 +91,7 @@ def run(**options: Any) -> None:
     setting = Setting(_source(options), _pressure(options), options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["repeat"]))
     machine = read_machine(options)
-    scheduler = read_scheduler(options["quanta"], options["beta"])
+    scheduler = read_scheduler(options)
     hints = read_hints(options["hints"], policies)
     specs = grid([setting], policies, seeds, scheduler, machine, hints)
     warn_of_sleepers([setting], machine)

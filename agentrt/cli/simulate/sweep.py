@@ -97,7 +97,7 @@ def sweep(**options: Any) -> None:
     limit, relative = read_slo(options["slo"])
     settings = _settings(options)
     machine = read_machine(options)
-    scheduler = read_scheduler(options["quanta"], options["beta"])
+    scheduler = read_scheduler(options)
     hints = read_hints(options["hints"], policies)
     seeds = list(range(options["seeds"]))
     specs = grid(settings, policies, seeds, scheduler, machine, hints)
