@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.scheduler.ages import LONGEST_S, SMALLEST_S, age_bin, bin_edge
 from agentrt.scheduler.hints import HintLaw
 from agentrt.scheduler.table import ProgramRow
 
 VERSION = 1
-SMALLEST_S = 0.05
-"""Seconds of service below which programs are not told apart."""
 _MEMORY = 400.0
 """Programs that a cell remembers: older ones fade, so that a type may change."""
 _CELLS = 4096
@@ -41,9 +40,6 @@ _DOUBT = 8.0
 _TELLING = 2.0
 """A node counts where it changes the estimate by this factor: one that says less would only
 make a program's own calls overtake each other."""
-
-_LONGEST_S = 1e9
-"""No program is expected to need more, whatever a file says."""
 
 Kind = tuple[str, str]
 """Tenant and type: per tenant, so that nobody can teach the scheduler falsehoods about others."""
@@ -89,7 +85,7 @@ class History:
 
         ``path_s`` is what ATLAS would rank by: the estimate where nothing is known.
         """
-        unit = self._unit(row)
+        unit = self.unit(row)
         aged = self._refined(row, "", max(path_s / unit, SMALLEST_S), unit)
         estimate = aged
         for what in self._details(row):
@@ -97,23 +93,23 @@ class History:
         by_node = self._refined(row, f"node {node}", aged, unit) / aged
         if not 1.0 / _TELLING < by_node < _TELLING:
             estimate *= by_node
-        return min(max(estimate * unit, SMALLEST_S), _LONGEST_S)
+        return min(max(estimate * unit, SMALLEST_S), LONGEST_S)
 
     def usual(self, row: ProgramRow) -> float | None:
         """The mean service of a whole program like it (seconds); None where few have ended."""
-        cell = self._cells.get((_kind(row), 0, ""))
-        return cell.mean_s * self._unit(row) if cell is not None and cell.n >= _FEW else None
+        cell = self._cells.get((kind_of(row), 0, ""))
+        return cell.mean_s * self.unit(row) if cell is not None and cell.n >= _FEW else None
 
     def learn(self, row: ProgramRow) -> None:
         """A program ended: what was still to come wherever it came by is known now."""
-        total, unit = row.service_s, self._unit(row)
+        total, unit = row.service_s, self.unit(row)
         visits = self._visits.pop(row.program_id, {})
-        for level in range(_bin(total / unit) + 1):
-            visits.setdefault((_kind(row), level, ""), _edge(level) * unit)
+        for level in range(age_bin(total / unit) + 1):
+            visits.setdefault((kind_of(row), level, ""), bin_edge(level) * unit)
         for key, attained in visits.items():
             self._cell(key).add(max(total - attained, 0.0) / unit)
         if (hint := _hint(row)) is not None:
-            self._law(_kind(row)).add(hint, max(total, SMALLEST_S))
+            self._law(kind_of(row)).add(hint, max(total, SMALLEST_S))
         if row.session is not None:
             session = (row.tenant, row.session)
             self._sessions[session] = total
@@ -164,18 +160,18 @@ class History:
         yield f"turn {int(2.0 * math.log2(row.finished_calls + 1))}"
         before = None if row.session is None else self._sessions.get((row.tenant, row.session))
         if before is not None:
-            yield f"session {_bin(before)}"
+            yield f"session {age_bin(before)}"
 
-    def _unit(self, row: ProgramRow) -> float:
+    def unit(self, row: ProgramRow) -> float:
         """The seconds of this program that count as one of a usual one of its kind."""
-        law, hint = self._laws.get(_kind(row)), _hint(row)
+        law, hint = self._laws.get(kind_of(row)), _hint(row)
         if law is None:
             return 1.0
         return law.unhinted if hint is None else law.times(hint)
 
     def _refined(self, row: ProgramRow, what: str, estimate: float, unit: float) -> float:
         """An estimate refined by one cell; the program's visit there is noted."""
-        key = (_kind(row), _bin(row.attained_s / unit), what)
+        key = (kind_of(row), age_bin(row.attained_s / unit), what)
         visits = self._visits.setdefault(row.program_id, {})
         if len(visits) < _VISITS:
             visits.setdefault(key, row.attained_s)
@@ -200,7 +196,8 @@ class History:
         return law
 
 
-def _kind(row: ProgramRow) -> Kind:
+def kind_of(row: ProgramRow) -> Kind:
+    """Whose past tells about a program."""
     return row.tenant, row.type
 
 
@@ -218,7 +215,7 @@ def _cell_of(n: Any, mean_s: Any) -> Cell:
 
 
 def _seconds(value: Any) -> float:
-    if not 0.0 <= float(value) <= _LONGEST_S:
+    if not 0.0 <= float(value) <= LONGEST_S:
         raise ValueError(f"{value} seconds of service")
     return float(value)
 
@@ -227,15 +224,3 @@ def _word(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a string")
     return value
-
-
-def _bin(seconds: float) -> int:
-    """Half doublings of attained service; 0 up to `SMALLEST_S`."""
-    if not seconds > SMALLEST_S:
-        return 0
-    return 1 + int(2.0 * math.log2(min(seconds, _LONGEST_S) / SMALLEST_S))
-
-
-def _edge(level: int) -> float:
-    """The least service of a bin, in seconds."""
-    return SMALLEST_S * 2.0 ** ((level - 1) / 2.0) if level else 0.0

@@ -2,8 +2,10 @@
 
 It bounds the tail of a policy that prefers the short: whatever comes after it, the oldest
 program is served at the lane's rate at least, so a program's waiting is bounded by the
-work of those that were there before it over that rate. The rate grows while the oldest
-waits much longer than the others do: a few are left behind then, and small ones pass them by.
+work of those that were there before it over that rate. The rate grows while the oldest waits
+much longer than the others do, since a few are left behind then and small ones pass them by;
+and most where it is late: in the order of arrival nobody waits for longer than it takes to
+serve all that is there.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agentrt.scheduler.backlog import Backlog
     from agentrt.scheduler.call import QueuedCall
 
 _SLACK = 64
@@ -27,7 +30,12 @@ _UNFAIR = 1.5
 """The oldest's age over the mean age from which the lane grows. Served in the order of arrival
 it would be 2, the ages being spread evenly; less than that keeps the tail of chats in overload
 (docs/policies.md has what other values give)."""
-_MOST_GROWTH = 4.0
+_UNFAIR_GROWTH = 4.0
+"""How many times its share the lane serves at most where the oldest wait unfairly,"""
+_PATIENCE = 1.0
+_LATE_GROWTH = 6.0
+"""and where it is late: it has waited for longer than `_PATIENCE` times what the greatest
+backlog of late takes to serve. The whole batch would cost the short ones of unequal programs."""
 
 
 class Lane:
@@ -35,11 +43,14 @@ class Lane:
 
     The share is a token bucket of slot-seconds: it fills at ``share * slots`` per second
     and is drawn on by the lane's calls, so that a lane narrower than one slot works too.
-    It fills up to `_MOST_GROWTH` times as fast while the oldest in line is `_UNFAIR` times
-    as old as the mean, or more.
+    It fills up to `_UNFAIR_GROWTH` times as fast while the oldest in line is `_UNFAIR` times
+    as old as the mean, or more, and `_LATE_GROWTH` times while it is late, of which ``backlog``
+    tells; without one it never is.
     """
 
-    def __init__(self, share: float, slots: int) -> None:
+    def __init__(self, share: float, slots: int, backlog: Backlog | None = None) -> None:
+        self._backlog = backlog
+        self._running = self._waiting = 0
         self._share = share * slots
         self._slots = slots
         self._credit = 0.0
@@ -70,8 +81,12 @@ class Lane:
         self._line = kept
         self._started = math.fsum(entry[0] for entry in kept)
 
-    def admit(self, now: float) -> QueuedCall | None:
-        """The next call to enter the lane ``now``, or None. Amortised O(log n)."""
+    def admit(self, now: float, running: int, waiting: int) -> QueuedCall | None:
+        """The next call to enter the lane ``now``, or None. Amortised O(log n).
+
+        ``running`` and ``waiting`` count the calls of the engine.
+        """
+        self._running, self._waiting = running, waiting
         self._fill(now)
         if self._credit <= 0 or self._inside >= self._most or self._first() is None:
             return None
@@ -103,15 +118,31 @@ class Lane:
 
     def _growth(self, now: float) -> float:
         """How many times its share the lane serves from now on."""
+        late = self._late(now)
         first = self._first()
-        if first is None or len(self._line) < _CROWD:
+        if first is None:
+            return 1.0
+        return _LATE_GROWTH if late else self._unfairness(first, now)
+
+    def _unfairness(self, first: QueuedCall, now: float) -> float:
+        if len(self._line) < _CROWD:
             return 1.0
         # Calls that left the queue otherwise may still be in line; they are as many at most.
         mean_age = now - self._started / len(self._line)
         if mean_age <= 0:
             return 1.0
         unfair = (now - first.program.started_at) / mean_age
-        return min(max(unfair / _UNFAIR, 1.0), _MOST_GROWTH)
+        return min(max(unfair / _UNFAIR, 1.0), _UNFAIR_GROWTH)
+
+    def _late(self, now: float) -> bool:
+        """Whether the oldest has waited for longer than in the order of arrival anybody would."""
+        if self._backlog is None:
+            return False
+        greatest_s = self._backlog.look(now, self._running, self._waiting, self._slots)
+        first = self._first()
+        if first is None:
+            return False
+        return first.program.waited_s(now) - first.served_s > _PATIENCE * greatest_s
 
     def _go_at(self, rate: float) -> None:
         self._rate = rate

@@ -50,7 +50,8 @@ class LevelQueues:
         self._waiting = 0
         self._promoted_waiting = 0
         self._starvation = Starvation(config.beta)
-        self._lane = Lane(config.lane if self.policy.lane else 0.0, slots)
+        share = config.lane if self.policy.lane else 0.0
+        self._lane = Lane(share, slots, self.policy.backlog)
         self._by_program: dict[str, dict[str, QueuedCall]] = {}
         self.calls: dict[str, QueuedCall] = {}
 
@@ -149,6 +150,8 @@ class LevelQueues:
     def call_ended(self, call: QueuedCall, now: float) -> None:
         """A removed call is in its program's row by now: its other calls starve or stand anew."""
         self._starvation.refresh(call.program)
+        if not call.program.calls:
+            self.policy.program_rests(call.program)
         self._place_again(self._by_program.get(call.program.program_id, {}).values(), now)
 
     def program_ended(self, program: ProgramRow, now: float) -> None:
@@ -238,7 +241,8 @@ class LevelQueues:
         And admit to the lane those that it has room for.
         """
         promoted = []
-        while (call := self._lane.admit(now)) is not None:
+        running = len(self.calls) - self._waiting
+        while (call := self._lane.admit(now, running, self._waiting)) is not None:
             self._enter(call, LANE)
             promoted.append(call)
         while self._promoted_waiting < self.config.max_promoted:

@@ -34,6 +34,8 @@ class ProgramRow:
     time in the engine's queue. ``calls`` are its active calls (threads), each with its
     arrival time. ``size_hint`` is somebody's guess of its size, in a unit that is the
     same for all programs of its type. ``home`` is the replica that holds its context.
+    ``idle_s`` is the time before now in which no call of it was active; ``idle_since`` is when
+    the present such time began, None while a call is.
     """
 
     program_id: str
@@ -46,6 +48,8 @@ class ProgramRow:
     path_s: float = 0.0
     waiting_s: float = 0.0
     interrupt_s: float = 0.0
+    idle_s: float = 0.0
+    idle_since: float | None = None
     calls: dict[str, float] = field(default_factory=dict)
     tools: int = 0
     humans: int = 0
@@ -66,6 +70,12 @@ class ProgramRow:
     def last_heard(self) -> float:
         """When this program last began or ended something."""
         return max(self.last_arrival, self.last_completion)
+
+    def waited_s(self, now: float) -> float:
+        """Seconds of its time in which it was neither idle nor served along its longest path."""
+        since = self.idle_since
+        idle_s = self.idle_s + (0.0 if since is None else now - since)
+        return max(now - self.started_at - idle_s - self.path_s, 0.0)
 
     def state(self, now: float, stale_after_s: float) -> ProgramState:
         """What the program is doing at ``now``."""
@@ -114,6 +124,7 @@ class ProcessTable:
         if program_id in self._rows:
             raise InvariantError(f"program {program_id} is in the process table already")
         row = ProgramRow(program_id, type, tenant, session, started_at=now, last_arrival=now)
+        row.idle_since = now
         self._rows[program_id] = row
         return row
 
@@ -123,6 +134,9 @@ class ProcessTable:
 
     def call_arrived(self, row: ProgramRow, call_id: str, now: float) -> None:
         """A call of the program was emitted."""
+        if row.idle_since is not None:
+            row.idle_s += now - row.idle_since
+            row.idle_since = None
         row.calls[call_id] = now
         row.last_arrival = now
         self._touch(row)
@@ -136,6 +150,8 @@ class ProcessTable:
         paper's scalar takes its place (Alg. 1, line 4).
         """
         row.calls.pop(call_id, None)
+        if not row.calls and row.idle_since is None:
+            row.idle_since = now
         start = row.path_s if path_s is None else path_s
         row.path_s = max(row.path_s, start + report.service_s)
         row.service_s += report.service_s

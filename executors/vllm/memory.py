@@ -12,19 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.scheduler.backlog import Backlog
 from agentrt.scheduler.history import History
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.retention.gaps import Gaps
 
 GAPS = "gaps"
 """Where the file has what was learned of gaps."""
+AGES = "ages"
+"""Where it has how many programs came to each age, and ended there."""
 SAVE_EVERY = 64
 """Programs that end between two writings: so many are forgotten when the core is killed."""
 _LOG = logging.getLogger(__name__)
 
 
 class Memory:
-    """The file of a policy's history and a retention's gaps; idle without a file.
+    """The file of what a policy and a retention learned; idle without a file.
 
     What is in the file and belongs to neither of them stays in it.
     """
@@ -32,11 +35,14 @@ class Memory:
     def __init__(self, policy: Policy, path: str | None) -> None:
         self.history: History | None = getattr(policy, "history", None)
         self.gaps: Gaps | None = None
+        self._backlog = policy.backlog
         self._path = Path(path) if path else None
         self._unsaved = 0
         self._values = History().to_dict() if self._path is None else read(self._path)
         if self.history is not None:
             self.history.load(self._values)
+        if self._backlog is not None:
+            self._backlog.load(self._values.get(AGES, []))
 
     def keep(self, gaps: Gaps | None) -> None:
         """Have what is known of gaps in the file too; from now on they know what it says."""
@@ -58,6 +64,8 @@ class Memory:
         self._unsaved = 0
         if self.history is not None:
             self._values |= self.history.to_dict()
+        if self._backlog is not None:
+            self._values[AGES] = self._backlog.to_rows()
         if self.gaps is not None:
             self._values[GAPS] = self.gaps.to_rows()
         try:
@@ -74,6 +82,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(path.read_text())
         History().load(values)
+        Backlog().load(values.get(AGES, []))
         Gaps().load(values.get(GAPS, []))
     except FileNotFoundError:
         return History().to_dict()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from agentrt.errors import ConfigError
 from agentrt.request import CallReport
 from agentrt.scheduler import ProcessTable, ProgramRow
+from agentrt.scheduler.ages import SMALLEST_S
 from agentrt.scheduler.history import (
     _CELLS,
     _DOUBT,
@@ -24,7 +25,6 @@ from agentrt.scheduler.history import (
     _MEMORY,
     _SESSIONS,
     _VISITS,
-    SMALLEST_S,
     History,
 )
 

@@ -141,6 +141,48 @@ def test_a_lane_never_grows_beyond_the_batch() -> None:
     assert len(d.queues.promote(d.now)) == 4
 
 
+def known_desk(lane: float, slots: int) -> Desk:
+    """One where many programs of 4 s have ended: 24 more are 12 s of work for 8 slots."""
+    d = desk(lane, slots)
+    for index in range(100):
+        d.live(f"before{index}", 4.0)
+    return d
+
+
+def test_the_lane_grows_more_while_the_oldest_is_later_than_the_backlog_makes_it() -> None:
+    d = known_desk(0.125, slots=8)
+    queue_up(d, [d.now] * 24, now=d.now + 8.0)
+    assert len(d.queues.promote(d.now)) == 1, "all wait alike"
+    for _ in range(8):
+        d.start()
+    d.now += 8.0
+    assert len(d.queues.promote(d.now)) == 5, "six are inside"
+
+
+def test_nobody_is_late_while_nobody_knows_the_backlog() -> None:
+    d = desk(0.25, slots=8)
+    queue_up(d, [0.0] * 24, now=1000.0)
+    assert len(d.queues.promote(d.now)) == 2
+
+
+def test_only_what_a_program_waited_makes_it_late() -> None:
+    """It came 115 s ago: for 30 s it was served, for 80 s it had no call."""
+    d = known_desk(0.25, slots=8)
+    came = d.now
+    d.call("old")
+    call = d.start()
+    d.serve(call, 30.0)
+    d.end(call)
+    d.now += 80.0
+    d.call("old")
+    for index in range(6):  # too few to say who waits unfairly
+        d.call(f"p{index}")
+    d.now += 5.0
+    assert call.program.started_at == came
+    assert call.program.waited_s(d.now) == pytest.approx(5.0)
+    assert len(d.queues.promote(d.now)) == 2
+
+
 def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
     d = desk(0.5, slots=2)
     d.now = 1.0
@@ -228,7 +270,7 @@ class Scene:
         steps for a victim that has run for long enough to be one.
         """
         rate = self.lane * self.batch
-        width = math.ceil(min(4.0 * rate, self.batch))  # grown as far as it may
+        width = math.ceil(max(rate, min(6.0 * rate, self.batch)))  # grown as far as it may
         waits = len(self.program.calls) + preemptions
         calls = waits * (1 + width) + sum(len(p.calls) for p in self.before)
         longest = max((p.output_tokens for p in self.later), default=0) * STEP_S

@@ -6,7 +6,8 @@ what the program has had where that is more: who has only been unlucky is not pu
 and further, and a large program under a small type's name is, from twice its mean on. Programs
 whose expectations are within a factor of 1.4 stand in one level: there, those that are small
 by what they had and by what they need go first, and then the older ones, but nobody is
-preempted for that. A lane of the batch serves the oldest programs and bounds the tail.
+preempted for that. A lane of the batch bounds the tail: it serves the oldest programs, and grows
+while they are left behind, or later than first come, first served would have them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
+from agentrt.scheduler.backlog import Backlog
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.history import History
 from agentrt.scheduler.policies.base import Place, Policy
@@ -44,9 +46,11 @@ class Adaptive(Policy):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self.history = History()
+        self.backlog: Backlog = Backlog()
 
     def place(self, call: QueuedCall, now: float) -> Place:
         row = call.program
+        self.backlog.seen(row, self.history.unit(row))
         path_s = row.path_s if call.path_s is None else call.path_s
         expected = self.history.expect(row, call.node, path_s + call.served_s)
         attained = max(row.attained_s, _SMALL_S)
@@ -61,7 +65,12 @@ class Adaptive(Policy):
         )
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
+        self.backlog.ended(row, self.history.unit(row))
         self.history.learn(row)
 
     def program_lost(self, row: ProgramRow) -> None:
+        self.backlog.rests(row)
         self.history.forget(row)
+
+    def program_rests(self, row: ProgramRow) -> None:
+        self.backlog.rests(row)

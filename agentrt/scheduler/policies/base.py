@@ -12,6 +12,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramRow
 
 if TYPE_CHECKING:
+    from agentrt.scheduler.backlog import Backlog
     from agentrt.scheduler.call import QueuedCall
 
 
@@ -38,7 +39,8 @@ class Policy(ABC):
     come, first served. Where a policy is not ``starving``, calls are not promoted by
     the paper's anti-starvation rule, because something else bounds their waiting.
     With ``follows_program``, the waiting calls of a program are placed anew whenever
-    one of its calls ends. With ``lane``, a share of the batch serves the oldest programs.
+    one of its calls ends. With ``lane``, a share of the batch serves the oldest programs; a
+    policy's ``backlog`` tells it when they are late.
     """
 
     name: ClassVar[str]
@@ -46,6 +48,8 @@ class Policy(ABC):
     starving: ClassVar[bool] = True
     follows_program: ClassVar[bool] = False
     lane: ClassVar[bool] = False
+
+    backlog: Backlog | None = None
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -64,6 +68,9 @@ class Policy(ABC):
 
     def program_ended(self, row: ProgramRow, now: float) -> None:  # noqa: B027  # few learn
         """A program ended. To learn from."""
+
+    def program_rests(self, row: ProgramRow) -> None:  # noqa: B027  # few count who is there
+        """None of a program's calls is in the engine any more, for now."""
 
     def program_lost(self, row: ProgramRow) -> None:  # noqa: B027  # few keep anything
         """A program was not heard of for long, and is dropped from the table."""

@@ -69,6 +69,21 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["history.json"], "no drafts"
 
 
+def test_the_ages_at_which_programs_end_survive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    first = engine(path)
+    for index in range(20):
+        live(first, f"p{index}", 9)
+    ours(first).shutdown()
+    learned = []
+    for e in (first, engine(path)):
+        backlog = ours(e).queues.policy.backlog
+        assert backlog is not None
+        learned.append(backlog.to_rows())
+        assert backlog.look(0.0, 2, 1, 2) < math.inf, "known"
+    assert learned[0] == learned[1] != []
+
+
 def test_it_is_written_as_programs_end(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
     e = engine(path)
@@ -204,6 +219,8 @@ GOOD = {"version": 1, "cells": [], "sessions": []}
         b'{"version": 1, "cells": [["d", "t", 1, "", 1]], "sessions": []}',
         b'{"version": 1, "cells": [], "sessions": [], "gaps": [["t", "a", "g", 1, [NaN], [], []]]}',
         b'{"version": 1, "cells": [], "sessions": [], "gaps": 7}',
+        b'{"version": 1, "cells": [], "sessions": [], "ages": 7}',
+        b'{"version": 1, "cells": [], "sessions": [], "ages": [["d", "t", [NaN], [1]]]}',
         b"[" * 100_000,
     ],
 )

@@ -1,0 +1,174 @@
+"""The backlog: how long it would take to serve all that is there.
+
+First come, first served, nobody waits for longer than what was there before. The work that is
+there is the same under every policy that lets no slot idle, so this tells any of them whether it
+makes a program wait for longer than that. How much work it is, a life table for each kind of
+programs says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler.ages import BINS, age_bin
+from agentrt.scheduler.history import Kind, kind_of
+from agentrt.scheduler.lifetable import LifeTable
+from agentrt.scheduler.table import ProgramRow
+
+_ALL: Kind = ("", "")
+"""Stands for all kinds in a file."""
+_KINDS = 1024
+"""Kinds kept, the least recently ended ones dropped first."""
+_FEW = 8.0
+"""Ends below which a kind's table says nothing: its programs count as any others then."""
+_FADING = 4.0
+"""The greatest backlog is forgotten within about so many times as long as it takes to serve."""
+_SETTLES_S = 10.0
+"""Seconds within which the measured width of a full batch follows the real one."""
+
+
+@dataclass(slots=True)
+class _Stay:
+    """Where a live program is counted."""
+
+    table: LifeTable
+    age: int
+    unit: float
+
+
+class Backlog:
+    """The programs that have calls in an engine, and the service that they still need.
+
+    A program is to be `seen` when its calls are placed; it counts until it `rests` or `ended`.
+    """
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[Kind, LifeTable] = OrderedDict()
+        self._any = LifeTable()  # of all kinds, in seconds
+        self._stays: dict[str, _Stay] = {}
+        self._left_s = 0.0
+        self._greatest_s = 0.0
+        self._at = 0.0
+        self._width = 0.0
+        self._full = False
+
+    def __len__(self) -> int:
+        return len(self._stays)
+
+    @property
+    def left_s(self) -> float:
+        """The service that all programs here are expected to need still, in seconds."""
+        return max(self._left_s, 0.0)
+
+    def seen(self, row: ProgramRow, unit: float) -> None:
+        """A program has calls here. ``unit`` are the seconds that count as one of a usual one."""
+        stay = self._stays.get(row.program_id)
+        if stay is None:
+            stay = self._stays[row.program_id] = self._stay(row, unit)
+        else:
+            age = age_bin(row.attained_s / stay.unit)
+            if age == stay.age:
+                return
+            self._move_out(stay)
+        before = stay.table.left_s
+        stay.age = age_bin(row.attained_s / stay.unit)
+        stay.table.come(stay.age, stay.unit)
+        self._left_s += stay.table.left_s - before
+
+    def rests(self, row: ProgramRow) -> None:
+        """None of a program's calls is here any more: it needs nothing for now."""
+        stay = self._stays.pop(row.program_id, None)
+        if stay is not None:
+            self._move_out(stay)
+
+    def ended(self, row: ProgramRow, unit: float) -> None:
+        """A program ended: its kind's table learns, and that of all kinds. O(ages)."""
+        self.rests(row)
+        self._learn(self._table(kind_of(row)), row.service_s / unit)
+        self._learn(self._any, row.service_s)
+
+    def look(self, now: float, running: int, waiting: int, slots: int) -> float:
+        """How many seconds the greatest backlog of late would take to serve. O(1).
+
+        Infinitely many as long as few programs have ended: nobody knows then. ``running`` calls
+        are served ``now`` while ``waiting`` ones wait: as many as fit, which memory may make
+        fewer than ``slots``. The greatest fades as time goes by.
+        """
+        since, self._at = now - self._at, now
+        if not self._width:
+            self._width = float(slots)
+        if self._full:
+            self._width += (running - self._width) * -math.expm1(-since / _SETTLES_S)
+        self._full = waiting > 0
+        fading = math.exp(-since / (_FADING * self._greatest_s + 1.0))
+        self._greatest_s = max(self._greatest_s * fading, self.left_s / max(self._width, 1.0))
+        return self._greatest_s if _knows(self._any) else math.inf
+
+    def to_rows(self) -> list[list[Any]]:
+        """What was learned of each kind, as JSON-able values; the first row is of all kinds."""
+        tables = [(_ALL, self._any), *self._tables.items()]
+        return [[*kind, table.passed, table.ended] for kind, table in tables]
+
+    def load(self, rows: Any) -> None:
+        """Take over what `to_rows` gave, before any program comes. Raises `ConfigError`."""
+        try:
+            learned = [
+                ((_word(tenant), _word(type)), _ages(passed, ended))
+                for tenant, type, passed, ended in rows
+            ]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"these are no ages of programs: {error!r}") from error
+        for kind, ages in learned[: _KINDS + 1]:
+            table = self._any if kind == _ALL else self._table(kind)
+            table.learned(*ages)
+
+    def _stay(self, row: ProgramRow, unit: float) -> _Stay:
+        table = self._tables.get(kind_of(row))
+        if table is not None and _knows(table):
+            return _Stay(table, 0, unit)
+        return _Stay(self._any, 0, 1.0)
+
+    def _learn(self, table: LifeTable, units: float) -> None:
+        before = table.left_s
+        table.end(age_bin(units))
+        self._left_s += table.left_s - before
+
+    def _move_out(self, stay: _Stay) -> None:
+        before = stay.table.left_s
+        stay.table.leave(stay.age, stay.unit)
+        self._left_s += stay.table.left_s - before
+
+    def _table(self, kind: Kind) -> LifeTable:
+        table = self._tables.get(kind)
+        if table is None:
+            table = self._tables[kind] = LifeTable()
+            if len(self._tables) > _KINDS:
+                self._tables.popitem(last=False)  # its live programs still count in it
+        else:
+            self._tables.move_to_end(kind)
+        return table
+
+
+def _knows(table: LifeTable) -> bool:
+    """Whether enough programs have ended for it to tell something."""
+    return bool(table.passed) and table.passed[0] >= _FEW
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
+def _ages(*lists: Sequence[Any]) -> list[list[float]]:
+    """Counts by age, as many in each list."""
+    counts = [[float(value) for value in values] for values in lists]
+    sound = all(0.0 <= count < math.inf for values in counts for count in values)
+    if len({len(values) for values in counts}) != 1 or len(counts[0]) > BINS or not sound:
+        raise ValueError("counts by age that no programs can have left")
+    return counts
