@@ -92,6 +92,11 @@ class Backlog:
         self._learn(self._table(kind_of(row)), row.service_s / unit)
         self._learn(self._any, row.service_s)
 
+    def hinted(self, row: ProgramRow) -> bool:
+        """Whether a program is expected to be larger than its kind's usual one, for its hint."""
+        stay = self._stays.get(row.program_id)
+        return row.size_hint is not None and stay is not None and stay.unit > 1.0
+
     def look(self, now: float, running: int, waiting: int, slots: int) -> float:
         """How many seconds the greatest backlog of late would take to serve. O(1).
 

@@ -3,9 +3,9 @@
 It bounds the tail of a policy that prefers the short: whatever comes after it, the oldest
 program is served at the lane's rate at least, so a program's waiting is bounded by the
 work of those that were there before it over that rate. The rate grows while the oldest waits
-much longer than the others do, since a few are left behind then and small ones pass them by;
-and most where it is late: in the order of arrival nobody waits for longer than it takes to
-serve all that is there.
+much longer than the others do: a few are left behind then, and small ones pass them by. It grows
+most where a hint of its size put the oldest off, and it is late: in the order of arrival nobody
+waits for longer than it takes to serve all that is there.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ it would be 2, the ages being spread evenly; less than that keeps the tail of ch
 (docs/policies.md has what other values give)."""
 _UNFAIR_GROWTH = 4.0
 """How many times its share the lane serves at most where the oldest wait unfairly,"""
-_PATIENCE = 1.0
 _LATE_GROWTH = 6.0
-"""and where it is late: it has waited for longer than `_PATIENCE` times what the greatest
-backlog of late takes to serve. The whole batch would cost the short ones of unequal programs."""
+"""and where it is late, and was put off for a hint, which may be wrong. The whole batch would cost
+the short ones of very unequal programs."""
 
 
 class Lane:
@@ -135,14 +134,14 @@ class Lane:
         return min(max(unfair / _UNFAIR, 1.0), _UNFAIR_GROWTH)
 
     def _late(self, now: float) -> bool:
-        """Whether the oldest has waited for longer than in the order of arrival anybody would."""
+        """Whether a hint keeps the oldest waiting longer than in the order of arrival it could."""
         if self._backlog is None:
             return False
         greatest_s = self._backlog.look(now, self._running, self._waiting, self._slots)
         first = self._first()
-        if first is None:
+        if first is None or not self._backlog.hinted(first.program):
             return False
-        return first.program.waited_s(now) - first.served_s > _PATIENCE * greatest_s
+        return first.program.waited_s(now) - first.served_s > greatest_s
 
     def _go_at(self, rate: float) -> None:
         self._rate = rate

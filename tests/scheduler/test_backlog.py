@@ -95,6 +95,18 @@ def test_a_program_of_three_units_needs_three_times_as_much() -> None:
     assert crowd.backlog.left_s == pytest.approx(4.0 * one)
 
 
+def test_a_hint_puts_off_who_is_expected_to_be_larger_than_usual() -> None:
+    crowd = Crowd()
+    crowd.learn(20, 4.0)
+    large, small, unhinted = crowd.come(unit=3.0), crowd.come(unit=0.3), crowd.come(unit=3.0)
+    large.size_hint, small.size_hint = 7.0, 2.0
+    assert crowd.backlog.hinted(large)
+    assert not crowd.backlog.hinted(small)
+    assert not crowd.backlog.hinted(unhinted)
+    crowd.backlog.rests(large)
+    assert not crowd.backlog.hinted(large)
+
+
 def test_the_greatest_backlog_of_late_fades() -> None:
     crowd = Crowd()
     crowd.learn(100, 4.0)

@@ -141,34 +141,61 @@ def test_a_lane_never_grows_beyond_the_batch() -> None:
     assert len(d.queues.promote(d.now)) == 4
 
 
-def known_desk(lane: float, slots: int) -> Desk:
-    """One where many programs of 4 s have ended: 24 more are 12 s of work for 8 slots."""
+def hinted_desk(lane: float, slots: int) -> Desk:
+    """One where many programs had as much as was guessed: 1, 2, 4 or 8 s."""
     d = desk(lane, slots)
     for index in range(100):
-        d.live(f"before{index}", 4.0)
+        size = 2.0 ** (index % 4)
+        hinted(d, f"before{index}", size)
+        d.live(f"before{index}", size)
     return d
 
 
-def test_the_lane_grows_more_while_the_oldest_is_later_than_the_backlog_makes_it() -> None:
-    d = known_desk(0.125, slots=8)
-    queue_up(d, [d.now] * 24, now=d.now + 8.0)
-    assert len(d.queues.promote(d.now)) == 1, "all wait alike"
+def hinted(d: Desk, program: str, hint: float | None) -> None:
+    d.table.start_program(program, "t", d.now).size_hint = hint
+
+
+def wait_in_line(hint: float | None) -> Desk:
+    """24 programs that are guessed to need so much wait, 8 for a slot each and the others."""
+    d = hinted_desk(0.125, slots=8)
+    for index in range(24):
+        hinted(d, f"p{index}", hint)
+        d.call(f"p{index}")
+    assert len(d.queues.promote(d.now)) == 1
     for _ in range(8):
         d.start()
-    d.now += 8.0
+    return d
+
+
+def test_the_lane_grows_most_while_one_is_late_that_a_hint_put_off() -> None:
+    """All wait alike. Their work is 24 s of the whole batch."""
+    d = wait_in_line(8.0)
+    d.now += 15.0
+    assert d.queues.promote(d.now) == []
+    d.now += 20.0
     assert len(d.queues.promote(d.now)) == 5, "six are inside"
 
 
+@pytest.mark.parametrize("hint", [None, 1.0])
+def test_who_was_not_put_off_for_a_hint_is_not_late(hint: float | None) -> None:
+    d = wait_in_line(hint)
+    d.now += 100.0
+    assert d.queues.promote(d.now) == []
+
+
 def test_nobody_is_late_while_nobody_knows_the_backlog() -> None:
-    d = desk(0.25, slots=8)
-    queue_up(d, [0.0] * 24, now=1000.0)
-    assert len(d.queues.promote(d.now)) == 2
+    d = desk(0.125, slots=8)
+    for index in range(24):
+        hinted(d, f"p{index}", 8.0)
+        d.call(f"p{index}")
+    d.now += 1000.0
+    assert len(d.queues.promote(d.now)) == 1
 
 
 def test_only_what_a_program_waited_makes_it_late() -> None:
     """It came 115 s ago: for 30 s it was served, for 80 s it had no call."""
-    d = known_desk(0.25, slots=8)
-    came = d.now
+    d = hinted_desk(0.25, slots=8)
+    hinted(d, "old", 8.0)
     d.call("old")
     call = d.start()
     d.serve(call, 30.0)
@@ -176,9 +203,10 @@ def test_only_what_a_program_waited_makes_it_late() -> None:
     d.now += 80.0
     d.call("old")
     for index in range(6):  # too few to say who waits unfairly
+        hinted(d, f"p{index}", 8.0)
         d.call(f"p{index}")
     d.now += 5.0
-    assert call.program.started_at == came
+    assert d.now - call.program.started_at == pytest.approx(115.0)
     assert call.program.waited_s(d.now) == pytest.approx(5.0)
     assert len(d.queues.promote(d.now)) == 2
 

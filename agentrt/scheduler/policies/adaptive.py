@@ -7,7 +7,7 @@ and further, and a large program under a small type's name is, from twice its me
 whose expectations are within a factor of 1.4 stand in one level: there, those that are small
 by what they had and by what they need go first, and then the older ones, but nobody is
 preempted for that. A lane of the batch bounds the tail: it serves the oldest programs, and grows
-while they are left behind, or later than first come, first served would have them.
+while they are left behind, most where a hint of their size keeps them waiting for too long.
 """
 
 from __future__ import annotations
