@@ -45,6 +45,7 @@ class Backlog:
     """The programs that have calls in an engine, and the service that they still need.
 
     A program is to be `seen` when its calls are placed; it counts until it `rests` or `ended`.
+    Before the first program with a hint nothing is counted: nobody is put off, and nobody asks.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ class Backlog:
         self._at = 0.0
         self._width = 0.0
         self._full = False
+        self._counts = False
 
     def __len__(self) -> int:
         return len(self._stays)
@@ -67,6 +69,10 @@ class Backlog:
 
     def seen(self, row: ProgramRow, unit: float) -> None:
         """A program has calls here. ``unit`` are the seconds that count as one of a usual one."""
+        if not self._counts:
+            if row.size_hint is None:
+                return
+            self._counts = True
         stay = self._stays.get(row.program_id)
         if stay is None:
             stay = self._stays[row.program_id] = self._stay(row, unit)
@@ -88,6 +94,8 @@ class Backlog:
 
     def ended(self, row: ProgramRow, unit: float) -> None:
         """A program ended: its kind's table learns, and that of all kinds. O(ages)."""
+        if not self._counts:
+            return
         self.rests(row)
         self._learn(self._table(kind_of(row)), row.service_s / unit)
         self._learn(self._any, row.service_s)
@@ -104,6 +112,8 @@ class Backlog:
         are served ``now`` while ``waiting`` ones wait: as many as fit, which memory may make
         fewer than ``slots``. The greatest fades as time goes by.
         """
+        if not self._counts:
+            return math.inf
         since, self._at = now - self._at, now
         if not self._width:
             self._width = float(slots)

@@ -23,9 +23,10 @@ class Crowd:
         self.backlog = Backlog()
         self.named = 0
 
-    def come(self, type: str = "t", unit: float = 1.0) -> ProgramRow:
+    def come(self, type: str = "t", unit: float = 1.0, hint: float | None = 1.0) -> ProgramRow:
         self.named += 1
         row = self.table.start_program(f"p{self.named}", type, 0.0)
+        row.size_hint = hint
         self.backlog.seen(row, unit)
         return row
 
@@ -50,6 +51,19 @@ def test_nobody_knows_the_backlog_before_some_have_ended() -> None:
     crowd.learn(7, 4.0)
     assert crowd.backlog.look(1.0, 8, 42, 8) == math.inf
     crowd.learn(2, 4.0)
+    assert crowd.backlog.look(2.0, 8, 42, 8) < math.inf
+
+
+def test_nothing_is_counted_before_the_first_hint() -> None:
+    crowd = Crowd()
+    for _ in range(20):
+        crowd.end(crowd.come(hint=None), 4.0)
+    waits = crowd.come(hint=None)
+    assert (len(crowd.backlog), crowd.backlog.left_s) == (0, 0.0)
+    assert crowd.backlog.look(1.0, 8, 42, 8) == math.inf
+    crowd.learn(20, 4.0)
+    crowd.backlog.seen(waits, 1.0)
+    assert len(crowd.backlog) == 1, "those without a hint, too, from then on"
     assert crowd.backlog.look(2.0, 8, 42, 8) < math.inf
 
 
@@ -98,8 +112,8 @@ def test_a_program_of_three_units_needs_three_times_as_much() -> None:
 def test_a_hint_puts_off_who_is_expected_to_be_larger_than_usual() -> None:
     crowd = Crowd()
     crowd.learn(20, 4.0)
-    large, small, unhinted = crowd.come(unit=3.0), crowd.come(unit=0.3), crowd.come(unit=3.0)
-    large.size_hint, small.size_hint = 7.0, 2.0
+    large, small = crowd.come(unit=3.0, hint=7.0), crowd.come(unit=0.3, hint=2.0)
+    unhinted = crowd.come(unit=3.0, hint=None)
     assert crowd.backlog.hinted(large)
     assert not crowd.backlog.hinted(small)
     assert not crowd.backlog.hinted(unhinted)
