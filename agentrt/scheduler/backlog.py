@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,9 @@ from agentrt.errors import ConfigError
 from agentrt.scheduler.ages import BINS, age_bin
 from agentrt.scheduler.history import Kind, kind_of
 from agentrt.scheduler.lifetable import LifeTable
+from agentrt.scheduler.saved import word
 from agentrt.scheduler.table import ProgramRow
 
-_ALL: Kind = ("", "")
-"""Stands for all kinds in a file."""
 _KINDS = 1024
 """Kinds kept, the least recently ended ones dropped first."""
 _FEW = 8.0
@@ -48,7 +47,9 @@ class Backlog:
     Before the first program with a hint nothing is counted: nobody is put off, and nobody asks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit_of: Callable[[ProgramRow], float] = lambda row: 1.0) -> None:
+        """``unit_of`` a program are the seconds that count as one of a usual one of its kind."""
+        self._unit_of = unit_of
         self._tables: OrderedDict[Kind, LifeTable] = OrderedDict()
         self._any = LifeTable()  # of all kinds, in seconds
         self._stays: dict[str, _Stay] = {}
@@ -67,53 +68,51 @@ class Backlog:
         """The service that all programs here are expected to need still, in seconds."""
         return max(self._left_s, 0.0)
 
-    def seen(self, row: ProgramRow, unit: float) -> None:
-        """A program has calls here. ``unit`` are the seconds that count as one of a usual one."""
+    def seen(self, row: ProgramRow) -> None:
+        """A program has calls here."""
         if not self._counts:
             if row.size_hint is None:
                 return
             self._counts = True
         stay = self._stays.get(row.program_id)
         if stay is None:
-            stay = self._stays[row.program_id] = self._stay(row, unit)
+            stay = self._stays[row.program_id] = self._stay(row)
         else:
             age = age_bin(row.attained_s / stay.unit)
             if age == stay.age:
                 return
-            self._move_out(stay)
-        before = stay.table.left_s
-        stay.age = age_bin(row.attained_s / stay.unit)
-        stay.table.come(stay.age, stay.unit)
-        self._left_s += stay.table.left_s - before
+            self._left_s += stay.table.leave(stay.age, stay.unit)
+            stay.age = age
+        self._left_s += stay.table.come(stay.age, stay.unit)
 
     def rests(self, row: ProgramRow) -> None:
         """None of a program's calls is here any more: it needs nothing for now."""
         stay = self._stays.pop(row.program_id, None)
         if stay is not None:
-            self._move_out(stay)
+            self._left_s += stay.table.leave(stay.age, stay.unit)
 
-    def ended(self, row: ProgramRow, unit: float) -> None:
+    def ended(self, row: ProgramRow) -> None:
         """A program ended: its kind's table learns, and that of all kinds. O(ages)."""
         if not self._counts:
             return
         self.rests(row)
-        self._learn(self._table(kind_of(row)), row.service_s / unit)
-        self._learn(self._any, row.service_s)
+        age = age_bin(row.service_s / self._unit_of(row))
+        self._left_s += self._table(kind_of(row)).end(age)
+        self._left_s += self._any.end(age_bin(row.service_s))
 
     def hinted(self, row: ProgramRow) -> bool:
         """Whether a program is expected to be larger than its kind's usual one, for its hint."""
         stay = self._stays.get(row.program_id)
         return row.size_hint is not None and stay is not None and stay.unit > 1.0
 
-    def look(self, now: float, running: int, waiting: int, slots: int) -> float:
-        """How many seconds the greatest backlog of late would take to serve. O(1).
+    def look(self, now: float, running: int, waiting: int, slots: int) -> None:
+        """Watch how many calls are served at a time, before each step. O(1).
 
-        Infinitely many as long as few programs have ended: nobody knows then. ``running`` calls
-        are served ``now`` while ``waiting`` ones wait: as many as fit, which memory may make
-        fewer than ``slots``. The greatest fades as time goes by.
+        ``running`` ones are served ``now`` while ``waiting`` ones wait: as many as fit, which
+        memory may make fewer than ``slots``.
         """
         if not self._counts:
-            return math.inf
+            return
         since, self._at = now - self._at, now
         if not self._width:
             self._width = float(slots)
@@ -122,41 +121,38 @@ class Backlog:
         self._full = waiting > 0
         fading = math.exp(-since / (_FADING * self._greatest_s + 1.0))
         self._greatest_s = max(self._greatest_s * fading, self.left_s / max(self._width, 1.0))
+
+    @property
+    def greatest_s(self) -> float:
+        """How many seconds the greatest backlog of late would take to serve. It fades.
+
+        Infinitely many as long as few programs have ended: nobody knows then.
+        """
         return self._greatest_s if _knows(self._any) else math.inf
 
     def to_rows(self) -> list[list[Any]]:
         """What was learned of each kind, as JSON-able values; the first row is of all kinds."""
-        tables = [(_ALL, self._any), *self._tables.items()]
+        tables = [(("", ""), self._any), *self._tables.items()]
         return [[*kind, table.passed, table.ended] for kind, table in tables]
 
     def load(self, rows: Any) -> None:
         """Take over what `to_rows` gave, before any program comes. Raises `ConfigError`."""
         try:
             learned = [
-                ((_word(tenant), _word(type)), _ages(passed, ended))
+                ((word(tenant), word(type)), _ages(passed, ended))
                 for tenant, type, passed, ended in rows
             ]
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"these are no ages of programs: {error!r}") from error
-        for kind, ages in learned[: _KINDS + 1]:
-            table = self._any if kind == _ALL else self._table(kind)
+        for index, (kind, ages) in enumerate(learned[: _KINDS + 1]):
+            table = self._table(kind) if index else self._any
             table.learned(*ages)
 
-    def _stay(self, row: ProgramRow, unit: float) -> _Stay:
-        table = self._tables.get(kind_of(row))
-        if table is not None and _knows(table):
-            return _Stay(table, 0, unit)
-        return _Stay(self._any, 0, 1.0)
-
-    def _learn(self, table: LifeTable, units: float) -> None:
-        before = table.left_s
-        table.end(age_bin(units))
-        self._left_s += table.left_s - before
-
-    def _move_out(self, stay: _Stay) -> None:
-        before = stay.table.left_s
-        stay.table.leave(stay.age, stay.unit)
-        self._left_s += stay.table.left_s - before
+    def _stay(self, row: ProgramRow) -> _Stay:
+        table, unit = self._tables.get(kind_of(row)), self._unit_of(row)
+        if table is None or not _knows(table):
+            table, unit = self._any, 1.0
+        return _Stay(table, age_bin(row.attained_s / unit), unit)
 
     def _table(self, kind: Kind) -> LifeTable:
         table = self._tables.get(kind)
@@ -172,12 +168,6 @@ class Backlog:
 def _knows(table: LifeTable) -> bool:
     """Whether enough programs have ended for it to tell something."""
     return bool(table.passed) and table.passed[0] >= _FEW
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
 
 
 def _ages(*lists: Sequence[Any]) -> list[list[float]]:

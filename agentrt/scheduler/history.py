@@ -22,6 +22,7 @@ from typing import Any
 from agentrt.errors import ConfigError
 from agentrt.scheduler.ages import LONGEST_S, SMALLEST_S, age_bin, bin_edge
 from agentrt.scheduler.hints import HintLaw
+from agentrt.scheduler.saved import word
 from agentrt.scheduler.table import ProgramRow
 
 VERSION = 1
@@ -138,15 +139,15 @@ class History:
             if version != VERSION:
                 raise ConfigError(f"this history of programs has version {version}, not {VERSION}")
             cells = {
-                ((_word(tenant), _word(kind)), int(level), _word(what)): _cell_of(n, mean)
+                ((word(tenant), word(kind)), int(level), word(what)): _cell_of(n, mean)
                 for tenant, kind, level, what, n, mean in values["cells"]
             }
             sessions = {
-                (_word(tenant), _word(session)): _seconds(total)
+                (word(tenant), word(session)): _seconds(total)
                 for tenant, session, total in values["sessions"]
             }
             laws = {  # files of older versions have none
-                (_word(tenant), _word(kind)): HintLaw.of(law)
+                (word(tenant), word(kind)): HintLaw.of(law)
                 for tenant, kind, *law in values.get("hints", ())
             }
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -218,9 +219,3 @@ def _seconds(value: Any) -> float:
     if not 0.0 <= float(value) <= LONGEST_S:
         raise ValueError(f"{value} seconds of service")
     return float(value)
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value

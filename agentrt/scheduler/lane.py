@@ -49,7 +49,6 @@ class Lane:
 
     def __init__(self, share: float, slots: int, backlog: Backlog | None = None) -> None:
         self._backlog = backlog
-        self._running = self._waiting = 0
         self._share = share * slots
         self._slots = slots
         self._credit = 0.0
@@ -80,12 +79,13 @@ class Lane:
         self._line = kept
         self._started = math.fsum(entry[0] for entry in kept)
 
-    def admit(self, now: float, running: int, waiting: int) -> QueuedCall | None:
-        """The next call to enter the lane ``now``, or None. Amortised O(log n).
+    def look(self, now: float, running: int, waiting: int) -> None:
+        """Before a step: so many of the engine's calls run, and so many wait. O(1)."""
+        if self._backlog is not None:
+            self._backlog.look(now, running, waiting, self._slots)
 
-        ``running`` and ``waiting`` count the calls of the engine.
-        """
-        self._running, self._waiting = running, waiting
+    def admit(self, now: float) -> QueuedCall | None:
+        """The next call to enter the lane ``now``, or None. Amortised O(log n)."""
         self._fill(now)
         if self._credit <= 0 or self._inside >= self._most or self._first() is None:
             return None
@@ -117,13 +117,19 @@ class Lane:
 
     def _growth(self, now: float) -> float:
         """How many times its share the lane serves from now on."""
-        late = self._late(now)
         first = self._first()
         if first is None:
             return 1.0
-        return _LATE_GROWTH if late else self._unfairness(first, now)
+        return _LATE_GROWTH if self._late(first, now) else self._unfairness(first, now)
+
+    def _late(self, first: QueuedCall, now: float) -> bool:
+        """Whether a hint keeps the oldest waiting longer than in the order of arrival it could."""
+        if self._backlog is None or not self._backlog.hinted(first.program):
+            return False
+        return first.program.waited_s(now) - first.served_s > self._backlog.greatest_s
 
     def _unfairness(self, first: QueuedCall, now: float) -> float:
+        """How many times its share goes to the oldest for waiting longer than the others."""
         if len(self._line) < _CROWD:
             return 1.0
         # Calls that left the queue otherwise may still be in line; they are as many at most.
@@ -132,16 +138,6 @@ class Lane:
             return 1.0
         unfair = (now - first.program.started_at) / mean_age
         return min(max(unfair / _UNFAIR, 1.0), _UNFAIR_GROWTH)
-
-    def _late(self, now: float) -> bool:
-        """Whether a hint keeps the oldest waiting longer than in the order of arrival it could."""
-        if self._backlog is None:
-            return False
-        greatest_s = self._backlog.look(now, self._running, self._waiting, self._slots)
-        first = self._first()
-        if first is None or not self._backlog.hinted(first.program):
-            return False
-        return first.program.waited_s(now) - first.served_s > greatest_s
 
     def _go_at(self, rate: float) -> None:
         self._rate = rate

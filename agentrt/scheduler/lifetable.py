@@ -23,7 +23,7 @@ class LifeTable:
 
     ``rest`` is the mean service still to come from the beginning of each age on. Where few have
     ended, and past the age that anyone has reached, as much is expected as was attained.
-    ``left_s`` is what all that live still need, in seconds.
+    ``left_s`` is what all that live still need, in seconds. What changes it returns by how much.
     """
 
     __slots__ = ("_here", "_units", "ended", "left_s", "passed", "rest")
@@ -38,36 +38,42 @@ class LifeTable:
         self._here: list[int] = []
         self._units: list[float] = []  # of those that live at each age, summed
 
-    def come(self, age: int, unit: float) -> None:
+    def come(self, age: int, unit: float) -> float:
         """A live program is at this age from now on."""
         self._reach(age)
         self._here[age] += 1
-        self._units[age] += unit
-        self.left_s += unit * self.rest[age]
+        return self._add(age, unit)
 
-    def leave(self, age: int, unit: float) -> None:
+    def leave(self, age: int, unit: float) -> float:
         """A live program that came to this age with this unit is there no more."""
         self._here[age] -= 1
-        self._units[age] -= unit
-        self.left_s -= unit * self.rest[age]
+        return self._add(age, -unit)
 
-    def end(self, age: int) -> None:
+    def end(self, age: int) -> float:
         """A program, no more among the living, ended at this age. O(ages)."""
         self._reach(age)
         fade = 1.0 - 1.0 / _MEMORY
         for one in range(len(self.rest)):
             self.passed[one] = self.passed[one] * fade + (one <= age)
             self.ended[one] = self.ended[one] * fade + (one == age)
-        self.estimate()
+        before = self.left_s
+        self._estimate()
+        return self.left_s - before
 
     def learned(self, passed: list[float], ended: list[float]) -> None:
         """Take over what another table learned: its ``passed`` and ``ended``."""
         self._reach(len(passed) - 1)
         self.passed[: len(passed)] = passed
         self.ended[: len(ended)] = ended
-        self.estimate()
+        self._estimate()
 
-    def estimate(self) -> None:
+    def _add(self, age: int, units: float) -> float:
+        self._units[age] += units
+        change_s = units * self.rest[age]
+        self.left_s += change_s
+        return change_s
+
+    def _estimate(self) -> None:
         """Work out ``rest`` and ``left_s`` anew."""
         alive = 0
         rest = bin_edge(len(self.rest))

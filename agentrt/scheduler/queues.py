@@ -241,8 +241,8 @@ class LevelQueues:
         And admit to the lane those that it has room for.
         """
         promoted = []
-        running = len(self.calls) - self._waiting
-        while (call := self._lane.admit(now, running, self._waiting)) is not None:
+        self._lane.look(now, len(self.calls) - self._waiting, self._waiting)
+        while (call := self._lane.admit(now)) is not None:
             self._enter(call, LANE)
             promoted.append(call)
         while self._promoted_waiting < self.config.max_promoted:

@@ -46,11 +46,11 @@ class Adaptive(Policy):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self.history = History()
-        self.backlog: Backlog = Backlog()
+        self.backlog: Backlog = Backlog(self.history.unit)
 
     def place(self, call: QueuedCall, now: float) -> Place:
         row = call.program
-        self.backlog.seen(row, self.history.unit(row))
+        self.backlog.seen(row)
         path_s = row.path_s if call.path_s is None else call.path_s
         expected = self.history.expect(row, call.node, path_s + call.served_s)
         attained = max(row.attained_s, _SMALL_S)
@@ -65,7 +65,7 @@ class Adaptive(Policy):
         )
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
-        self.backlog.ended(row, self.history.unit(row))
+        self.backlog.ended(row)
         self.history.learn(row)
 
     def program_lost(self, row: ProgramRow) -> None:

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from agentrt.errors import ConfigError
+from agentrt.scheduler.saved import word
 
 SHORTEST_S = 0.05
 """Seconds below which gaps are not told apart."""
@@ -121,7 +122,7 @@ class Gaps:
     def load(self, rows: Sequence[Sequence[Any]]) -> None:
         """Take over what `to_rows` gave. Raises `ConfigError` for anything else."""
         try:
-            files = {(_word(a), _word(b), _word(c)): _file_of(*rest) for a, b, c, *rest in rows}
+            files = {(word(a), word(b), word(c)): _file_of(*rest) for a, b, c, *rest in rows}
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"these are not learned gaps: {error!r}") from error
         self._files = OrderedDict(list(files.items())[-_KINDS:])
@@ -155,12 +156,6 @@ def _padded(values: Any) -> list[float]:
     if len(counts) > _BINS or not falling or math.inf in counts:
         raise ValueError(f"counts that never were: {values!r}")
     return counts + [0.0] * (_BINS + 1 - len(counts))
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no name")
-    return value
 
 
 def _bin(seconds: float) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,17 +99,33 @@ async def restart(process: Process, gate: Path, *, kill: bool = True) -> None:
     await process.start()
 
 
+@asynccontextmanager
+async def over_a_restart(
+    process: Process,
+    folder: Path,
+    gate: Path,
+    graphs: Sequence[str],
+    *,
+    kill: bool = True,
+    **how: Any,
+) -> AsyncIterator[list[Asked]]:
+    """Runs that had taken an answer, over a restart: each comes to its second question."""
+    async with get_client(url=process.url) as client:
+        held = [await Asked.held(client, graph, gate, folder, **how) for graph in graphs]
+        await restart(process, gate, kill=kill)
+        for one in held:
+            assert questions(await one.joined()) == ["two"], one.graph
+        yield held
+
+
 @on_both
 @pytest.mark.parametrize("kill", [True, False])
 async def test_an_answer_that_a_subgraph_took_is_used_once(
     process: Process, folder: Path, gate: Path, kill: bool
 ) -> None:
     """A node of the subgraph took it and ended; a later one was under way."""
-    async with get_client(url=process.url) as client:
-        held = [await Asked.held(client, graph, gate, folder) for graph in PAIRS]
-        await restart(process, gate, kill=kill)
+    async with over_a_restart(process, folder, gate, PAIRS, kill=kill) as held:
         for one in held:
-            assert questions(await one.joined()) == ["two"], one.graph
             starts = starts_of(folder, one.run)
             # What had ended is not run again.
             assert (starts["first"], starts["hold"], starts.get("ready")) == (1, 2, None)
@@ -122,11 +138,8 @@ async def test_an_answer_that_a_node_took_is_used_once(
     process: Process, folder: Path, gate: Path, kill: bool
 ) -> None:
     """The node that took it was under way, and asks again: after a stop, it has noted it."""
-    async with get_client(url=process.url) as client:
-        held = [await Asked.held(client, graph, gate, folder) for graph in TWICE]
-        await restart(process, gate, kill=kill)
+    async with over_a_restart(process, folder, gate, TWICE, kill=kill) as held:
         for one in held:
-            assert questions(await one.joined()) == ["two"], one.graph
             assert starts_of(folder, one.run).get("ready") is None
             assert await one.told("2") == wrapped(one.graph, ["ready", "1", "2"]), one.graph
 
@@ -152,11 +165,8 @@ async def test_an_answer_that_says_where_the_thread_stands_is_used_once(
     process: Process, folder: Path, gate: Path
 ) -> None:
     """As LangGraph's Studio does: it names the checkpoint, which is the last one."""
-    async with get_client(url=process.url) as client:
-        held = [await Asked.held(client, graph, gate, folder, placed=True) for graph in PAIRS]
-        await restart(process, gate)
+    async with over_a_restart(process, folder, gate, PAIRS, placed=True) as held:
         for one in held:
-            assert questions(await one.joined()) == ["two"], one.graph
             told = await one.told("2")
             assert told == wrapped(one.graph, ["ready", "1", "pause", "2"]), one.graph
 
@@ -244,14 +254,8 @@ async def test_a_run_that_keeps_nothing_before_its_end_starts_over(
     process: Process, folder: Path, gate: Path
 ) -> None:
     """With ``durability: exit`` a stateful subgraph writes at its own end nevertheless."""
-    async with get_client(url=process.url) as client:
-        held = [
-            await Asked.held(client, graph, gate, folder, durability="exit")
-            for graph in PAIRS + TWICE
-        ]
-        await restart(process, gate)
+    async with over_a_restart(process, folder, gate, PAIRS + TWICE, durability="exit") as held:
         for one in held:
-            assert questions(await one.joined()) == ["two"], one.graph
             told = await one.told("2")
             assert set(told) >= {"ready", "1", "2"}, one.graph
 

@@ -78,7 +78,7 @@ async def standing(client: LangGraphClient, thread: str) -> Any:
         if task["checkpoint"]:
             place = {"checkpoint_ns": task["checkpoint"]["checkpoint_ns"]}
             histories.append(
-                await client.threads.get_history(thread, limit=100, checkpoint=place)  # type: ignore[arg-type]
+                await client.threads.get_history(thread, limit=100, checkpoint=place)  # type: ignore[arg-type]  # a state's own, less than the client names
             )
     return {key: row[key] for key in ("status", "values", "interrupts")}, now, histories
 
@@ -124,7 +124,7 @@ async def test_another_answer_rolls_the_first_back(
     )
     GATES.open(gate)
     assert questions(await client.runs.join(thread, run["run_id"])) == ["two"]
-    (kept,) = [one for one in await client.runs.list(thread) if one["kwargs"].get("command")]  # type: ignore[typeddict-item]
+    (kept,) = [one for one in await client.runs.list(thread) if one["kwargs"].get("command")]  # type: ignore[typeddict-item]  # the client's type leaves kwargs out
     assert kept["run_id"] == run["run_id"]
     done: Any = await client.runs.wait(thread, graph, command={"resume": "y"})
     assert {"x", "y"} < set(done["told"])
@@ -157,7 +157,7 @@ async def test_a_copy_goes_on_where_its_original_asked(
 ) -> None:
     thread, _ = await asked(client, graph, gate)
     GATES.open(gate)
-    copy: Any = await client.threads.copy(thread)  # type: ignore[func-returns-value]
+    copy: Any = await client.threads.copy(thread)  # type: ignore[func-returns-value]  # it does return one
     STARTS[copy["thread_id"]]["ready"] += 1
     await finished(client, graph, copy["thread_id"], "xy")
     await finished(client, graph, thread, "pq")
