@@ -24,6 +24,7 @@ from agentrt.ledger import Ledger, Listener
 from agentrt.program import Context, Program
 from agentrt.run import Run, RunState
 from agentrt.scheduler.table import ProcessTable
+from agentrt.scheduler.totals import ProgramTotals
 from agentrt.scope import Scope
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Runtime:
         self.ledger = Ledger(clock) if ledger is None else ledger
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
-        self._guests: set[str] = set()
+        self._guests: dict[str, Run] = {}
         self._heard: list[Ledger] = []
         self._ends: set[asyncio.Task[None]] = set()
         self._services = Services(executor, ask_human, seed)
@@ -140,7 +141,7 @@ class Runtime:
 
     def _welcome(self, guest: Run) -> None:
         books = guest.ledger or self.ledger
-        self._guests.add(guest.id)
+        self._guests[guest.id] = guest
         self._hear(books)
 
     def _hear(self, books: Ledger) -> None:
@@ -182,7 +183,7 @@ class Runtime:
             await tracking.cancel_tasks(run)
         await self._cancel_foreign(run.id)
         self.ledger.close(run, state, error)
-        await self._forget(run.id)
+        await self._forget(run)
 
     async def _cancel_foreign(self, program_id: str) -> None:
         """Abort the calls that threads and other loops still make for the program."""
@@ -194,17 +195,17 @@ class Runtime:
         if calling:
             await asyncio.wait(calling)
 
-    async def _forget(self, program_id: str) -> None:
-        await self._cancel_foreign(program_id)
+    async def _forget(self, run: Run) -> None:
+        await self._cancel_foreign(run.id)
         with contextlib.suppress(AgentrtError):
-            await self.executor.end_program(program_id)
+            await self.executor.end_program(run.id, ProgramTotals.of(run.row))
 
     def _saw(self, event: Event) -> None:
         """Any thread: the engine has to know of a guest's end, and may want to of tools."""
         if isinstance(event, ProgramEnded):
-            if event.program_id in self._guests:
-                self._guests.discard(event.program_id)
-                self._on_loop(self._start_to_forget, event.program_id)
+            guest = self._guests.pop(event.program_id, None)
+            if guest is not None:
+                self._on_loop(self._start_to_forget, guest)
         elif isinstance(self.executor, HearsBoundaries):
             note = boundary_of(event)
             if note is not None:
@@ -219,8 +220,8 @@ class Runtime:
         if self._open and isinstance(self.executor, HearsBoundaries):
             self.executor.boundary(note)
 
-    def _start_to_forget(self, program_id: str) -> None:
+    def _start_to_forget(self, guest: Run) -> None:
         if self._open:
-            task = asyncio.create_task(self._forget(program_id), name=f"{program_id}/forget")
+            task = asyncio.create_task(self._forget(guest), name=f"{guest.id}/forget")
             self._ends.add(task)
             task.add_done_callback(self._ends.discard)

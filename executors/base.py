@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrt.request import Call, CallReport, Reply, TokenLogprob
+from agentrt.scheduler.totals import ProgramTotals
 
 Progress = Callable[[str], None]
 """Told, in a few words, what a slow start is doing now."""
@@ -47,8 +48,11 @@ class Executor(Protocol):
     async def aborted(self, call_id: str) -> CallReport:
         """What a call that was aborted had used; an empty report where nothing is known."""
 
-    async def end_program(self, program_id: str) -> None:
-        """Forget a program: it ended, failed or was cancelled. Idempotent."""
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        """Forget a program: it ended, failed or was cancelled. Idempotent.
+
+        ``totals`` are what it came to over all engines, where that is known, to learn from.
+        """
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What runs and what waits, and behind what: JSON-able, for people and tests."""

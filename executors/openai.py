@@ -17,6 +17,7 @@ from agentrt.errors import (
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.openai_wire import Answer, request_of
 from agentrt.request import Call, CallReport
+from agentrt.scheduler.totals import ProgramTotals
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -132,7 +133,7 @@ class OpenAIEndpoint:
     async def aborted(self, call_id: str) -> CallReport:
         return CallReport()
 
-    async def end_program(self, program_id: str) -> None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         """The endpoint learns of programs from the calls' headers alone."""
 
     async def snapshot(self) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from agentrt.events import NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.graph import NodeKind, NodeState
 from agentrt.program import Program
 from agentrt.run import RunState
+from agentrt.scheduler import ProgramTotals
 from agentrt.testing.scripted import ScriptedExecutor
 
 
@@ -77,6 +78,9 @@ async def test_the_true_path_reaches_the_scheduler(runtime: Runtime) -> None:
     assert run.report(runtime.now()).critical_path_s == 3 * step
     assert run.row.service_s == 4 * step
     assert executor.ended == [run.id]
+    totals = executor.totals[run.id]
+    assert totals == ProgramTotals.of(run.row)
+    assert (totals.type, totals.service_s, totals.finished_calls) == ("chain", 4 * step, 4)
 
 
 async def test_a_program_that_raises_keeps_its_own_error(runtime: Runtime) -> None:

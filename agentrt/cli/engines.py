@@ -113,11 +113,6 @@ def read_fleet(options: dict[str, Any]) -> Fleet:
         from agentrt.executors.ray.cluster import Cluster
 
         Cluster(cluster, fleet.size)
-    if options.get("history") is not None and (fleet.size > 1 or cluster):
-        raise ConfigError(
-            "--history keeps what one engine here learns: leave it out with --replicas, "
-            "--replica and --cluster"
-        )
     return fleet
 
 
@@ -150,10 +145,14 @@ def make_executor(options: EngineOptions, fleet: Fleet, notice: Progress) -> Exe
     if fleet.size == 1 and fleet.cluster is None:
         return VLLMEngine(options)
     router = make_router(fleet.router)
-    engines = each_engine(replace(options, kv_events=router.reads_blocks), fleet)
+    # The replicas share what they learn: its file is kept for all of them, not by each.
+    history, scheduler = options.scheduler.history, replace(options.scheduler, history=None)
+    options = replace(options, scheduler=scheduler, kv_events=router.reads_blocks)
+    engines = each_engine(options, fleet)
     make = _on_cluster(engines, fleet) if fleet.cluster else _here(engines)
     ends = level_ends(options.scheduler)
-    return ReplicaSet(make, len(engines), router, notice=notice, level_ends=ends)
+    kept = None if history is None else Path(history)
+    return ReplicaSet(make, len(engines), router, notice=notice, level_ends=ends, history=kept)
 
 
 def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
@@ -234,10 +233,11 @@ def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOpt
 
 def _history(path: Path, options: dict[str, Any]) -> str:
     from agentrt.errors import UsageError
-    from agentrt.executors.vllm.memory import read
+    from agentrt.executors.learned import read
+    from agentrt.scheduler.policies import policy_class
 
     policy, retention = options["policy"], options["retention"]
-    if policy != "adaptive" and retention != "cost":
+    if not policy_class(policy).learns and retention != "cost":
         raise UsageError(
             f"--history is for --policy adaptive and --retention cost; {policy} learns nothing, "
             f"and {retention} does not either"

@@ -7,6 +7,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy, make_policy, policy_names
 from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.table import ProcessTable, ProgramRow, ProgramState
+from agentrt.scheduler.totals import ProgramTotals
 
 __all__ = [
     "LevelQueues",
@@ -14,6 +15,7 @@ __all__ = [
     "ProcessTable",
     "ProgramRow",
     "ProgramState",
+    "ProgramTotals",
     "QueuedCall",
     "SchedulerConfig",
     "make_policy",

@@ -136,7 +136,7 @@ class Backlog:
         return [[*kind, table.passed, table.ended] for kind, table in tables]
 
     def load(self, rows: Any) -> None:
-        """Take over what `to_rows` gave, before any program comes. Raises `ConfigError`."""
+        """Take over what `to_rows` gave. Raises `ConfigError`."""
         try:
             learned = [
                 ((word(tenant), word(type)), _ages(passed, ended))
@@ -146,7 +146,7 @@ class Backlog:
             raise ConfigError(f"these are no ages of programs: {error!r}") from error
         for index, (kind, ages) in enumerate(learned[: _KINDS + 1]):
             table = self._table(kind) if index else self._any
-            table.learned(*ages)
+            self._left_s += table.learned(*ages)
 
     def _stay(self, row: ProgramRow) -> _Stay:
         table, unit = self._tables.get(kind_of(row)), self._unit_of(row)

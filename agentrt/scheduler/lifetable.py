@@ -56,16 +56,14 @@ class LifeTable:
         for one in range(len(self.rest)):
             self.passed[one] = self.passed[one] * fade + (one <= age)
             self.ended[one] = self.ended[one] * fade + (one == age)
-        before = self.left_s
-        self._estimate()
-        return self.left_s - before
+        return self._estimate()
 
-    def learned(self, passed: list[float], ended: list[float]) -> None:
+    def learned(self, passed: list[float], ended: list[float]) -> float:
         """Take over what another table learned: its ``passed`` and ``ended``."""
         self._reach(len(passed) - 1)
         self.passed[: len(passed)] = passed
         self.ended[: len(ended)] = ended
-        self._estimate()
+        return self._estimate()
 
     def _add(self, age: int, units: float) -> float:
         self._units[age] += units
@@ -73,9 +71,9 @@ class LifeTable:
         self.left_s += change_s
         return change_s
 
-    def _estimate(self) -> None:
+    def _estimate(self) -> float:
         """Work out ``rest`` and ``left_s`` anew."""
-        alive = 0
+        alive, before = 0, self.left_s
         rest = bin_edge(len(self.rest))
         for age in range(len(self.rest) - 1, -1, -1):
             alive += self._here[age]
@@ -87,6 +85,7 @@ class LifeTable:
             rest = ends * width / 2.0 + (1.0 - ends) * (width + rest)
             self.rest[age] = rest
         self.left_s = sum(u * r for u, r in zip(self._units, self.rest, strict=True))
+        return self.left_s - before
 
     def _reach(self, age: int) -> None:
         while len(self.rest) <= age:

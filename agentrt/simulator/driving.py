@@ -17,6 +17,7 @@ from agentrt.executors.vllm.step_time import StepTimeModel
 from agentrt.executors.vllm.virtual import VirtualOptions
 from agentrt.request import Call, CallReport
 from agentrt.scheduler.table import ProcessTable
+from agentrt.scheduler.totals import ProgramTotals
 from agentrt.simulator.machine import cached_tokens, prompt_tokens
 from agentrt.simulator.outcome import Outcome
 from agentrt.simulator.program import LiveProgram
@@ -62,7 +63,7 @@ class Driver(ABC):
         """A program began to wait for a tool or a human, or was answered."""
 
     @abstractmethod
-    def _forget(self, program_id: str) -> None:
+    def _forget(self, totals: ProgramTotals) -> None:
         """A program ended."""
 
     def _priority(self, live: LiveProgram, index: int) -> int:
@@ -121,7 +122,7 @@ class Driver(ABC):
         if not live.ended:
             return False
         self._table.end_program(live.row.program_id)
-        self._forget(live.row.program_id)
+        self._forget(ProgramTotals.of(live.row))
         self.outcomes.append(self._outcome(live))
         self._welcome(self._arrivals.after_end(live.shape.program_id, now))
         return True

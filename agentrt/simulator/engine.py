@@ -220,8 +220,9 @@ class Simulator:
     def _end_program(self, live: Live) -> None:
         shape = live.shape
         self.table.end_program(shape.program_id)
-        served = self._router.program_ended(shape.program_id) if self._router else self.engines
-        for engine in served:
+        if self._router:
+            self._router.program_ended(shape.program_id)
+        for engine in self.engines:  # those that had none of its calls learn too
             engine.queues.program_ended(live.row, self.now)
         del self.live[shape.program_id]
         self.outcomes.append(_outcome(live, self.now, self.step_s))
@@ -229,7 +230,7 @@ class Simulator:
 
 
 class _Routed:
-    """The router of several engines, and which of them have served whom."""
+    """The router of several engines."""
 
     def __init__(
         self, config: SchedulerConfig, router: str, engines: Sequence[Slots], step_s: float
@@ -242,7 +243,6 @@ class _Routed:
         self._views = [
             self._dispatcher.join(f"replica-{engine.index}", engine.batch) for engine in engines
         ]
-        self._served: dict[str, dict[Slots, None]] = {}
 
     def send(self, job: Job, path_s: float) -> Slots:
         """The engine that a call goes to."""
@@ -254,19 +254,16 @@ class _Routed:
             kind=f"{shape.type}/{call.node}",
         )
         job.trip = self._dispatcher.send(question, self._views)
-        engine = self._engines[job.trip.replica.index]
-        self._served.setdefault(shape.program_id, {})[engine] = None
-        return engine
+        return self._engines[job.trip.replica.index]
 
     def ended(self, job: Job, report: CallReport) -> None:
         """A call has ended."""
         if job.trip is not None:
             self._dispatcher.ended(job.trip, report)
 
-    def program_ended(self, program_id: str) -> dict[Slots, None]:
-        """The program has ended. The engines that have served it."""
+    def program_ended(self, program_id: str) -> None:
+        """The program has ended."""
         self._dispatcher.program_ended(program_id)
-        return self._served.pop(program_id, {})
 
 
 def _outcome(live: Live, now: float, step_s: float) -> Outcome:

@@ -20,6 +20,7 @@ from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_route
 from agentrt.router.held import HeldNote, HeldStream, short
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
+from agentrt.scheduler.totals import ProgramTotals
 from agentrt.simulator.driving import Driver, Progress
 from agentrt.simulator.outcome import Outcome
 from agentrt.workloads.arrivals import Arrivals, Open
@@ -194,12 +195,14 @@ class _Fleet(Driver):
             if program_id in lane.programs:
                 lane.engine.boundary(program_id, what, name)
 
-    def _forget(self, program_id: str) -> None:
-        self._dispatcher.program_ended(program_id)
+    def _forget(self, totals: ProgramTotals) -> None:
+        self._dispatcher.program_ended(totals.program_id)
         for lane in self._lanes:
-            if program_id in lane.programs:
-                lane.programs.discard(program_id)
-                lane.engine.end_program(program_id)
+            if totals.program_id in lane.programs:
+                lane.programs.discard(totals.program_id)
+                lane.engine.end_program(totals)
+            else:
+                lane.engine.learn(totals)
 
 
 def _hashes(block_hashes: Sequence[bytes]) -> list[int]:

@@ -10,6 +10,7 @@ from agentrt.executors.vllm.step_time import StepTimeModel
 from agentrt.executors.vllm.virtual import VirtualEngine, VirtualOptions
 from agentrt.request import Call
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.totals import ProgramTotals
 from agentrt.simulator.driving import Driver, Progress
 from agentrt.simulator.outcome import Outcome
 from agentrt.simulator.program import LiveProgram
@@ -94,5 +95,5 @@ class _Driver(Driver):
     def _boundary(self, program_id: str, what: str, name: str) -> None:
         self._engine.boundary(program_id, what, name)
 
-    def _forget(self, program_id: str) -> None:
-        self._engine.end_program(program_id)
+    def _forget(self, totals: ProgramTotals) -> None:
+        self._engine.end_program(totals)

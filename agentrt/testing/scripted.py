@@ -23,6 +23,7 @@ from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.toolcalls import output_schema, read_output, with_tools
 from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob, ToolCall
+from agentrt.scheduler.totals import ProgramTotals
 from agentrt.testing.madeup import made_up_text, made_up_value
 
 Script = Callable[[Call], str | ToolCall]
@@ -39,8 +40,8 @@ class ScriptedExecutor:
     ``step_s`` seconds of service, and yields once to the event loop, so that calls of one
     program overlap. There are seats for all: no call waits or is preempted. A scripted
     reply ends at the call's ``max_tokens`` and stop strings, as a model's does; what is made
-    up for a schema is whole. ``calls`` are all calls so far, and ``ended`` the programs.
-    ``model`` is the name that it goes by.
+    up for a schema is whole. ``calls`` are all calls so far, and ``ended`` the programs, with
+    the ``totals`` that they came to. ``model`` is the name that it goes by.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ScriptedExecutor:
         self.model = model
         self.calls: list[Call] = []
         self.ended: list[str] = []
+        self.totals: dict[str, ProgramTotals | None] = {}
         self._script = script
         self._seed = seed
         self._step_s = step_s
@@ -88,9 +90,10 @@ class ScriptedExecutor:
     async def aborted(self, call_id: str) -> CallReport:
         return self._cut_off.pop(call_id, CallReport())
 
-    async def end_program(self, program_id: str) -> None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         if program_id not in self.ended:
             self.ended.append(program_id)
+            self.totals[program_id] = totals
 
     async def snapshot(self) -> Mapping[str, Any]:
         running = [

@@ -11,13 +11,16 @@ from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError, NoRoomError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.boundary import Boundary
+from agentrt.executors.learned import Learned
+from agentrt.executors.mail import Mail
 from agentrt.executors.ray.actor import PROGRESS, EngineActor
 from agentrt.executors.ray.cluster import Cluster
 from agentrt.executors.vllm.blocks import BlockHasher
-from agentrt.executors.vllm.mail import Mail
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router.held import HELD, HeldNote
+from agentrt.scheduler.policies import policy_class
+from agentrt.scheduler.totals import ProgramTotals
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -47,7 +50,8 @@ class RayEngine:
         self._pids: list[int] = []
         self._hasher: BlockHasher | None = None
         self._hear_held: Callable[[HeldNote], None] | None = None
-        self._mail = Mail(lambda notes: self._ask("boundaries", notes))
+        self._boundaries = Mail[Boundary](lambda notes: self._ask("boundaries", notes))
+        self._lessons = Mail[ProgramTotals](lambda notes: self._ask("learn", notes))
 
     # -- life --------------------------------------------------------------------------
 
@@ -81,7 +85,8 @@ class RayEngine:
 
     async def close(self) -> None:
         self._die(EngineDiedError("the engine is not running"))
-        await self._mail.close()
+        await self._boundaries.close()
+        await self._lessons.close()
         pump, self._pump = self._pump, None
         if pump is not None:
             pump.cancel()
@@ -162,12 +167,24 @@ class RayEngine:
         report: CallReport = await self._ask("aborted", call_id)
         return report
 
-    async def end_program(self, program_id: str) -> None:
-        await self._ask("end_program", program_id)
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        await self._ask("end_program", program_id, totals)
 
     def boundary(self, note: Boundary) -> None:
         if self.options.scheduler.retention != "lru":
-            self._mail.post(note)
+            self._boundaries.post(note)
+
+    def learn(self, totals: ProgramTotals) -> None:
+        if policy_class(self.options.scheduler.policy).learns:
+            self._lessons.post(totals)
+
+    async def learned(self) -> Learned | None:
+        await self._lessons.sent()
+        values: Learned | None = await self._ask("learned")
+        return values
+
+    async def teach(self, learned: Mapping[str, Any]) -> None:
+        await self._ask("teach", dict(learned))
 
     async def snapshot(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = await self._ask("snapshot")

@@ -13,6 +13,7 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
@@ -21,23 +22,14 @@ from agentrt.executors.boundary import Boundary, HearsBoundaries
 from agentrt.executors.replicas.again import Again
 from agentrt.executors.replicas.health import Health
 from agentrt.executors.replicas.keeper import Keeper
+from agentrt.executors.replicas.learning import Learning
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
 from agentrt.executors.replicas.routing import Routing
+from agentrt.executors.replicas.snapshot import snapshot_of
 from agentrt.executors.served import not_served
 from agentrt.request import Call, CallReport, Reply
 from agentrt.router import Router
-
-_SNAPSHOT_S = 5.0
-_OF_EACH = (
-    "steps",
-    "computed_tokens",
-    "blocks",
-    "free_blocks",
-    "free_slots",
-    "needs_blocks",
-    "levelled",
-)
-"""What of an engine's snapshot is told of each replica."""
+from agentrt.scheduler.totals import ProgramTotals
 
 
 class ReplicaSet:
@@ -46,7 +38,8 @@ class ReplicaSet:
     Engines may serve different models: a call that names none gets the first one's. With no
     replica left, a call waits up to ``patience_s`` for one to come back. ``health`` says when
     an engine that does not answer counts as dead. ``notice`` is told in words what happens to
-    replicas. ``level_ends`` are the engines' queue levels (`Dispatcher`).
+    replicas. ``level_ends`` are the engines' queue levels (`Dispatcher`). What the engines'
+    policies learn is shared, and kept in the file ``history``, if any.
     """
 
     def __init__(
@@ -60,6 +53,7 @@ class ReplicaSet:
         backoff: Backoff | None = None,
         notice: Progress = lambda message: None,
         level_ends: Sequence[float] = (),
+        history: Path | None = None,
     ) -> None:
         self.replicas = [
             Replica(f"replica-{index}", partial(make, index)) for index in range(count)
@@ -69,12 +63,13 @@ class ReplicaSet:
             self.routing.join(replica)
         self._patience_s = patience_s
         self._where: dict[str, Replica] = {}
+        self._learning = Learning(self.replicas, history, notice)
         self._keeper = Keeper(
             self.replicas,
             health or Health(),
             backoff or Backoff(),
             notice,
-            ready=self.routing.ready,
+            ready=self._is_ready,
             lost=self.routing.lost,
         )
 
@@ -97,10 +92,16 @@ class ReplicaSet:
     # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
+        await self._learning.start()
         await self._keeper.start(progress)
+
+    def _is_ready(self, replica: Replica) -> None:
+        self.routing.ready(replica)
+        self._learning.ready(replica)
 
     async def close(self) -> None:
         await self.routing.close()
+        await self._learning.close()
         await self._keeper.close()
 
     async def drain(self, name: str) -> None:
@@ -229,11 +230,14 @@ class ReplicaSet:
             if isinstance(replica.executor, HearsBoundaries):
                 replica.executor.boundary(note)
 
-    async def end_program(self, program_id: str) -> None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)
-        for replica in self._that_know(program_id):
+        told = self._that_know(program_id)
+        if totals is not None:
+            self._learning.ended(totals, told)
+        for replica in told:
             replica.programs.discard(program_id)
-            end = partial(replica.executor.end_program, program_id)
+            end = partial(replica.executor.end_program, program_id, totals)
             with contextlib.suppress(AgentrtError):
                 await replica.lifeline.hold(end)
 
@@ -241,32 +245,7 @@ class ReplicaSet:
         return [r for r in self.replicas if program_id in r.programs and r.state in UP]
 
     async def snapshot(self) -> Mapping[str, Any]:
-        found = await asyncio.gather(*map(self._snapshot_of, self.replicas))
-        whole: dict[str, Any] = {
-            key: [
-                {**entry, "replica": replica.name}
-                for replica, one in zip(self.replicas, found, strict=True)
-                for entry in one.get(key, ())
-            ]
-            for key in ("running", "waiting")
-        }
-        whole["programs"] = [program for one in found for program in one.get("programs", ())]
-        whole["steps"] = sum(one.get("steps") or 0 for one in found)
-        whole["requests"] = sum(one.get("requests") or 0 for one in found)
-        whole["levelled"] = all(one.get("levelled", True) for one in found)
-        whole["replicas"] = [
-            {**replica.describe(), **{key: one[key] for key in _OF_EACH if key in one}}
-            for replica, one in zip(self.replicas, found, strict=True)
-        ]
-        return whole
-
-    async def _snapshot_of(self, replica: Replica) -> Mapping[str, Any]:
-        """What its engine says; nothing while it has none, or has one that does not answer."""
-        if replica.state in UP:
-            with contextlib.suppress(AgentrtError, TimeoutError):
-                async with asyncio.timeout(_SNAPSHOT_S):
-                    return await replica.executor.snapshot()
-        return {}
+        return await snapshot_of(self.replicas)
 
 
 async def _read(call: Call, replica: Replica, stream: bool) -> AsyncGenerator[Chunk, None]:

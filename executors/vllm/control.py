@@ -10,12 +10,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
+from agentrt.executors.learned import Learned
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.scheduling import free_slots
 from agentrt.executors.vllm.recording import record
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
+from agentrt.scheduler.totals import ProgramTotals
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
@@ -29,9 +31,16 @@ def answer(scheduler: ProgramScheduler, op: str, argument: Any) -> Any:
     return operation(scheduler, argument)
 
 
-def _end(scheduler: ProgramScheduler, program_id: Any) -> bool:
-    """A program ended: its row goes."""
-    return scheduler.end_program(str(program_id), scheduler.clock())
+def _end(scheduler: ProgramScheduler, program: Any) -> bool:
+    """A program ended: its row goes. Of it there is its id, or `ProgramTotals`."""
+    totals = ProgramTotals(program, "") if isinstance(program, str) else ProgramTotals(*program)
+    return scheduler.end_program(totals, scheduler.clock())
+
+
+def _learn(scheduler: ProgramScheduler, several: Any) -> None:
+    """Programs ended that other engines had: their `ProgramTotals`."""
+    for totals in several:
+        scheduler.learn(ProgramTotals(*totals), scheduler.clock())
 
 
 def _boundary(scheduler: ProgramScheduler, notes: Any) -> None:
@@ -54,10 +63,14 @@ def _configure(scheduler: ProgramScheduler, settings: Any) -> dict[str, Any]:
     return scheduler.config.to_dict()
 
 
-def _history(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any] | None:
-    """What the policy learned, or None where it learns nothing."""
-    history = scheduler.memory.history
-    return None if history is None else history.to_dict()
+def _learned(scheduler: ProgramScheduler, argument: Any) -> Learned | None:
+    """What policy and retention learned, or None where neither learns anything."""
+    return scheduler.memory.learned()
+
+
+def _teach(scheduler: ProgramScheduler, learned: Any) -> None:
+    """What another engine had learned takes the place of what this one has."""
+    scheduler.memory.know(learned)
 
 
 def _record(scheduler: ProgramScheduler, path: Any) -> Any:
@@ -116,7 +129,9 @@ _OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
     "boundary": _boundary,
     "aborted": _aborted,
     "configure": _configure,
-    "history": _history,
+    "learn": _learn,
+    "learned": _learned,
+    "teach": _teach,
     "held": _held,
     "record": _record,
     "snapshot": _snapshot,

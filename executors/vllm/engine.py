@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import (
     CallRejectedError,
-    ConfigError,
     EngineDiedError,
     EngineStartError,
     ModelLoadError,
 )
 from agentrt.executors.base import Chunk, Progress
-from agentrt.executors.boundary import Boundary
 from agentrt.executors.vllm._compat.core import close_context, core_pids, start_reader, stop_reader
 from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.calls import prompt_ids_of, prompt_of, reply_of, sampling_params
+from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.faults import config_fault
 from agentrt.executors.vllm.logprobs import logprobs_of
-from agentrt.executors.vllm.mail import Mail
 from agentrt.executors.vllm.options import (
     EngineOptions,
     check_model,
@@ -32,9 +29,8 @@ from agentrt.executors.vllm.options import (
     prepare_environment,
 )
 from agentrt.executors.vllm.processes import apart, cpu_seconds, interrupts_blocked
-from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.request import Call, CallSpec, Reply
 from agentrt.router.held import HELD, HeldNote
-from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -46,22 +42,20 @@ _ENDING: set[asyncio.Task[None]] = set()
 """Engines that nobody waited for, on their way out; a loop keeps no task of its own."""
 
 
-class VLLMEngine:
+class VLLMEngine(CoreClient):
     """An `Executor` that owns one vLLM engine, its core in a process of its own.
 
     ``model`` and ``max_num_seqs`` are what the engine runs with, once it has started.
     """
 
     def __init__(self, options: EngineOptions) -> None:
+        super().__init__(options.scheduler)
         self.options = options
         self.model = options.model or ""
         self.max_num_seqs = options.max_num_seqs
-        self._llm: AsyncLLM | None = None
         self._tokenizer: Any = None
-        self._retention = options.scheduler.retention
         self._hasher: BlockHasher | None = None
         self._hear_held: Callable[[HeldNote], None] | None = None
-        self._mail = Mail(lambda notes: self._control("boundary", notes))
 
     # -- life --------------------------------------------------------------------------
 
@@ -146,7 +140,7 @@ class VLLMEngine:
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
-        await self._mail.close()
+        await self.close_mail()
         if llm is not None:
             await _shut_down(llm)
 
@@ -173,11 +167,6 @@ class VLLMEngine:
             raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
             raise CallRejectedError(f"call {call.call_id}: {error}") from error
-
-    def _engine(self) -> AsyncLLM:
-        if self._llm is None:
-            raise EngineDiedError("the engine is not running")
-        return self._llm
 
     def _reply(self, call: Call, output: RequestOutput, whole: str) -> Reply:
         params = output.kv_transfer_params or {}
@@ -208,63 +197,6 @@ class VLLMEngine:
         if self._hasher is None:
             self._hasher = BlockHasher(self.hash_algorithm, values["block_size"])
         return HeldNote.from_wire(values), self._hasher.size
-
-    # -- control -----------------------------------------------------------------------
-
-    async def aborted(self, call_id: str) -> CallReport:
-        values = await self._control("aborted", call_id)
-        return CallReport(**values) if values else CallReport()
-
-    async def end_program(self, program_id: str) -> None:
-        await self._control("end", program_id)
-
-    def boundary(self, note: Boundary) -> None:
-        if self._retention != "lru":
-            self._mail.post(note)
-
-    async def snapshot(self) -> Mapping[str, Any]:
-        values = await self._control("snapshot")
-        return values if isinstance(values, dict) else {}
-
-    async def configure(self, config: SchedulerConfig) -> None:
-        """Change the scheduler's settings. Raises `ConfigError` while calls are unfinished."""
-        try:
-            await self._engine().engine_core.call_utility_async(
-                "agentrt", "configure", config.to_dict()
-            )
-        except Exception as error:
-            raise ConfigError(f"the engine refuses these settings: {error}") from error
-        self._retention = config.retention
-
-    async def record(self, path: Path | None) -> None:
-        """Record the scheduler's events and decisions into a file, or with None stop.
-
-        A recording begins with an empty prefix cache and no programs. Raises
-        `ConfigError` while calls are unfinished, and for a file that cannot be written.
-        """
-        target = None if path is None else str(path.absolute())  # noqa: ASYNC240  # no I/O
-        try:
-            await self._engine().engine_core.call_utility_async("agentrt", "record", target)
-        except Exception as error:
-            raise ConfigError(f"the engine does not record: {error}") from error
-
-    async def probe(self, op: str) -> Any:
-        """``start`` or ``stop`` watching the scheduler: `agentrt.executors.vllm.probe`."""
-        return await self._engine().engine_core.call_utility_async("agentrt_probe", op)
-
-    async def forget_prefixes(self) -> None:
-        """Empty the prefix cache, so that the next calls find nothing computed."""
-        await self._engine().reset_prefix_cache()
-
-    async def _control(self, op: str, argument: Any = None) -> Any:
-        """A control message; None where the engine is gone and there is nothing to tell."""
-        if self._llm is None or self._llm.errored:
-            return None
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        with contextlib.suppress(EngineDeadError):
-            return await self._llm.engine_core.call_utility_async("agentrt", op, argument)
-        return None
 
 
 def _import_vllm() -> None:

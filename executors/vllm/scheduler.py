@@ -41,7 +41,8 @@ from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.table import ProcessTable
+from agentrt.scheduler.table import ProcessTable, ProgramRow
+from agentrt.scheduler.totals import ProgramTotals
 from agentrt.scheduler.victims import Room
 
 SETTINGS = "agentrt"
@@ -272,7 +273,7 @@ class ProgramScheduler(AsyncScheduler):
         row = None if account.identity.lone else call.program
         self.retainer.call_ended(row, request, account.context, now)
         if account.identity.lone:
-            self.end_program(call.program.program_id, now)
+            self.end_program(ProgramTotals.of(call.program), now)
         elif call.program.program_id not in self.table:
             # It ended before its call: what the policy noted of it since then can go.
             self.queues.program_lost(call.program)
@@ -282,14 +283,25 @@ class ProgramScheduler(AsyncScheduler):
             self._keep(account.identity.call_id, report)
         return report
 
-    def end_program(self, program_id: str, now: float) -> bool:
-        """A program ended; False where it was not known."""
-        row = self.table.end_program(program_id)
-        if row is not None:
-            self.retainer.program_ended(row, now)
-            self.queues.program_ended(row, now)
-            self.memory.learned()
-        return row is not None
+    def end_program(self, totals: ProgramTotals, now: float) -> bool:
+        """A program ended, having come to so much; False where it was not known."""
+        row = self.table.end_program(totals.program_id)
+        if row is None:
+            self.learn(totals, now)
+            return False
+        self.table.catch_up(row, totals.service_s, totals.path_s, totals.waiting_s)
+        self.retainer.program_ended(row, now)
+        self._learn_from(row, now)
+        return True
+
+    def learn(self, totals: ProgramTotals, now: float) -> None:
+        """A program ended that others had, or that was dropped here."""
+        if totals.service_s > 0.0:
+            self._learn_from(totals.row(), now)
+
+    def _learn_from(self, row: ProgramRow, now: float) -> None:
+        self.queues.program_ended(row, now)
+        self.memory.ended()
 
     def shutdown(self) -> None:
         self.memory.save()

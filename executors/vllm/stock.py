@@ -10,6 +10,7 @@ from agentrt.executors.boundary import Boundary
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.request import CallReport
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.totals import ProgramTotals
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,7 +36,7 @@ class StockEngine(VLLMEngine):
     async def aborted(self, call_id: str) -> CallReport:
         return CallReport()
 
-    async def end_program(self, program_id: str) -> None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         """Nothing to forget."""
 
     def boundary(self, note: Boundary) -> None:

@@ -19,6 +19,7 @@ from agentrt.executors.base import Chunk
 from agentrt.executors.boundary import Boundary
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler import ProgramRow, SchedulerConfig
+from agentrt.scheduler.totals import ProgramTotals
 from agentrt.simulator.compare import Cell
 from agentrt.simulator.outcome import Summary
 from agentrt.simulator.pressure import Pressure
@@ -232,7 +233,7 @@ class Engine:
         }
         return {"calls": reports, "steps": 20, "cpu_us": 100.0}
 
-    async def end_program(self, program_id: str) -> None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.told.append(program_id)
 
     def boundary(self, note: Boundary) -> None:

@@ -28,6 +28,7 @@ from agentrt.executors.vllm.virtual import VirtualOptions
 from agentrt.request import Call, CallReport, Reply
 from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.totals import ProgramTotals
 from agentrt.workloads.shape import CallShape, ProgramShape
 
 
@@ -97,7 +98,7 @@ class Engine(VLLMEngine):
     async def forget_prefixes(self) -> None:
         self.told.append("forget")
 
-    async def end_program(self, program_id: str) -> None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.told.append("end")
 
     def boundary(self, note: Boundary) -> None:

@@ -13,6 +13,7 @@ from agentrt.cli.app import call
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, Reply
+from agentrt.scheduler.totals import ProgramTotals
 
 Write = Callable[[str], Path]
 Invoke = Callable[..., int]
@@ -44,7 +45,7 @@ class EchoEngine:
     async def aborted(self, call_id: str) -> CallReport:
         return CallReport()
 
-    async def end_program(self, program_id: str) -> None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         pass
 
     async def snapshot(self) -> Mapping[str, Any]:

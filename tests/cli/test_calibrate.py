@@ -16,6 +16,7 @@ from agentrt.executors.vllm.recorded import FORMAT
 from agentrt.executors.vllm.step_time import StepTimeModel, StepWork
 from agentrt.request import Call, Reply
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.totals import ProgramTotals
 
 pytest.importorskip("numpy")
 
@@ -62,7 +63,7 @@ class MadeUpEngine:
             self._step(1, done)
         yield Chunk("", Reply(""))
 
-    async def end_program(self, program_id: str) -> None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         pass
 
     async def close(self) -> None:

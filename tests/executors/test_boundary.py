@@ -6,7 +6,7 @@ import asyncio
 
 from agentrt import Context, Runtime, program
 from agentrt.executors.boundary import Boundary
-from agentrt.executors.vllm.mail import Mail
+from agentrt.executors.mail import Mail
 from agentrt.testing.scripted import ScriptedExecutor
 
 

@@ -157,11 +157,12 @@ def test_a_lost_program_teaches_nothing() -> None:
     call = desk.start()
     desk.serve(call, 500.0)
     desk.end(call)
-    policy = desk.queues.policy
-    learned = policy.history.to_dict()  # type: ignore[attr-defined]
+    history = desk.queues.policy.history
+    assert history is not None
+    learned = history.to_dict()
     desk.queues.program_lost(call.program)
-    assert policy.history.to_dict() == learned  # type: ignore[attr-defined]
-    assert not policy.history._visits  # type: ignore[attr-defined]
+    assert history.to_dict() == learned
+    assert not history._visits
 
 
 # -- bounds ----------------------------------------------------------------------------

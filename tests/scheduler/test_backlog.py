@@ -222,3 +222,26 @@ def test_what_no_programs_can_have_left_is_refused(rows: Any) -> None:
     with pytest.raises(ConfigError, match="ages of programs"):
         backlog.load(rows)
     assert not backlog._tables
+
+
+def test_what_others_learned_may_come_while_programs_live() -> None:
+    """The backlog is then what it would be had it been known before."""
+    teacher = Crowd()
+    teacher.learn(30, 4.0)
+    teacher.learn(30, 40.0, "u")
+    before, after = Crowd(), Crowd()
+    before.backlog.load(teacher.backlog.to_rows())
+    for crowd in (before, after):
+        for type in "tuuv":
+            crowd.come(type, 3.0)
+    assert after.backlog.left_s != before.backlog.left_s
+    after.backlog.load(teacher.backlog.to_rows())
+    for crowd in (before, after):  # a program's table is the one that there was when it came
+        for row in list(crowd.table):
+            crowd.backlog.rests(row)
+        assert crowd.backlog.left_s == pytest.approx(0.0, abs=1e-9)
+        for row in list(crowd.table):
+            crowd.backlog.seen(row)
+        crowd.learn(1, 4.0)  # the living count from the next end on
+        crowd.learn(1, 40.0, "u")
+    assert after.backlog.left_s == pytest.approx(before.backlog.left_s)

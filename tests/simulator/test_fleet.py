@@ -10,11 +10,12 @@ pytest.importorskip("vllm")
 
 from agentrt.executors.vllm.step_time import StepTimeModel
 from agentrt.executors.vllm.virtual import VirtualOptions
+from agentrt.router import Dispatcher, make_router
 from agentrt.scheduler import SchedulerConfig
-from agentrt.simulator.fleet import FleetRun, run_fleet
+from agentrt.simulator.fleet import FleetRun, _Fleet, run_fleet
 from agentrt.simulator.virtual import run_virtual
 from agentrt.workloads import CallShape, ProgramShape
-from agentrt.workloads.arrivals import poisson
+from agentrt.workloads.arrivals import Open, poisson
 from agentrt.workloads.generate import generate
 
 pytestmark = pytest.mark.engine
@@ -32,6 +33,19 @@ def fleet(programs: list[ProgramShape], replicas: int, router: str) -> FleetRun:
 
 def ends(run: FleetRun) -> dict[str, float]:
     return {one.program_id: one.ended_s for one in run.outcomes}
+
+
+def test_engines_share_what_they_learn_of_sizes() -> None:
+    """In the program's totals, whichever of them it went through. Its turns are each one's own."""
+    arrivals, times = Open(some(16)), StepTimeModel()
+    dispatcher = Dispatcher(make_router("round-robin"), ())
+    run = _Fleet(arrivals, SchedulerConfig("adaptive"), OPTIONS, times, dispatcher, 3)
+    run.run(None)
+    known = [lane.engine.scheduler.control("learned")["cells"] for lane in run._lanes]
+    counts = [{(age, n) for _, _, age, what, n, _ in cells if not what} for cells in known]
+    assert counts[0] == counts[1] == counts[2]
+    assert (0, 16.0) in counts[0]
+    assert len({(what, n) for cells in known for _, _, _, what, n, _ in cells if what}) > 1
 
 
 def test_one_of_a_fleet_is_an_engine_alone() -> None:

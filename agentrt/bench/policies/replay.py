@@ -19,6 +19,7 @@ from agentrt.executors.vllm.counts import EngineCounts
 from agentrt.executors.vllm.virtual import tokens
 from agentrt.request import CallReport, Reply
 from agentrt.scheduler.table import ProcessTable
+from agentrt.scheduler.totals import ProgramTotals
 from agentrt.simulator.outcome import Outcome
 from agentrt.simulator.program import LiveProgram
 from agentrt.simulator.stock import Stock
@@ -110,7 +111,7 @@ class _Replayer:
                 tasks.create_task(self._call(live, index, tasks))
         self._ended.append((live, self._now()))
         self._table.end_program(row.program_id)
-        await self._engine.end_program(row.program_id)
+        await self._engine.end_program(row.program_id, ProgramTotals.of(row))
         if self._progress is not None:
             self._progress(len(self._ended))
 

@@ -42,10 +42,11 @@ class Adaptive(Policy):
     starving: ClassVar[bool] = False
     follows_program: ClassVar[bool] = True
     lane: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
-        self.history = History()
+        self.history: History = History()
         self.backlog: Backlog = Backlog(self.history.unit)
 
     def place(self, call: QueuedCall, now: float) -> Place:

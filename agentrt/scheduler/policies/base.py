@@ -14,6 +14,7 @@ from agentrt.scheduler.table import ProgramRow
 if TYPE_CHECKING:
     from agentrt.scheduler.backlog import Backlog
     from agentrt.scheduler.call import QueuedCall
+    from agentrt.scheduler.history import History
 
 
 class Place(NamedTuple):
@@ -38,6 +39,7 @@ class Policy(ABC):
     A policy that is not ``levelled`` serves calls in the engine's own order, first
     come, first served. Where a policy is not ``starving``, calls are not promoted by
     the paper's anti-starvation rule, because something else bounds their waiting.
+    One that ``learns`` changes with the programs that end, and has a ``history`` of them.
     With ``follows_program``, the waiting calls of a program are placed anew whenever
     one of its calls ends. With ``lane``, a share of the batch serves the oldest programs; a
     policy's ``backlog`` tells it when they are late.
@@ -48,7 +50,9 @@ class Policy(ABC):
     starving: ClassVar[bool] = True
     follows_program: ClassVar[bool] = False
     lane: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
 
+    history: History | None = None
     backlog: Backlog | None = None
 
     def __init__(self, config: SchedulerConfig) -> None:

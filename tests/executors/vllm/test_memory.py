@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ConfigError
+from agentrt.executors.learned import SAVE_EVERY, read
 from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
 from agentrt.executors.vllm.identity import attach, identify
-from agentrt.executors.vllm.memory import SAVE_EVERY, Memory, read
+from agentrt.executors.vllm.memory import Memory
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.request import Call, CallSpec
 from agentrt.scheduler import SchedulerConfig, make_policy
@@ -45,7 +46,7 @@ def expected(engine: HeadlessEngine, type: str = "t") -> float:
     """The service that a new program is expected to need."""
     scheduler = ours(engine)
     row = scheduler.table.start_program("asked", type, 0.0)
-    history = scheduler.memory.history
+    history = scheduler.queues.policy.history
     assert history is not None
     found = history.expect(row, "", 0.0)
     history.forget(row)
@@ -65,7 +66,7 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     ours(first).shutdown()
     second = engine(path)
     assert expected(second) == expected(first) > 5.0
-    assert ours(second).control("history") == ours(first).control("history")
+    assert ours(second).control("learned") == ours(first).control("learned")
     assert [file.name for file in path.parent.iterdir()] == ["history.json"], "no drafts"
 
 
@@ -112,10 +113,10 @@ def test_new_settings_keep_what_was_learned(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
     e = engine(path)
     live(e, "p", 9)
-    before = ours(e).control("history")
+    before = ours(e).control("learned")
     settings = {"policy": "adaptive", "history": str(path)}
     ours(e).control("configure", settings)
-    assert ours(e).control("history") == before
+    assert ours(e).control("learned") == before
 
 
 def test_a_policy_that_learns_nothing_writes_nothing(tmp_path: Path) -> None:
@@ -124,14 +125,14 @@ def test_a_policy_that_learns_nothing_writes_nothing(tmp_path: Path) -> None:
     live(e, "p", 3)
     ours(e).shutdown()
     assert not path.exists()
-    assert ours(e).control("history") is None
+    assert ours(e).control("learned") is None
 
 
 def test_without_a_file_it_is_learned_all_the_same() -> None:
     e = engine(None)
     live(e, "p", 3)
     ours(e).shutdown()
-    answer = ours(e).control("history")
+    answer = ours(e).control("learned")
     assert answer["version"] == 1
     assert answer["cells"]
     assert json.loads(json.dumps(answer)) == answer
@@ -254,13 +255,13 @@ def test_refused_settings_change_nothing(tmp_path: Path) -> None:
     e = engine(None)
     live(e, "p", 3)
     scheduler = ours(e)
-    before = (scheduler.config, scheduler.control("history"))
+    before = (scheduler.config, scheduler.control("learned"))
     for settings in ({"policy": "adaptive", "history": str(path)}, {"policy": "lifo"}):
         with pytest.raises(ConfigError):
             scheduler.control("configure", settings)
-        assert (scheduler.config, scheduler.control("history")) == before
+        assert (scheduler.config, scheduler.control("learned")) == before
         live(e, "q", 3)
-        before = (scheduler.config, scheduler.control("history"))
+        before = (scheduler.config, scheduler.control("learned"))
 
 
 # -- who a call belongs to -------------------------------------------------------------

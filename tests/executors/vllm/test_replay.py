@@ -15,6 +15,7 @@ from agentrt.executors.vllm.recorded import read, samples
 from agentrt.executors.vllm.recording import Recorder
 from agentrt.executors.vllm.replay import replay
 from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.scheduler import ProgramTotals
 
 pytestmark = pytest.mark.engine
 
@@ -56,6 +57,8 @@ def drive(e: HeadlessEngine, seed: int) -> None:
             e.abort(live.pop(rng.randrange(len(live))))
         if rng.random() < 0.05:
             control(e, "end", f"p{rng.randrange(6)}")
+        if rng.random() < 0.05:  # of another engine
+            control(e, "learn", [ProgramTotals("other", "unknown", service_s=rng.random() * 50)])
         ended = e.step().finished
         live = [name for name in live if name not in ended]
     e.run()
@@ -70,7 +73,7 @@ def recorded(e: HeadlessEngine, path: Path, seed: int = 1) -> Path:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-@pytest.mark.parametrize("policy", ["fcfs", "mlfq", "plas", "atlas"])
+@pytest.mark.parametrize("policy", ["fcfs", "mlfq", "plas", "atlas", "adaptive"])
 def test_a_recorded_run_is_decided_the_same_again(
     tmp_path: Path, policy: str, in_flight: int
 ) -> None:

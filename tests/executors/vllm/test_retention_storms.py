@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from agentrt.executors.vllm import scheduler as scheduler_module
 from agentrt.executors.vllm.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
 from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.scheduler.totals import ProgramTotals
 from tests.executors.vllm.storms import PATIENCE_S, Storm
 
 pytestmark = pytest.mark.engine
@@ -88,7 +89,7 @@ def forget(engine: HeadlessEngine) -> None:
     scheduler = engine.scheduler
     assert isinstance(scheduler, ProgramScheduler)
     for row in scheduler.table:
-        scheduler.end_program(row.program_id, engine.now)
+        scheduler.end_program(ProgramTotals.of(row), engine.now)
     queue = scheduler.retainer.queue
     assert queue is not None
     check(engine)

@@ -1,30 +1,39 @@
-"""Notes to the engine core that nobody waits for."""
+"""Notes to an engine that nobody waits for."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
-from agentrt.executors.boundary import Boundary
+from agentrt.errors import EngineDiedError
+
+NoteT = TypeVar("NoteT")
 
 
-class Mail:
-    """Takes notes at once, and sends them in batches.
+class Mail(Generic[NoteT]):
+    """Takes notes at once, and sends them in batches. What is for a dead engine is lost with it.
 
     One message is under way at a time, with all notes that came up during the one before:
     a busy engine is not flooded, and an idle one is told at once.
     """
 
-    def __init__(self, send: Callable[[list[Boundary]], Awaitable[object]]) -> None:
+    def __init__(self, send: Callable[[list[NoteT]], Awaitable[object]]) -> None:
         self._send = send
-        self._notes: list[Boundary] = []
+        self._notes: list[NoteT] = []
         self._under_way: asyncio.Task[None] | None = None
 
-    def post(self, note: Boundary) -> None:
+    def post(self, note: NoteT) -> None:
         """Send a note on its way. Only on a running loop."""
         self._notes.append(note)
         if self._under_way is None or self._under_way.done():
             self._under_way = asyncio.create_task(self._deliver(), name="agentrt/mail")
+
+    async def sent(self) -> None:
+        """Wait until every note has been taken."""
+        while self._under_way is not None and not self._under_way.done():
+            await asyncio.wait([self._under_way])
 
     async def close(self) -> None:
         """Drop what has not been sent."""
@@ -34,6 +43,7 @@ class Mail:
             await asyncio.wait([self._under_way])
 
     async def _deliver(self) -> None:
-        while self._notes:
-            notes, self._notes = self._notes, []
-            await self._send(notes)
+        with contextlib.suppress(EngineDiedError):
+            while self._notes:
+                notes, self._notes = self._notes, []
+                await self._send(notes)

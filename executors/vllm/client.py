@@ -1,0 +1,118 @@
+"""What an embedded engine tells the scheduler in its core, and asks it.
+
+The answers are those of `agentrt.executors.vllm.control`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import ConfigError, EngineDiedError
+from agentrt.executors.boundary import Boundary
+from agentrt.executors.learned import Learned
+from agentrt.executors.mail import Mail
+from agentrt.request import CallReport
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import policy_class
+from agentrt.scheduler.totals import ProgramTotals
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+class CoreClient:
+    """The part of an engine that talks to our scheduler, whose settings are ``scheduling``."""
+
+    def __init__(self, scheduling: SchedulerConfig) -> None:
+        self._llm: AsyncLLM | None = None
+        self._scheduling = scheduling
+        self._boundaries = Mail[Boundary](lambda notes: self._control("boundary", notes))
+        self._lessons = Mail[ProgramTotals](lambda notes: self._control("learn", notes))
+
+    # -- programs ----------------------------------------------------------------------
+
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        await self._control("end", program_id if totals is None else totals)
+
+    def boundary(self, note: Boundary) -> None:
+        if self._scheduling.retention != "lru":
+            self._boundaries.post(note)
+
+    def learn(self, totals: ProgramTotals) -> None:
+        if policy_class(self._scheduling.policy).learns:
+            self._lessons.post(totals)
+
+    async def learned(self) -> Learned | None:
+        await self._lessons.sent()
+        values: Learned | None = await self._control("learned")
+        return values
+
+    async def teach(self, learned: Mapping[str, Any]) -> None:
+        await self._control("teach", dict(learned))
+
+    # -- calls -------------------------------------------------------------------------
+
+    async def aborted(self, call_id: str) -> CallReport:
+        values = await self._control("aborted", call_id)
+        return CallReport(**values) if values else CallReport()
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        values = await self._control("snapshot")
+        return values if isinstance(values, dict) else {}
+
+    # -- the scheduler -----------------------------------------------------------------
+
+    async def configure(self, config: SchedulerConfig) -> None:
+        """Change the scheduler's settings. Raises `ConfigError` while calls are unfinished."""
+        try:
+            await self._engine().engine_core.call_utility_async(
+                "agentrt", "configure", config.to_dict()
+            )
+        except Exception as error:
+            raise ConfigError(f"the engine refuses these settings: {error}") from error
+        self._scheduling = config
+
+    async def record(self, path: Path | None) -> None:
+        """Record the scheduler's events and decisions into a file, or with None stop.
+
+        A recording begins with an empty prefix cache and no programs. Raises
+        `ConfigError` while calls are unfinished, and for a file that cannot be written.
+        """
+        target = None if path is None else str(path.absolute())  # noqa: ASYNC240  # no I/O
+        try:
+            await self._engine().engine_core.call_utility_async("agentrt", "record", target)
+        except Exception as error:
+            raise ConfigError(f"the engine does not record: {error}") from error
+
+    async def probe(self, op: str) -> Any:
+        """``start`` or ``stop`` watching the scheduler: `agentrt.executors.vllm.probe`."""
+        return await self._engine().engine_core.call_utility_async("agentrt_probe", op)
+
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache, so that the next calls find nothing computed."""
+        await self._engine().reset_prefix_cache()
+
+    # -- inside ------------------------------------------------------------------------
+
+    async def close_mail(self) -> None:
+        """Drop what has not been sent yet."""
+        await self._boundaries.close()
+        await self._lessons.close()
+
+    def _engine(self) -> AsyncLLM:
+        if self._llm is None:
+            raise EngineDiedError("the engine is not running")
+        return self._llm
+
+    async def _control(self, op: str, argument: Any = None) -> Any:
+        """A control message; None where the engine is gone and there is nothing to tell."""
+        if self._llm is None or self._llm.errored:
+            return None
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        with contextlib.suppress(EngineDeadError):
+            return await self._llm.engine_core.call_utility_async("agentrt", op, argument)
+        return None
