@@ -112,7 +112,8 @@ def scheduling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="FILE",
         cls=RunOption,
         group="Scheduling",
-        help="Keep what --policy adaptive and --retention cost learn in this file, over runs.",
+        help="Keep what --policy adaptive and --retention cost learn in this file, over runs: "
+        "what all replicas learn together.",
     )
     retention = click.option(
         "--retention",
