@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrt.request import Call, CallReport, Reply, TokenLogprob
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visits
 
 Progress = Callable[[str], None]
 """Told, in a few words, what a slow start is doing now."""
@@ -48,10 +48,13 @@ class Executor(Protocol):
     async def aborted(self, call_id: str) -> CallReport:
         """What a call that was aborted had used; an empty report where nothing is known."""
 
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+    async def end_program(
+        self, program_id: str, totals: ProgramTotals | None = None
+    ) -> Visits | None:
         """Forget a program: it ended, failed or was cancelled. Idempotent.
 
-        ``totals`` are what it came to over all engines, where that is known, to learn from.
+        ``totals`` are what it came to over all engines, to learn from; they are given once, where
+        they are known. An executor that learns may return what it had noted of the program.
         """
 
     async def snapshot(self) -> Mapping[str, Any]:

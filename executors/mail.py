@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from agentrt import tracking
 from agentrt.errors import EngineDiedError
 
+_LOG = logging.getLogger(__name__)
 NoteT = TypeVar("NoteT")
 
 
@@ -28,10 +30,11 @@ class Mail(Generic[NoteT]):
         """Send a note on its way. Only on a running loop."""
         self._notes.append(note)
         if self._under_way is None or self._under_way.done():
-            self._under_way = asyncio.create_task(self._deliver(), name="agentrt/mail")
+            with tracking.outside():  # it is nobody's own
+                self._under_way = asyncio.create_task(self._deliver(), name="agentrt/mail")
 
     async def sent(self) -> None:
-        """Wait until every note has been taken."""
+        """Wait until there is no note left to send."""
         while self._under_way is not None and not self._under_way.done():
             await asyncio.wait([self._under_way])
 
@@ -43,7 +46,11 @@ class Mail(Generic[NoteT]):
             await asyncio.wait([self._under_way])
 
     async def _deliver(self) -> None:
-        with contextlib.suppress(EngineDiedError):
-            while self._notes:
-                notes, self._notes = self._notes, []
+        while self._notes:
+            notes, self._notes = self._notes, []
+            try:
                 await self._send(notes)
+            except EngineDiedError:
+                return
+            except Exception as error:  # whatever the core's answer is, nobody waits for it
+                _LOG.warning("an engine did not take a note: %s", error)

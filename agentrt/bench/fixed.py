@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.request import Call, CallReport
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visits
 
 
 class FixedLength:
@@ -33,8 +33,10 @@ class FixedLength:
     async def aborted(self, call_id: str) -> CallReport:
         return await self._inner.aborted(call_id)
 
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        await self._inner.end_program(program_id, totals)
+    async def end_program(
+        self, program_id: str, totals: ProgramTotals | None = None
+    ) -> Visits | None:
+        return await self._inner.end_program(program_id, totals)
 
     async def snapshot(self) -> Mapping[str, Any]:
         return await self._inner.snapshot()

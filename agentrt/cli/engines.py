@@ -113,7 +113,22 @@ def read_fleet(options: dict[str, Any]) -> Fleet:
         from agentrt.executors.ray.cluster import Cluster
 
         Cluster(cluster, fleet.size)
+    if options.get("history") is not None and (fleet.size > 1 or cluster):
+        _check_shared(options["policy"])
     return fleet
+
+
+def _check_shared(policy: str) -> None:
+    """Several engines share what a policy learns, and not what a retention does."""
+    from agentrt.errors import ConfigError
+    from agentrt.scheduler.policies import policy_class
+
+    if not policy_class(policy).learns:
+        raise ConfigError(
+            f"--history keeps what a policy learns on several engines, and {policy} learns "
+            "nothing: leave it out with --replicas, --replica and --cluster, or give --policy "
+            "adaptive"
+        )
 
 
 def _others(text: str) -> Others:
@@ -140,19 +155,15 @@ def make_executor(options: EngineOptions, fleet: Fleet, notice: Progress) -> Exe
     from agentrt.executors.replicas import ReplicaSet
     from agentrt.executors.vllm.engine import VLLMEngine
     from agentrt.router import make_router
-    from agentrt.scheduler.policies import level_ends
 
     if fleet.size == 1 and fleet.cluster is None:
         return VLLMEngine(options)
     router = make_router(fleet.router)
-    # The replicas share what they learn: its file is kept for all of them, not by each.
-    history, scheduler = options.scheduler.history, replace(options.scheduler, history=None)
-    options = replace(options, scheduler=scheduler, kv_events=router.reads_blocks)
+    scheduling, own = options.scheduler, replace(options.scheduler, history=None)
+    options = replace(options, scheduler=own, kv_events=router.reads_blocks)
     engines = each_engine(options, fleet)
     make = _on_cluster(engines, fleet) if fleet.cluster else _here(engines)
-    ends = level_ends(options.scheduler)
-    kept = None if history is None else Path(history)
-    return ReplicaSet(make, len(engines), router, notice=notice, level_ends=ends, history=kept)
+    return ReplicaSet(make, len(engines), router, notice=notice, scheduling=scheduling)
 
 
 def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
@@ -233,7 +244,7 @@ def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOpt
 
 def _history(path: Path, options: dict[str, Any]) -> str:
     from agentrt.errors import UsageError
-    from agentrt.executors.learned import read
+    from agentrt.executors.memory import read
     from agentrt.scheduler.policies import policy_class
 
     policy, retention = options["policy"], options["retention"]

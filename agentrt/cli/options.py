@@ -112,8 +112,8 @@ def scheduling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="FILE",
         cls=RunOption,
         group="Scheduling",
-        help="Keep what --policy adaptive and --retention cost learn in this file, over runs: "
-        "what all replicas learn together.",
+        help="Keep what --policy adaptive and --retention cost learn in this file, over runs "
+        "(with several engines: what adaptive learns on all of them).",
     )
     retention = click.option(
         "--retention",

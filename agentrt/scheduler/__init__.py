@@ -7,7 +7,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy, make_policy, policy_names
 from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.table import ProcessTable, ProgramRow, ProgramState
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visit
 
 __all__ = [
     "LevelQueues",
@@ -18,6 +18,7 @@ __all__ = [
     "ProgramTotals",
     "QueuedCall",
     "SchedulerConfig",
+    "Visit",
     "make_policy",
     "policy_names",
 ]

@@ -93,6 +93,7 @@ class Backlog:
 
     def ended(self, row: ProgramRow) -> None:
         """A program ended: its kind's table learns, and that of all kinds. O(ages)."""
+        self._counts = self._counts or row.size_hint is not None
         if not self._counts:
             return
         self.rests(row)
@@ -132,11 +133,12 @@ class Backlog:
 
     def to_rows(self) -> list[list[Any]]:
         """What was learned of each kind, as JSON-able values; the first row is of all kinds."""
-        tables = [(("", ""), self._any), *self._tables.items()]
-        return [[*kind, table.passed, table.ended] for kind, table in tables]
+        known = [(kind, table) for kind, table in self._tables.items() if table.reached]
+        tables = [(("", ""), self._any), *known]
+        return [[*kind, t.passed[: t.reached], t.ended[: t.reached]] for kind, t in tables]
 
     def load(self, rows: Any) -> None:
-        """Take over what `to_rows` gave. Raises `ConfigError`."""
+        """Know what `to_rows` gave, and nothing else. Raises `ConfigError`."""
         try:
             learned = [
                 ((word(tenant), word(type)), _ages(passed, ended))
@@ -144,6 +146,8 @@ class Backlog:
             ]
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"these are no ages of programs: {error!r}") from error
+        for table in (self._any, *self._tables.values()):
+            self._left_s += table.learned([], [])
         for index, (kind, ages) in enumerate(learned[: _KINDS + 1]):
             table = self._table(kind) if index else self._any
             self._left_s += table.learned(*ages)

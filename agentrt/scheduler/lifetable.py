@@ -38,6 +38,11 @@ class LifeTable:
         self._here: list[int] = []
         self._units: list[float] = []  # of those that live at each age, summed
 
+    @property
+    def reached(self) -> int:
+        """How many ages programs came to that have ended."""
+        return sum(count > 0.0 for count in self.passed)
+
     def come(self, age: int, unit: float) -> float:
         """A live program is at this age from now on."""
         self._reach(age)
@@ -59,10 +64,10 @@ class LifeTable:
         return self._estimate()
 
     def learned(self, passed: list[float], ended: list[float]) -> float:
-        """Take over what another table learned: its ``passed`` and ``ended``."""
+        """Know what another table learned: its ``passed`` and ``ended``, and nothing else."""
         self._reach(len(passed) - 1)
-        self.passed[: len(passed)] = passed
-        self.ended[: len(ended)] = ended
+        unknown = [0.0] * (len(self.rest) - len(passed))
+        self.passed, self.ended = passed + unknown, ended + unknown
         return self._estimate()
 
     def _add(self, age: int, units: float) -> float:

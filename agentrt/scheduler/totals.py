@@ -1,4 +1,4 @@
-"""What a program came to: plain values, for engines that had none or only some of its calls."""
+"""What a program came to: plain values, for those who had none or only some of its calls."""
 
 from __future__ import annotations
 
@@ -7,11 +7,26 @@ from typing import NamedTuple, Self
 from agentrt.scheduler.table import ProgramRow
 
 
+class Visit(NamedTuple):
+    """Where an engine asked what a program needs still, having attained so much service.
+
+    ``age`` is a bin of `agentrt.scheduler.ages`, ``what`` the turn, node or session, "" for any.
+    """
+
+    age: int
+    what: str
+    attained_s: float
+
+
+Visits = tuple[Visit, ...]
+
+
 class ProgramTotals(NamedTuple):
     """An ended program's row in the process table over all engines. Times are seconds.
 
     A policy that learns, learns sizes from these: an engine's own row knows only of the service
-    that was over when the program last called there.
+    that was over when the program last called there. ``visits`` are what engines that had it
+    noted on its way.
     """
 
     program_id: str
@@ -23,11 +38,12 @@ class ProgramTotals(NamedTuple):
     path_s: float = 0.0
     waiting_s: float = 0.0
     finished_calls: int = 0
+    visits: Visits = ()
 
     @classmethod
     def of(cls, row: ProgramRow) -> Self:
         """Those of a row."""
-        return cls(*(getattr(row, name) for name in cls._fields))
+        return cls(*(getattr(row, name) for name in cls._fields[:-1]))
 
     def row(self) -> ProgramRow:
         """A row for those who never had one."""

@@ -24,6 +24,7 @@ from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
 from agentrt.scheduler.table import ProcessTable
+from agentrt.scheduler.totals import ProgramTotals
 from agentrt.simulator.clairvoyant import KNOWING, make_policy
 from agentrt.simulator.gittins import Laws
 from agentrt.simulator.live import Job, Live, fresh_tokens
@@ -220,17 +221,21 @@ class Simulator:
     def _end_program(self, live: Live) -> None:
         shape = live.shape
         self.table.end_program(shape.program_id)
-        if self._router:
-            self._router.program_ended(shape.program_id)
-        for engine in self.engines:  # those that had none of its calls learn too
-            engine.queues.program_ended(live.row, self.now)
+        served = self._router.program_ended(shape.program_id) if self._router else self.engines
+        visits = [v for engine in served for v in engine.queues.policy.visits(live.row)]
+        totals = ProgramTotals.of(live.row)._replace(visits=tuple(visits))
+        for engine in self.engines:
+            if engine in served:
+                engine.queues.program_ended(live.row, self.now)
+            else:
+                engine.queues.policy.learn(totals, self.now)
         del self.live[shape.program_id]
         self.outcomes.append(_outcome(live, self.now, self.step_s))
         self._expect(self._arrivals.after_end(shape.program_id, self.now))
 
 
 class _Routed:
-    """The router of several engines."""
+    """The router of several engines, and which of them have served whom."""
 
     def __init__(
         self, config: SchedulerConfig, router: str, engines: Sequence[Slots], step_s: float
@@ -243,6 +248,7 @@ class _Routed:
         self._views = [
             self._dispatcher.join(f"replica-{engine.index}", engine.batch) for engine in engines
         ]
+        self._served: dict[str, dict[Slots, None]] = {}
 
     def send(self, job: Job, path_s: float) -> Slots:
         """The engine that a call goes to."""
@@ -254,16 +260,19 @@ class _Routed:
             kind=f"{shape.type}/{call.node}",
         )
         job.trip = self._dispatcher.send(question, self._views)
-        return self._engines[job.trip.replica.index]
+        engine = self._engines[job.trip.replica.index]
+        self._served.setdefault(shape.program_id, {})[engine] = None
+        return engine
 
     def ended(self, job: Job, report: CallReport) -> None:
         """A call has ended."""
         if job.trip is not None:
             self._dispatcher.ended(job.trip, report)
 
-    def program_ended(self, program_id: str) -> None:
-        """The program has ended."""
+    def program_ended(self, program_id: str) -> dict[Slots, None]:
+        """The program has ended. The engines that have served it."""
         self._dispatcher.program_ended(program_id)
+        return self._served.pop(program_id, {})
 
 
 def _outcome(live: Live, now: float, step_s: float) -> Outcome:

@@ -20,7 +20,7 @@ from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_route
 from agentrt.router.held import HeldNote, HeldStream, short
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visits
 from agentrt.simulator.driving import Driver, Progress
 from agentrt.simulator.outcome import Outcome
 from agentrt.workloads.arrivals import Arrivals, Open
@@ -197,12 +197,14 @@ class _Fleet(Driver):
 
     def _forget(self, totals: ProgramTotals) -> None:
         self._dispatcher.program_ended(totals.program_id)
+        had = [lane for lane in self._lanes if totals.program_id in lane.programs]
+        visits: Visits = ()
+        for lane in had:
+            lane.programs.discard(totals.program_id)
+            visits += lane.engine.end_program(totals)
         for lane in self._lanes:
-            if totals.program_id in lane.programs:
-                lane.programs.discard(totals.program_id)
-                lane.engine.end_program(totals)
-            else:
-                lane.engine.learn(totals)
+            if lane not in had:
+                lane.engine.learn(totals._replace(visits=visits))
 
 
 def _hashes(block_hashes: Sequence[bytes]) -> list[int]:

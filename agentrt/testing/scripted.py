@@ -23,7 +23,7 @@ from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.toolcalls import output_schema, read_output, with_tools
 from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob, ToolCall
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visits
 from agentrt.testing.madeup import made_up_text, made_up_value
 
 Script = Callable[[Call], str | ToolCall]
@@ -90,10 +90,13 @@ class ScriptedExecutor:
     async def aborted(self, call_id: str) -> CallReport:
         return self._cut_off.pop(call_id, CallReport())
 
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+    async def end_program(
+        self, program_id: str, totals: ProgramTotals | None = None
+    ) -> Visits | None:
         if program_id not in self.ended:
             self.ended.append(program_id)
             self.totals[program_id] = totals
+        return None
 
     async def snapshot(self) -> Mapping[str, Any]:
         running = [

@@ -10,12 +10,12 @@ from typing import Any
 from agentrt.errors import AgentrtError, EngineError
 from agentrt.executors.base import Chunk
 from agentrt.executors.boundary import Boundary
-from agentrt.executors.learned import Learned
+from agentrt.executors.memory import Learned
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router.held import HELD, HeldNote
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visits
 
 Output = tuple[str, "Chunk | AgentrtError | HeldNote | None"]
 """Whose output it is (a call's id), and what: a piece, the call's error, or its end.
@@ -92,22 +92,19 @@ class EngineActor:
         await self.stop(call_id)
         return await self._engine.aborted(call_id)
 
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+    async def end_program(
+        self, program_id: str, totals: ProgramTotals | None = None
+    ) -> Visits | None:
         """Forget a program."""
-        await self._engine.end_program(program_id, totals)
+        return await self._engine.end_program(program_id, totals)
 
-    async def learn(self, several: list[ProgramTotals]) -> None:
-        """Programs ended that other engines had."""
-        for totals in several:
-            self._engine.learn(totals)
-
-    async def learned(self) -> Learned | None:
-        """What the engine has learned."""
-        return await self._engine.learned()
-
-    async def teach(self, learned: Learned) -> None:
-        """Have the engine know what another had learned."""
-        await self._engine.teach(learned)
+    async def learn(self, several: list[ProgramTotals | Learned]) -> None:
+        """Programs ended that other engines had; or all that they had learned."""
+        for one in several:
+            if isinstance(one, dict):
+                self._engine.teach(one)
+            else:
+                self._engine.learn(one)
 
     async def prompt_ids(self, spec: CallSpec) -> list[int]:
         """The token ids of a call's prompt."""

@@ -11,16 +11,15 @@ from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError, NoRoomError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.boundary import Boundary
-from agentrt.executors.learned import Learned
 from agentrt.executors.mail import Mail
+from agentrt.executors.memory import Learned
 from agentrt.executors.ray.actor import PROGRESS, EngineActor
 from agentrt.executors.ray.cluster import Cluster
 from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router.held import HELD, HeldNote
-from agentrt.scheduler.policies import policy_class
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visits
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -51,7 +50,7 @@ class RayEngine:
         self._hasher: BlockHasher | None = None
         self._hear_held: Callable[[HeldNote], None] | None = None
         self._boundaries = Mail[Boundary](lambda notes: self._ask("boundaries", notes))
-        self._lessons = Mail[ProgramTotals](lambda notes: self._ask("learn", notes))
+        self._lessons = Mail[ProgramTotals | Learned](lambda n: self._ask("learn", n))
 
     # -- life --------------------------------------------------------------------------
 
@@ -167,24 +166,21 @@ class RayEngine:
         report: CallReport = await self._ask("aborted", call_id)
         return report
 
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        await self._ask("end_program", program_id, totals)
+    async def end_program(
+        self, program_id: str, totals: ProgramTotals | None = None
+    ) -> Visits | None:
+        visits: Visits | None = await self._ask("end_program", program_id, totals)
+        return visits
 
     def boundary(self, note: Boundary) -> None:
         if self.options.scheduler.retention != "lru":
             self._boundaries.post(note)
 
     def learn(self, totals: ProgramTotals) -> None:
-        if policy_class(self.options.scheduler.policy).learns:
-            self._lessons.post(totals)
+        self._lessons.post(totals)
 
-    async def learned(self) -> Learned | None:
-        await self._lessons.sent()
-        values: Learned | None = await self._ask("learned")
-        return values
-
-    async def teach(self, learned: Mapping[str, Any]) -> None:
-        await self._ask("teach", dict(learned))
+    def teach(self, learned: Mapping[str, Any]) -> None:
+        self._lessons.post(dict(learned))
 
     async def snapshot(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = await self._ask("snapshot")

@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
@@ -29,7 +28,9 @@ from agentrt.executors.replicas.snapshot import snapshot_of
 from agentrt.executors.served import not_served
 from agentrt.request import Call, CallReport, Reply
 from agentrt.router import Router
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import level_ends
+from agentrt.scheduler.totals import ProgramTotals, Visits
 
 
 class ReplicaSet:
@@ -38,8 +39,9 @@ class ReplicaSet:
     Engines may serve different models: a call that names none gets the first one's. With no
     replica left, a call waits up to ``patience_s`` for one to come back. ``health`` says when
     an engine that does not answer counts as dead. ``notice`` is told in words what happens to
-    replicas. ``level_ends`` are the engines' queue levels (`Dispatcher`). What the engines'
-    policies learn is shared, and kept in the file ``history``, if any.
+    replicas. ``scheduling`` are the engines' settings: routers look at their queue levels, and
+    what their policy learns is shared, and kept in their ``history``, which the engines
+    themselves are not to have. Raises `ConfigError` for a history that is none.
     """
 
     def __init__(
@@ -52,18 +54,18 @@ class ReplicaSet:
         health: Health | None = None,
         backoff: Backoff | None = None,
         notice: Progress = lambda message: None,
-        level_ends: Sequence[float] = (),
-        history: Path | None = None,
+        scheduling: SchedulerConfig | None = None,
     ) -> None:
         self.replicas = [
             Replica(f"replica-{index}", partial(make, index)) for index in range(count)
         ]
-        self.routing = Routing(router, level_ends)
+        settings = scheduling or SchedulerConfig("fcfs")
+        self.routing = Routing(router, level_ends(settings))
         for replica in self.replicas:
             self.routing.join(replica)
         self._patience_s = patience_s
         self._where: dict[str, Replica] = {}
-        self._learning = Learning(self.replicas, history, notice)
+        self._learning = Learning(self.replicas, settings, notice)
         self._keeper = Keeper(
             self.replicas,
             health or Health(),
@@ -92,7 +94,6 @@ class ReplicaSet:
     # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
-        await self._learning.start()
         await self._keeper.start(progress)
 
     def _is_ready(self, replica: Replica) -> None:
@@ -100,9 +101,11 @@ class ReplicaSet:
         self._learning.ready(replica)
 
     async def close(self) -> None:
-        await self.routing.close()
-        await self._learning.close()
-        await self._keeper.close()
+        self._learning.close()
+        try:
+            await self.routing.close()
+        finally:
+            await self._keeper.close()
 
     async def drain(self, name: str) -> None:
         """Give the replica nothing new, and return when its calls have ended.
@@ -232,14 +235,15 @@ class ReplicaSet:
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)
-        told = self._that_know(program_id)
-        if totals is not None:
-            self._learning.ended(totals, told)
-        for replica in told:
+        visits: Visits = ()
+        for replica in (told := self._that_know(program_id)):
             replica.programs.discard(program_id)
             end = partial(replica.executor.end_program, program_id, totals)
             with contextlib.suppress(AgentrtError):
-                await replica.lifeline.hold(end)
+                noted: Visits | None = await replica.lifeline.hold(end)
+                visits += noted or ()
+        if totals is not None:
+            self._learning.ended(totals._replace(visits=visits), told)
 
     def _that_know(self, program_id: str) -> list[Replica]:
         return [r for r in self.replicas if program_id in r.programs and r.state in UP]

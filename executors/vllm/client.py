@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.boundary import Boundary
-from agentrt.executors.learned import Learned
 from agentrt.executors.mail import Mail
+from agentrt.executors.memory import Learned
 from agentrt.request import CallReport
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies import policy_class
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visit, Visits
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -30,28 +29,31 @@ class CoreClient:
         self._llm: AsyncLLM | None = None
         self._scheduling = scheduling
         self._boundaries = Mail[Boundary](lambda notes: self._control("boundary", notes))
-        self._lessons = Mail[ProgramTotals](lambda notes: self._control("learn", notes))
+        self._lessons = Mail[ProgramTotals | Learned](lambda n: self._control("learn", n))
 
     # -- programs ----------------------------------------------------------------------
 
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        await self._control("end", program_id if totals is None else totals)
+    async def end_program(
+        self, program_id: str, totals: ProgramTotals | None = None
+    ) -> Visits | None:
+        visits = await self._control("end", program_id if totals is None else totals)
+        return None if visits is None else tuple(Visit(*one) for one in visits)
 
     def boundary(self, note: Boundary) -> None:
         if self._scheduling.retention != "lru":
             self._boundaries.post(note)
 
     def learn(self, totals: ProgramTotals) -> None:
-        if policy_class(self._scheduling.policy).learns:
-            self._lessons.post(totals)
+        self._lessons.post(totals)
+
+    def teach(self, learned: Mapping[str, Any]) -> None:
+        self._lessons.post(dict(learned))
 
     async def learned(self) -> Learned | None:
+        """What it knows, once it has been told all that is on its way: for people and tests."""
         await self._lessons.sent()
         values: Learned | None = await self._control("learned")
         return values
-
-    async def teach(self, learned: Mapping[str, Any]) -> None:
-        await self._control("teach", dict(learned))
 
     # -- calls -------------------------------------------------------------------------
 

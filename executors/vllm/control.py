@@ -5,19 +5,19 @@ Requests reach `EngineCore.agentrt`, which `_compat.core.install_control` made, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
-from agentrt.executors.learned import Learned
+from agentrt.executors.memory import Learned
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.scheduling import free_slots
 from agentrt.executors.vllm.recording import record
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visit
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
@@ -31,16 +31,25 @@ def answer(scheduler: ProgramScheduler, op: str, argument: Any) -> Any:
     return operation(scheduler, argument)
 
 
-def _end(scheduler: ProgramScheduler, program: Any) -> bool:
-    """A program ended: its row goes. Of it there is its id, or `ProgramTotals`."""
+def _end(scheduler: ProgramScheduler, program: Any) -> list[Visit] | None:
+    """A program ended: its row goes. Of it there is its id, or `ProgramTotals`.
+
+    The answer is where it came by here, None where it was not known.
+    """
     totals = ProgramTotals(program, "") if isinstance(program, str) else ProgramTotals(*program)
     return scheduler.end_program(totals, scheduler.clock())
 
 
 def _learn(scheduler: ProgramScheduler, several: Any) -> None:
-    """Programs ended that other engines had: their `ProgramTotals`."""
-    for totals in several:
-        scheduler.learn(ProgramTotals(*totals), scheduler.clock())
+    """Programs ended that other engines had: their `ProgramTotals`.
+
+    A mapping among them is all that others had learned: it takes the place of what is known here.
+    """
+    for one in several:
+        if isinstance(one, Mapping):
+            scheduler.memory.know(one)
+        else:
+            scheduler.learn(ProgramTotals(*one), scheduler.clock())
 
 
 def _boundary(scheduler: ProgramScheduler, notes: Any) -> None:
@@ -66,11 +75,6 @@ def _configure(scheduler: ProgramScheduler, settings: Any) -> dict[str, Any]:
 def _learned(scheduler: ProgramScheduler, argument: Any) -> Learned | None:
     """What policy and retention learned, or None where neither learns anything."""
     return scheduler.memory.learned()
-
-
-def _teach(scheduler: ProgramScheduler, learned: Any) -> None:
-    """What another engine had learned takes the place of what this one has."""
-    scheduler.memory.know(learned)
 
 
 def _record(scheduler: ProgramScheduler, path: Any) -> Any:
@@ -131,7 +135,6 @@ _OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
     "configure": _configure,
     "learn": _learn,
     "learned": _learned,
-    "teach": _teach,
     "held": _held,
     "record": _record,
     "snapshot": _snapshot,

@@ -28,7 +28,7 @@ from agentrt.scheduler.table import ProcessTable
 if TYPE_CHECKING:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
 
-_NOTED_OPS = ("end", "learn", "teach", "boundary", "configure")
+_NOTED_OPS = ("end", "learn", "boundary", "configure")
 
 
 class Recorder:

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from agentrt.executors.memory import Memory
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.pool import blocks_held, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.requests import Request, extra_args, tokens_left
@@ -32,7 +33,6 @@ from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.held import HeldLog
 from agentrt.executors.vllm.identity import identify
-from agentrt.executors.vllm.memory import Memory
 from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.recording import Recorder
@@ -41,8 +41,8 @@ from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.table import ProcessTable, ProgramRow
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.table import ProcessTable
+from agentrt.scheduler.totals import ProgramTotals, Visit
 from agentrt.scheduler.victims import Room
 
 SETTINGS = "agentrt"
@@ -283,25 +283,24 @@ class ProgramScheduler(AsyncScheduler):
             self._keep(account.identity.call_id, report)
         return report
 
-    def end_program(self, totals: ProgramTotals, now: float) -> bool:
-        """A program ended, having come to so much; False where it was not known."""
+    def end_program(self, totals: ProgramTotals, now: float) -> list[Visit] | None:
+        """A program ended, having come to so much. Where it came by here; None: not known."""
         row = self.table.end_program(totals.program_id)
         if row is None:
             self.learn(totals, now)
-            return False
+            return None
+        visits = self.queues.policy.visits(row)
         self.table.catch_up(row, totals.service_s, totals.path_s, totals.waiting_s)
         self.retainer.program_ended(row, now)
-        self._learn_from(row, now)
-        return True
+        self.queues.program_ended(row, now)
+        self.memory.ended()
+        return visits
 
     def learn(self, totals: ProgramTotals, now: float) -> None:
         """A program ended that others had, or that was dropped here."""
         if totals.service_s > 0.0:
-            self._learn_from(totals.row(), now)
-
-    def _learn_from(self, row: ProgramRow, now: float) -> None:
-        self.queues.program_ended(row, now)
-        self.memory.ended()
+            self.queues.policy.learn(totals, now)
+            self.memory.ended()
 
     def shutdown(self) -> None:
         self.memory.save()

@@ -42,5 +42,11 @@ class StockEngine(VLLMEngine):
     def boundary(self, note: Boundary) -> None:
         """Nobody to tell."""
 
+    def learn(self, totals: ProgramTotals) -> None:
+        """Nobody who learns."""
+
+    def teach(self, learned: Mapping[str, Any]) -> None:
+        """Nobody who learns."""
+
     async def snapshot(self) -> Mapping[str, Any]:
         return {}

@@ -18,7 +18,7 @@ from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.boundary import Boundary, HearsBoundaries
 from agentrt.executors.replicas.replica import prompt_tokens
 from agentrt.request import Call, CallReport
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visits
 from agentrt.serving.tenants.fair import FairQueue, Ticket
 from agentrt.serving.tenants.quota import Tenants
 
@@ -123,8 +123,10 @@ class Gate:
     async def aborted(self, call_id: str) -> CallReport:
         return await self.inner.aborted(call_id)
 
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        await self.inner.end_program(program_id, totals)
+    async def end_program(
+        self, program_id: str, totals: ProgramTotals | None = None
+    ) -> Visits | None:
+        return await self.inner.end_program(program_id, totals)
 
     def boundary(self, note: Boundary) -> None:
         """Hand a note on, if the engine hears them."""

@@ -132,6 +132,10 @@ def test_target(
             ["no router 'x'", "agentix, cost, least-used, prefix"],
         ),
         (["--replicas", "2", *ADAPTIVE, "bad.json"], ["bad.json", "a file that agentrt wrote"]),
+        (
+            ["--replicas", "2", "--retention", "cost", "--history", "new.json"],
+            ["atlas learns nothing", "leave it out with --replicas", "--policy adaptive"],
+        ),
         (["--replica", "./nothing=2"], ["model './nothing': no such folder", *A_MODEL]),
         (["--replica", "lab/m=0"], ["--replica 'lab/m=0'", "MODEL=N with N from 1 on"]),
         (["--replica", "'lab/m"], ["--replica", "No closing quotation"]),

@@ -11,7 +11,7 @@ from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.holdings import ShowsHoldings
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.request import Call
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.totals import ProgramTotals, Visits
 
 
 class Lent:
@@ -42,8 +42,10 @@ class Lent:
     async def aborted(self, call_id: str) -> Any:
         return await self._executor.aborted(call_id)
 
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        await self._executor.end_program(program_id, totals)
+    async def end_program(
+        self, program_id: str, totals: ProgramTotals | None = None
+    ) -> Visits | None:
+        return await self._executor.end_program(program_id, totals)
 
     async def snapshot(self) -> Any:
         return await self._executor.snapshot()

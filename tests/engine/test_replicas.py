@@ -14,7 +14,7 @@ from agentrt import Runtime
 from agentrt.bench.chaos import Chaos, Terms
 from agentrt.bench.stories import Stories
 from agentrt.executors.base import Executor
-from agentrt.executors.learned import Learned, read
+from agentrt.executors.memory import Learned, read
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
@@ -84,7 +84,8 @@ async def test_what_one_learns_all_know_and_a_file_keeps(
             for engine in engines[:2]:
                 await engine.configure(SchedulerConfig("adaptive"))
             lent = [Lent(engine) for engine in engines[:2]]
-            one = ReplicaSet(lambda i: lent[i], 2, make_router("round-robin"), history=path)  # noqa: B023  # asked at once
+            kept = SchedulerConfig("adaptive", history=str(path))
+            one = ReplicaSet(lambda i: lent[i], 2, make_router("round-robin"), scheduling=kept)  # noqa: B023  # asked at once
             async with Runtime(one) as runtime:
                 await STORIES.tell(runtime)
             known = [sizes(await engine.learned()) for engine in engines[:2]]

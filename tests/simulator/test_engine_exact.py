@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.scheduler import SchedulerConfig
-from agentrt.simulator.engine import simulate
+from agentrt.simulator.engine import Simulator, simulate
 from agentrt.simulator.steps import ToyCall, ToyEngine, ToyProgram
 from agentrt.workloads import CallShape, ProgramShape
+from agentrt.workloads.arrivals import Open
 
 CONFIGS = st.builds(
     SchedulerConfig,
@@ -62,3 +63,20 @@ def test_every_program_ends_at_the_same_step(
 def _shape(program: ToyProgram) -> ProgramShape:
     made = tuple(CallShape(call.steps, after=call.after) for call in program.calls)
     return ProgramShape(program.name, "toy", made, arrives_s=program.arrives)
+
+
+@settings(max_examples=100, deadline=None)
+@given(programs(), st.integers(1, 4), st.sampled_from(["round-robin", "agentix", "least-used"]))
+def test_engines_share_what_they_learn(some: list[ToyProgram], batch: int, router: str) -> None:
+    """Each knows all programs of every age."""
+    simulator = Simulator(SchedulerConfig("adaptive"), batch, 1.0, replicas=3, router=router)
+    simulator.run(Open([_shape(one) for one in some]))
+    learned = []
+    for engine in simulator.engines:
+        history = engine.queues.policy.history
+        assert history is not None
+        assert not history._visits
+        cells = history.to_dict()["cells"]
+        learned.append({(kind, age, n) for _, kind, age, what, n, _ in cells if not what})
+    assert learned[0] == learned[1] == learned[2]
+    assert sum(n for _, age, n in learned[0] if age == 0) == len(some)

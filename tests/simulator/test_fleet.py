@@ -36,7 +36,7 @@ def ends(run: FleetRun) -> dict[str, float]:
 
 
 def test_engines_share_what_they_learn_of_sizes() -> None:
-    """In the program's totals, whichever of them it went through. Its turns are each one's own."""
+    """Each knows as many programs of every age, whichever of them it went through."""
     arrivals, times = Open(some(16)), StepTimeModel()
     dispatcher = Dispatcher(make_router("round-robin"), ())
     run = _Fleet(arrivals, SchedulerConfig("adaptive"), OPTIONS, times, dispatcher, 3)
@@ -45,7 +45,7 @@ def test_engines_share_what_they_learn_of_sizes() -> None:
     counts = [{(age, n) for _, _, age, what, n, _ in cells if not what} for cells in known]
     assert counts[0] == counts[1] == counts[2]
     assert (0, 16.0) in counts[0]
-    assert len({(what, n) for cells in known for _, _, _, what, n, _ in cells if what}) > 1
+    assert min(lane.routed for lane in run._lanes) > 0
 
 
 def test_one_of_a_fleet_is_an_engine_alone() -> None:

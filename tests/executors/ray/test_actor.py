@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from agentrt.executors.ray.actor import PROGRESS, EngineActor, Output
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call
 from agentrt.router.held import HELD, HeldNote
+from agentrt.scheduler import ProgramTotals
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.executors.replicas.cast import TEXT, call_of
 
@@ -24,6 +25,7 @@ class Engine(ScriptedExecutor):
         super().__init__(self._say_or_fail)
         self.max_num_seqs = 4
         self.notes: list[Boundary] = []
+        self.lessons: list[Any] = []
 
     def _say_or_fail(self, call: Call) -> str:
         if call.program_id == "rejected":
@@ -40,6 +42,12 @@ class Engine(ScriptedExecutor):
 
     def boundary(self, note: Boundary) -> None:
         self.notes.append(note)
+
+    def learn(self, totals: ProgramTotals) -> None:
+        self.lessons.append(totals)
+
+    def teach(self, learned: Mapping[str, Any]) -> None:
+        self.lessons.append(learned)
 
     async def pulse(self) -> float:
         return 1.5
@@ -115,9 +123,13 @@ async def test_an_aborted_call_says_what_it_used(actor: EngineActor) -> None:
 async def test_notes_and_questions_reach_the_engine(actor: EngineActor) -> None:
     note = Boundary("p", "tool", "search")
     await actor.boundaries([note])
-    await actor.end_program("p")
+    totals = ProgramTotals("p", "t", service_s=3.0)
+    await actor.end_program("p", totals)
     engine: Any = actor._engine
-    assert (engine.notes, engine.ended) == ([note], ["p"])
+    assert (engine.notes, engine.totals) == ([note], {"p": totals})
+    learned = {"version": 1}
+    await actor.learn([learned, totals])
+    assert engine.lessons == [learned, totals], "in that order"
     assert await actor.pulse() == 1.5
     assert (await actor.snapshot())["running"] == []
 

@@ -9,7 +9,6 @@ import pytest
 from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.scheduler import ProgramTotals
-from agentrt.scheduler.ages import bin_edge
 
 pytestmark = pytest.mark.engine
 
@@ -48,25 +47,23 @@ def came_to(name: str, service_s: float = SIZE, **more: Any) -> ProgramTotals:
 
 
 def test_who_had_none_of_a_program_learns_its_size_as_who_had_it_all() -> None:
-    """But for the moments at which it was looked at, within each age: half a doubling at most."""
+    """Its turns and its nodes, too."""
     whole, apart = engine(), engine()
     for n in range(10):
-        whole.serve(f"p{n}", SIZE)
-        whole.ours.control("end", came_to(f"p{n}"))
-        apart.ours.control("learn", [came_to(f"p{n}")])
-    assert len(whole.ages()) > 10
-    for age, (count, left) in whole.ages().items():
-        learned = apart.ages()[age]
-        assert learned[0] == count
-        assert learned[1] == pytest.approx(left, abs=0.3 * bin_edge(age[2]))
-    assert apart.ages()["default", "t", 0] == whole.ages()["default", "t", 0] == (10.0, SIZE)
+        whole.serve(f"p{n}", SIZE, node="plan")
+        visits = whole.ours.control("end", came_to(f"p{n}"))
+        apart.ours.control("learn", [[*came_to(f"p{n}")[:-1], [list(one) for one in visits]]])
+    learned = whole.ours.control("learned")
+    assert apart.ours.control("learned") == learned
+    assert whole.ages()["default", "t", 0] == (10.0, SIZE)
+    assert {cell[3] for cell in learned["cells"]} == {"", "turn 0", "node plan"}
 
 
 def test_who_had_its_beginning_learns_its_whole_size() -> None:
     """Its own row says 3 seconds; and what it saw at the program's age then is about the rest."""
     e = engine()
     e.serve("p", 3)
-    assert e.ours.control("end", came_to("p"))
+    assert e.ours.control("end", came_to("p")) is not None
     assert e.ages()["default", "t", 0] == (1.0, SIZE)
     assert "p" not in e.ours.table
 
@@ -106,7 +103,7 @@ def test_a_program_that_was_dropped_for_its_silence_is_learned_of_at_its_end() -
     e.serve("busy", 600)
     assert "p" not in e.ours.table
     assert e.ages() == {}
-    assert not e.ours.control("end", came_to("p")), "it was not known"
+    assert e.ours.control("end", came_to("p")) is None, "it was not known"
     assert e.ages()["default", "t", 0] == (1.0, SIZE)
 
 
@@ -119,12 +116,13 @@ def test_one_that_is_taught_knows_what_its_teacher_does() -> None:
         teacher.now += 50.0
         teacher.ours.control("boundary", [(f"p{n}", "returned", "build")])
         teacher.ours.control("end", f"p{n}")
-    pupil.ours.control("learn", [came_to("x", tenant="acme")])
+    pupil.ours.control("learn", [came_to("x", 900.0, tenant="acme", size_hint=4.0)])
+    assert len(pupil.ours.control("learned")["ages"]) == 2
     pupil.serve("live", 2, size_hint=2.0)
     learned = teacher.ours.control("learned")
     assert learned["gaps"]
     assert learned["ages"]
-    pupil.ours.control("teach", learned)
+    pupil.ours.control("learn", [came_to("y"), learned])
     assert pupil.ours.control("learned") == learned
     pupil.serve("live", 2, size_hint=2.0)
-    assert pupil.ours.control("end", came_to("live", 4.0, size_hint=2.0))
+    assert pupil.ours.control("end", came_to("live", 4.0, size_hint=2.0)) is not None
