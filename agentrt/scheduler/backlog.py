@@ -151,6 +151,7 @@ class Backlog:
         for index, (kind, ages) in enumerate(learned[: _KINDS + 1]):
             table = self._table(kind) if index else self._any
             self._left_s += table.learned(*ages)
+        self._counts = self._counts or self._any.reached > 0
 
     def _stay(self, row: ProgramRow) -> _Stay:
         table, unit = self._tables.get(kind_of(row)), self._unit_of(row)

@@ -17,6 +17,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from agentrt.errors import ConfigError
@@ -127,7 +128,7 @@ class History:
     def note(self, row: ProgramRow, visits: Iterable[Visit]) -> None:
         """A program came by there, elsewhere."""
         kind, noted = kind_of(row), self._visits.setdefault(row.program_id, {})
-        for level, what, attained in visits:
+        for level, what, attained in islice(visits, _VISITS):
             noted.setdefault((kind, level, what), attained)
 
     def forget(self, row: ProgramRow) -> None:
@@ -217,7 +218,7 @@ def kind_of(row: ProgramRow) -> Kind:
 def _hint(row: ProgramRow) -> float | None:
     """The hint of its size, if it is one: a positive number."""
     hint = row.size_hint
-    return hint if hint is not None and 0.0 < hint < math.inf else None
+    return hint if isinstance(hint, int | float) and 0.0 < hint < math.inf else None
 
 
 def _cell_of(n: Any, mean_s: Any) -> Cell:

@@ -1,16 +1,17 @@
-"""What the replicas' policies learn is shared: it does not matter who served a program.
+"""What the replicas' policies learn is shared.
 
 The set learns as its replicas do, from each program that ends: from its totals in the process
 table over all engines, and from where it came by, as the engines that had it say. The other
-replicas are told the same, and one that starts again is taught all of it.
+replicas are told the same, and one that starts again is taught all of it. (Those that had it
+know its totals, and of where it came by what they were asked themselves.)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 
-from agentrt.executors.base import Progress
+from agentrt.executors.base import Executor, Progress
 from agentrt.executors.learning import Learns
 from agentrt.executors.memory import Memory
 from agentrt.executors.replicas.replica import UP, Replica
@@ -39,7 +40,7 @@ class Learning:
         if learned is not None and isinstance(replica.executor, Learns):
             replica.executor.teach(learned)
 
-    def ended(self, totals: ProgramTotals, told: Collection[Replica]) -> None:
+    def ended(self, totals: ProgramTotals, told: Container[Executor]) -> None:
         """A program ended; all but those who were ``told`` learn of it from here."""
         if not self._policy.learns or totals.service_s <= 0.0:
             return
@@ -47,7 +48,7 @@ class Learning:
         self._memory.ended()
         for replica in self._replicas:
             executor = replica.executor
-            if replica.state in UP and replica not in told and isinstance(executor, Learns):
+            if replica.state in UP and executor not in told and isinstance(executor, Learns):
                 executor.learn(totals)
 
     def close(self) -> None:

@@ -235,15 +235,18 @@ class ReplicaSet:
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)
-        visits: Visits = ()
-        for replica in (told := self._that_know(program_id)):
+        # The engines of now: one may have a successor by the time that another has answered.
+        told = {replica.executor: replica.lifeline for replica in self._that_know(program_id)}
+        for replica in self.replicas:
             replica.programs.discard(program_id)
-            end = partial(replica.executor.end_program, program_id, totals)
-            with contextlib.suppress(AgentrtError):
-                noted: Visits | None = await replica.lifeline.hold(end)
-                visits += noted or ()
-        if totals is not None:
-            self._learning.ended(totals._replace(visits=visits), told)
+        visits: Visits = ()
+        try:
+            for engine, line in told.items():
+                with contextlib.suppress(AgentrtError):
+                    visits += await line.hold(partial(_end, engine, program_id, totals))
+        finally:
+            if totals is not None:
+                self._learning.ended(totals._replace(visits=visits), told)
 
     def _that_know(self, program_id: str) -> list[Replica]:
         return [r for r in self.replicas if program_id in r.programs and r.state in UP]
@@ -260,6 +263,11 @@ async def _read(call: Call, replica: Replica, stream: bool) -> AsyncGenerator[Ch
     async with contextlib.aclosing(chunks):
         while (chunk := await line.hold(following)) is not None:
             yield dataclasses.replace(chunk, reply=_signed(chunk.reply, replica))
+
+
+async def _end(engine: Executor, program_id: str, totals: ProgramTotals | None) -> Visits:
+    """End the program, and return what the engine had noted of it."""
+    return await engine.end_program(program_id, totals) or ()
 
 
 def _faults(replicas: list[Replica]) -> str:

@@ -224,6 +224,18 @@ def test_what_no_programs_can_have_left_is_refused(rows: Any) -> None:
     assert not backlog._tables
 
 
+def test_who_knows_ages_from_others_counts_from_then_on() -> None:
+    """Hints or not, as they do."""
+    teacher, pupil = Crowd(), Crowd()
+    teacher.learn(10, 4.0)
+    pupil.backlog.load(teacher.backlog.to_rows())
+    for crowd in (teacher, pupil):
+        row = crowd.come(hint=None)
+        assert len(crowd.backlog) == 1
+        crowd.end(row, 4.0)
+    assert pupil.backlog.to_rows() == teacher.backlog.to_rows()
+
+
 def test_what_others_learned_may_come_while_programs_live() -> None:
     """The backlog is then what it would be had it been known before."""
     teacher = Crowd()

@@ -76,6 +76,8 @@ class Policy(ABC):
 
     def learn(self, totals: ProgramTotals, now: float) -> None:
         """A program ended that other engines had."""
+        if not self.learns:
+            return
         row = totals.row()
         if self.history is not None:
             self.history.note(row, totals.visits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.memory import SAVE_EVERY, Memory, read
 from agentrt.executors.replicas import ReplicaSet, ReplicaState
 from agentrt.router import make_router
@@ -24,8 +25,10 @@ ADAPTIVE = SchedulerConfig("adaptive")
 class Pupil(Mortal):
     """Learns with the real policy. Of each program that it had it noted one node, by its name."""
 
-    def __init__(self, dies_after: int | None = None) -> None:
+    def __init__(self, dies_after: int | None = None, *, slow: bool = False) -> None:
         super().__init__(dies_after)
+        self.slow = slow
+        self.taught = 0
         self.policy = make_policy(ADAPTIVE)
         self.memory = Memory(self.policy, None)
         self.told: list[str] = []
@@ -38,12 +41,15 @@ class Pupil(Mortal):
         self, program_id: str, totals: ProgramTotals | None = None
     ) -> tuple[Visit, ...]:
         await super().end_program(program_id, totals)
+        if self.slow:
+            await asyncio.Event().wait()
         visit = Visit(3, f"node {program_id}", 0.1)
         if totals is not None:
             self.policy.learn(totals._replace(visits=(visit,)), 0.0)
         return (visit,)
 
     def teach(self, learned: Mapping[str, Any]) -> None:
+        self.taught += 1
         self.memory.know(learned)
 
     @property
@@ -111,7 +117,7 @@ async def test_under_a_policy_that_learns_nothing_nobody_is_told(
     cast = Cast([Pupil()], [Pupil()])
     replicas = await opened(cast, scheduling=scheduling)
     await live(replicas, "p")
-    assert sorted(one.told for one in pupils(cast)) == [[], []]
+    assert [(one.told, one.taught) for one in pupils(cast)] == [([], 0)] * 2
 
 
 async def test_engines_that_cannot_be_told_are_not(opened: Open, tmp_path: Path) -> None:
@@ -136,6 +142,38 @@ async def test_who_comes_back_knows_what_the_others_do(opened: Open) -> None:
     await replicas.roll()
     assert [one.knows for one in pupils(cast)] == [(2.0, {"a", "b"})] * 2
     assert len(cast.made) == 5
+
+
+async def test_who_comes_back_while_another_still_answers_is_told(opened: Open) -> None:
+    """Replica 0 has answered, dies and is back before replica 1, of the same program, has."""
+    cast = Cast([Pupil(), Pupil()], [Pupil(slow=True)])
+    replicas = await opened(cast, router="round-robin", scheduling=ADAPTIVE)
+    ending = asyncio.create_task(live(replicas, "p", 2))
+    first, second = replicas.replicas
+    while "p" not in cast.latest(1).ended:
+        await asyncio.sleep(0)
+    replicas._keeper.lost(first, first.executor, EngineDiedError("killed"))
+    await becomes(first, ReplicaState.READY)
+    assert pupils(cast)[0].knows[0] == 0.0
+    second.lifeline.cut("it hangs")
+    await ending
+    assert pupils(cast)[0].knows == (1.0, {"p"})
+
+
+async def test_a_program_that_is_called_off_while_it_ends_is_learned_of(
+    opened: Open, tmp_path: Path
+) -> None:
+    path = tmp_path / "history.json"
+    cast = Cast([Pupil(slow=True)], [Pupil()])
+    replicas = await opened(cast, scheduling=kept_in(path))
+    ending = asyncio.create_task(live(replicas, "p"))
+    while "p" not in cast.latest(0).ended:
+        await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.wait([ending])
+    assert pupils(cast)[1].knows[0] == 1.0
+    await replicas.close()
+    assert known(read(path))[0] == 1.0
 
 
 async def test_with_no_replica_left_nothing_is_lost(opened: Open) -> None:
