@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
 from agentrt.request import CallReport
-from agentrt.scheduler import ProcessTable, ProgramRow, Visit
+from agentrt.scheduler import ProcessTable, ProgramRow
 from agentrt.scheduler.ages import SMALLEST_S
 from agentrt.scheduler.history import (
     _CELLS,
@@ -393,25 +393,3 @@ def test_what_is_no_history_is_refused_and_changes_nothing(past: Past, values: A
 def test_another_version_is_refused_whatever_is_in_it(past: Past, version: Any) -> None:
     with pytest.raises(ConfigError, match=f"version {version}, not 1"):
         past.history.load({"version": version, "rows": []})
-
-
-@pytest.mark.parametrize("hint", ["40", [1], None, -1.0, math.nan, math.inf])
-def test_what_is_no_hint_counts_as_none(past: Past, hint: Any) -> None:
-    """Whatever a program was started with."""
-    row = past.begin(hint=hint)
-    past.serve(row, 4.0)
-    past.history.learn(row)
-    assert not past.history.to_dict()["hints"]
-
-
-def test_visits_go_from_one_to_another_and_are_bounded(past: Past) -> None:
-    row = past.begin()
-    for turn in range(6):
-        past.ask(row, f"node {turn}")
-        past.serve(row, 2.0)
-    other = History()
-    other.note(row, past.history.visits(row))
-    assert other.visits(row) == past.history.visits(row)
-    assert len(other.visits(row)) > 6
-    other.note(row, [Visit(age, "what", 1.0) for age in range(1000)])
-    assert len(other.visits(row)) < 200
