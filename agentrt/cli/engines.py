@@ -113,22 +113,7 @@ def read_fleet(options: dict[str, Any]) -> Fleet:
         from agentrt.executors.ray.cluster import Cluster
 
         Cluster(cluster, fleet.size)
-    if options.get("history") is not None and (fleet.size > 1 or cluster):
-        _check_shared(options["policy"])
     return fleet
-
-
-def _check_shared(policy: str) -> None:
-    """Several engines share what a policy learns, and not what a retention does."""
-    from agentrt.errors import ConfigError
-    from agentrt.scheduler.policies import policy_class
-
-    if not policy_class(policy).learns:
-        raise ConfigError(
-            f"--history keeps what a policy learns on several engines, and {policy} learns "
-            "nothing: leave it out with --replicas, --replica and --cluster, or give --policy "
-            "adaptive"
-        )
 
 
 def _others(text: str) -> Others:
@@ -248,7 +233,15 @@ def _history(path: Path, options: dict[str, Any]) -> str:
     from agentrt.scheduler.policies import policy_class
 
     policy, retention = options["policy"], options["retention"]
-    if not policy_class(policy).learns and retention != "cost":
+    learns = policy_class(policy).learns
+    # Several engines share what a policy learns, and not what a retention does.
+    if not learns and (options["replicas"] > 1 or options["others"] or options["cluster"]):
+        raise UsageError(
+            f"--history keeps what a policy learns on several engines, and {policy} learns "
+            "nothing: leave it out with --replicas, --replica and --cluster, or give --policy "
+            "adaptive"
+        )
+    if not learns and retention != "cost":
         raise UsageError(
             f"--history is for --policy adaptive and --retention cost; {policy} learns nothing, "
             f"and {retention} does not either"

@@ -222,13 +222,13 @@ class Simulator:
         shape = live.shape
         self.table.end_program(shape.program_id)
         served = self._router.program_ended(shape.program_id) if self._router else self.engines
-        visits = [v for engine in served for v in engine.queues.policy.visits(live.row)]
-        totals = ProgramTotals.of(live.row)._replace(visits=tuple(visits))
-        for engine in self.engines:
-            if engine in served:
-                engine.queues.program_ended(live.row, self.now)
-            else:
+        if others := [engine for engine in self.engines if engine not in served]:
+            visits = [v for engine in served for v in engine.queues.policy.visits(live.row)]
+            totals = ProgramTotals.of(live.row)._replace(visits=tuple(visits))
+            for engine in others:
                 engine.queues.policy.learn(totals, self.now)
+        for engine in served:
+            engine.queues.program_ended(live.row, self.now)
         del self.live[shape.program_id]
         self.outcomes.append(_outcome(live, self.now, self.step_s))
         self._expect(self._arrivals.after_end(shape.program_id, self.now))

@@ -71,7 +71,7 @@ class ReplicaSet:
             health or Health(),
             backoff or Backoff(),
             notice,
-            ready=self._is_ready,
+            ready=self._joined,
             lost=self.routing.lost,
         )
 
@@ -96,7 +96,7 @@ class ReplicaSet:
     async def start(self, progress: Progress) -> None:
         await self._keeper.start(progress)
 
-    def _is_ready(self, replica: Replica) -> None:
+    def _joined(self, replica: Replica) -> None:
         self.routing.ready(replica)
         self._learning.ready(replica)
 

@@ -136,6 +136,8 @@ def test_target(
             ["--replicas", "2", "--retention", "cost", "--history", "new.json"],
             ["atlas learns nothing", "leave it out with --replicas", "--policy adaptive"],
         ),
+        (["--replica", "lab/m", "--history", "new.json"], ["leave it out with --replicas"]),
+        (["--cluster", "auto", "--history", "new.json"], ["leave it out with --replicas"]),
         (["--replica", "./nothing=2"], ["model './nothing': no such folder", *A_MODEL]),
         (["--replica", "lab/m=0"], ["--replica 'lab/m=0'", "MODEL=N with N from 1 on"]),
         (["--replica", "'lab/m"], ["--replica", "No closing quotation"]),

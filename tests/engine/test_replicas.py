@@ -83,9 +83,9 @@ async def test_what_one_learns_all_know_and_a_file_keeps(
         for told in (STORIES.count, 2 * STORIES.count):
             for engine in engines[:2]:
                 await engine.configure(SchedulerConfig("adaptive"))
-            lent = [Lent(engine) for engine in engines[:2]]
             kept = SchedulerConfig("adaptive", history=str(path))
-            one = ReplicaSet(lambda i: lent[i], 2, make_router("round-robin"), scheduling=kept)  # noqa: B023  # asked at once
+            lent = [Lent(engine) for engine in engines[:2]]
+            one = ReplicaSet(lent.__getitem__, 2, make_router("round-robin"), scheduling=kept)
             async with Runtime(one) as runtime:
                 await STORIES.tell(runtime)
             known = [sizes(await engine.learned()) for engine in engines[:2]]

@@ -76,11 +76,10 @@ class Policy(ABC):
 
     def learn(self, totals: ProgramTotals, now: float) -> None:
         """A program ended that other engines had."""
-        if not self.learns:
+        if self.history is None:
             return
         row = totals.row()
-        if self.history is not None:
-            self.history.note(row, totals.visits)
+        self.history.note(row, totals.visits)
         self.program_ended(row, now)
 
     def visits(self, row: ProgramRow) -> list[Visit]:
