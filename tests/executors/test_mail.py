@@ -1,0 +1,76 @@
+"""Notes that nobody waits for: what is asked of one is not lost for the next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from agentrt import tracking
+from agentrt.errors import EngineDiedError
+from agentrt.executors.mail import Mail
+from agentrt.graph import Frontier
+from agentrt.scope import Scope
+
+
+class Post:
+    """Takes notes as they come; of some the engine makes an error."""
+
+    def __init__(self, **errors: Exception) -> None:
+        self.taken: list[list[str]] = []
+        self.scopes: list[Scope | None] = []
+        self._errors = errors
+        self.mail = Mail[str](self._send)
+
+    async def _send(self, notes: list[str]) -> None:
+        self.taken.append(notes)
+        self.scopes.append(tracking.current_scope())
+        for note in notes:
+            if note in self._errors:
+                raise self._errors[note]
+
+    async def say(self, *notes: str) -> None:
+        for note in notes:
+            self.mail.post(note)
+        await self.mail.sent()
+
+
+async def test_sent_waits_for_all_of_them() -> None:
+    post = Post()
+    await post.say("a", "b")
+    assert post.taken == [["a", "b"]]
+    await post.say()
+    await post.mail.close()
+
+
+async def test_a_note_that_is_refused_is_a_warning_and_the_next_is_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    post = Post(odd=ValueError("what is that?"))
+    with caplog.at_level(logging.WARNING, logger="agentrt.executors.mail"):
+        await post.say("odd")
+        await post.say("a")
+    assert post.taken == [["odd"], ["a"]]
+    assert "what is that?" in caplog.text
+
+
+async def test_what_is_for_a_dead_engine_is_lost_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    post = Post(late=EngineDiedError("gone"))
+    await post.say("late")
+    assert not caplog.records
+
+
+async def test_mail_belongs_to_no_program() -> None:
+    """Whichever posts first: it carries the notes of all."""
+    post = Post()
+    tracking.install(asyncio.get_running_loop())
+    try:
+        with tracking.bind(Scope(owner="p", frontier=Frontier(), path="p")):
+            assert tracking.current_scope() is not None
+            await post.say("a")
+    finally:
+        tracking.uninstall(asyncio.get_running_loop())
+    assert post.scopes == [None]
