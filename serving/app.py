@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrt import __version__
-from agentrt.serving.doors import Doors
-from agentrt.serving.refusals import is_openai, refusal
+from agentrt.serving.error_responses import is_openai, refusal
+from agentrt.serving.middleware import Middleware
 from agentrt.serving.server import Server
 
 Room = Callable[[Server], AbstractAsyncContextManager[APIRouter]]
@@ -24,7 +24,7 @@ Room = Callable[[Server], AbstractAsyncContextManager[APIRouter]]
 async def opened_app(server: Server, rooms: Sequence[Room]) -> AsyncIterator[FastAPI]:
     """The application with its ``rooms`` open; their tasks end with the block."""
     app = FastAPI(title="agentrt", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Doors, server=server)
+    app.add_middleware(Middleware, server=server)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)
     async with AsyncExitStack() as stack:

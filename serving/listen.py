@@ -12,8 +12,8 @@ from typing import Any
 import uvicorn
 
 from agentrt.errors import ConfigError
-from agentrt.serving.patience import patient_protocol
 from agentrt.serving.server import Bounds, Server
+from agentrt.serving.timeouts import timeout_protocol
 
 _KEEP_ALIVE_S = 30
 _SPARE_FILES = 256
@@ -52,7 +52,7 @@ class Listener:
         """Serve ``app`` until `stop`. Cancelled, it drops what is under way."""
         config = uvicorn.Config(
             app,
-            http=patient_protocol(bounds),
+            http=timeout_protocol(bounds),
             ws="none",
             lifespan="off",
             log_config=None,

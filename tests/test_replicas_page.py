@@ -10,11 +10,11 @@ from typing import Any
 import click
 import pytest
 
-from agentrt.cli.bench.chaos import chaos
 from agentrt.cli.engines import each_engine, read_fleet
 from agentrt.cli.run import run
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.commands.bench.chaos import chaos
 from agentrt.testing.scripted import ScriptedExecutor
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "replicas.md").read_text("utf-8")

@@ -18,11 +18,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
     "keys": ("agentrt.cli.keys:keys", "Make API keys for a server's tenants."),
     "simulate": (
-        "agentrt.cli.simulate:simulate",
+        "agentrt.lab.commands.simulate:simulate",
         "Study policies in virtual time, without a model.",
     ),
-    "bench": ("agentrt.cli.bench:bench", "Measure policies, and what scheduling costs."),
-    "calibrate": ("agentrt.cli.calibrate:calibrate", "Measure how long an engine's steps take."),
+    "bench": ("agentrt.lab.commands.bench:bench", "Measure policies, and what scheduling costs."),
+    "calibrate": (
+        "agentrt.lab.commands.calibrate:calibrate",
+        "Measure how long an engine's steps take.",
+    ),
 }
 """Subcommands: name → (``module:attribute``, one line for ``agentrt --help``)."""
 

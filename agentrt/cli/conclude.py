@@ -10,15 +10,15 @@ import click
 from rich.console import Console
 
 from agentrt.cli.answers import as_line
+from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import Job
 from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, program_fault, summary
 from agentrt.cli.human import UnansweredError
 from agentrt.cli.plan import OpenQuestion
-from agentrt.cli.quiet import EngineLog
 from agentrt.cli.report import Outcome, failed, plain, print_report, tidy, to_json
 from agentrt.errors import ConfigError, EngineDiedError, NotServedError, ProgramError
 from agentrt.graph import write
-from agentrt.run import Run, RunState
+from agentrt.runtime.run import Run, RunState
 
 _FAULTS_SHOWN = 3
 """Of many programs that failed, so many are shown in full."""

@@ -12,17 +12,17 @@ from typing import Any
 
 from agentrt.cli.dashboard import shown
 from agentrt.cli.drain import Drain
+from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.human import Human
 from agentrt.cli.plan import Plan, Start
-from agentrt.cli.quiet import EngineLog
 from agentrt.cli.report import Outcome
 from agentrt.cli.screen import Screen
 from agentrt.cli.watch import Watch, lent, watching
 from agentrt.errors import EngineStartError, ModelLoadError
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.run import Run
 from agentrt.runtime import Runtime
+from agentrt.runtime.run import Run
 
 _MODELS_FAULT = (
     "AttributeError",

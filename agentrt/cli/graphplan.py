@@ -30,7 +30,7 @@ from agentrt.integrations.langgraph.graphs import (
 )
 from agentrt.integrations.langgraph.inputs import graph_input, input_hint
 from agentrt.integrations.langgraph.threads import Standing, answer, standing_of, thread_config
-from agentrt.run import Run, RunState
+from agentrt.runtime.run import Run, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class GraphPlan:
         async with AsyncExitStack() as stack:
             self._graph = await self._open_graph(stack)
             self._name = graph_name(self._graph, self._target.name)
-            self._keeper = await self._open_checkpointer(stack)
+            self._checkpointer = await self._open_checkpointer(stack)
             starts = [await self._begin(thread) for thread in self._threads()]
             yield [start for start in starts if start is not None]
 
@@ -75,7 +75,7 @@ class GraphPlan:
         standing = await standing_of(self._graph, start.session)
         if run.state is RunState.INTERRUPTED:
             return await self._answered(start.session, standing, run.id) if standing.next else None
-        if standing.next and self._keeper is not None and self._keeper.lasting:
+        if standing.next and self._checkpointer is not None and self._checkpointer.lasting:
             self.resumes[run.id] = self._invocation.going_on(start.session)
         return None
 
@@ -108,9 +108,12 @@ class GraphPlan:
             )
         if asked is None and graph.checkpointer is False:
             return None
-        keeper = await stack.enter_async_context(open_checkpointer(asked)) if asked else in_memory()
-        self._graph = graph.copy(update={"checkpointer": keeper.saver})
-        return keeper
+        if asked is None:
+            threads = in_memory()
+        else:
+            threads = await stack.enter_async_context(open_checkpointer(asked))
+        self._graph = graph.copy(update={"checkpointer": threads.saver})
+        return threads
 
     def _threads(self) -> list[str]:
         given, n = self._terms.thread, self._terms.n
@@ -123,7 +126,7 @@ class GraphPlan:
         terms = self._terms
         self._answers[thread] = terms.answers
         standing = Standing(exists=False)
-        if self._keeper is not None:
+        if self._checkpointer is not None:
             standing = await standing_of(self._graph, thread)
         if terms.input is None:
             return await self._resume(thread, standing)
@@ -138,10 +141,10 @@ class GraphPlan:
         hint = input_hint(self._graph)
         if self._terms.thread is None:
             raise UsageError(f"graph {self._name!r} needs an input; give it with {hint}")
-        assert self._keeper is not None
+        assert self._checkpointer is not None
         if not standing.exists:
             raise UsageError(
-                f"unknown thread {thread!r}: {self._keeper.label} has no checkpoint of it; "
+                f"unknown thread {thread!r}: {self._checkpointer.label} has no checkpoint of it; "
                 f"begin it with {hint}"
             )
         if self._terms.answers and not standing.questions:
@@ -181,8 +184,8 @@ class GraphPlan:
         return replies, ()
 
     def _leave_open(self, thread: str, standing: Standing, asker: str | None) -> None:
-        assert self._keeper is not None
-        lasting = self._keeper.lasting
+        assert self._checkpointer is not None
+        lasting = self._checkpointer.lasting
         ids = [one.id for one in standing.questions]
         again = self._invocation.answering(thread if lasting else None, ids)
         for one in standing.questions:
@@ -192,10 +195,10 @@ class GraphPlan:
             self.questions.append(OpenQuestion(asker, thread, None, value, again))
 
     def _start(self, thread: str, given: Any) -> Start:
-        keeper = self._keeper
-        if keeper is None:
+        threads = self._checkpointer
+        if threads is None:
             program = graph_program(self._graph, self._name, {})
             return Start(program, given, None, program_terms(self._graph))
         config = thread_config(thread)
-        program = graph_program(self._graph, self._name, config, keeper.durability)
+        program = graph_program(self._graph, self._name, config, threads.durability)
         return Start(program, given, thread, program_terms(self._graph))

@@ -15,7 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from agentrt.graph import Node, NodeKind, NodeState
-from agentrt.run import Run, RunState
+from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState
 
 _STYLES = {

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from agentrt.cli.human import Human
 from agentrt.program import Program
-from agentrt.run import Run
+from agentrt.runtime.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from agentrt.cli.faults import summary
 from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.shares import Shares, split_wall
 from agentrt.graph import Node
-from agentrt.run import Run, RunReport, RunState
+from agentrt.runtime.run import Run, RunReport, RunState
 
 _EACH = 8
 """Up to so many programs get a row each; of more, only the slowest few."""

@@ -199,9 +199,9 @@ def _run(job: Job, fleet: Fleet, *, as_json: bool) -> int:
     """Run the job on embedded engines, and tell how it went. Returns the exit code."""
     from agentrt.cli.conclude import conclude
     from agentrt.cli.drain import Drain
+    from agentrt.cli.engine_log import EngineLog
     from agentrt.cli.execute import execute
     from agentrt.cli.interrupts import Interrupts
-    from agentrt.cli.quiet import EngineLog
     from agentrt.cli.screen import open_screen
 
     verbose = job.options.verbose

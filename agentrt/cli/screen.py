@@ -17,7 +17,7 @@ from rich.spinner import Spinner
 
 from agentrt.cli.live import render
 from agentrt.events import Event, ProgramEnded
-from agentrt.run import Run
+from agentrt.runtime.run import Run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -196,8 +196,8 @@ def _job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, An
 def _serve(job: ServeJob, fleet: Fleet, listener: Any) -> int:
     """Serve until a signal ends it. Raises `StoppedError` then."""
     from agentrt.cli.draining import Draining
+    from agentrt.cli.engine_log import EngineLog
     from agentrt.cli.faults import StoppedError
-    from agentrt.cli.quiet import EngineLog
     from agentrt.cli.screen import open_screen
     from agentrt.cli.serving import Serving, read_keys
 

@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrt.cli.draining import Draining
+from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import make_room, start_engine
 from agentrt.cli.load import Found
-from agentrt.cli.quiet import EngineLog
 from agentrt.cli.screen import Screen
 from agentrt.cli.target import GraphTarget
 from agentrt.cli.watch import lent
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime import Runtime
+from agentrt.serving.apis import load_apis
 from agentrt.serving.app import opened_app
 from agentrt.serving.listen import Listener
-from agentrt.serving.rooms import load_rooms
 from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import KeyRing, Limits, Tenants
-from agentrt.serving.tenants.gate import Gate
+from agentrt.serving.tenants.admission import Gate
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -94,7 +94,7 @@ class Serving:
             isolate=job.isolate,
             replicas=job.engine.replicas,
         )
-        rooms = load_rooms(job.projects)
+        rooms = load_apis(job.projects)
         runtime = Runtime(gate, seed=job.seed)
         make_room(_THREADS)
         async with self.screen.showing():

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from agentrt.cli.screen import Screen
 from agentrt.events import Event, NodeStarted
 from agentrt.graph import NodeKind
-from agentrt.run import Run
 from agentrt.runtime import Runtime
+from agentrt.runtime.run import Run
 
 if TYPE_CHECKING:
-    from agentrt.ledger import Ledger
+    from agentrt.runtime.registry import RunRegistry
 
 
 class Watch:
@@ -69,12 +69,12 @@ def watching(runtime: Runtime, screen: Screen) -> Iterator[Watch]:
             foreign.unlisten(watch.saw_outside)
 
 
-def _followers_ledger() -> Ledger | None:
+def _followers_ledger() -> RunRegistry | None:
     if "agentrt.integrations.langgraph.follower" not in sys.modules:
         return None
     from agentrt.integrations.langgraph import follow
 
-    return follow().ledger
+    return follow().registry
 
 
 @contextmanager
@@ -86,8 +86,8 @@ def lent(runtime: Runtime) -> Iterator[None]:
     if "langchain_core" not in sys.modules:
         yield
         return
-    from agentrt.integrations.langchain.door import Door
+    from agentrt.integrations.langchain.portal import Portal
     from agentrt.integrations.langchain.shared import lend
 
-    with lend(Door.borrow(runtime)):
+    with lend(Portal.borrow(runtime)):
         yield

@@ -15,8 +15,8 @@ from functools import lru_cache, partial
 
 from agentrt.request import CallReport
 from agentrt.router.base import LEVELS, ReplicaView, Router, RouterCall
-from agentrt.router.held import HeldNote
-from agentrt.router.holdings import Holdings, common
+from agentrt.router.cached_blocks import CachedBlocks, common
+from agentrt.router.kv_events import KVEventBatch
 from agentrt.router.speed import Pace, Speed
 
 _FIRST_OUTPUT = 128.0
@@ -63,7 +63,7 @@ class Dispatcher:
     ) -> None:
         self.router = router
         self.speed = Speed() if speed is None else speed
-        self.holdings = Holdings()
+        self.holdings = CachedBlocks()
         self._ends = list(level_ends[: LEVELS - 1])
         self._ahead: list[_Ahead] = []
         self._paces: list[Pace] = []
@@ -163,8 +163,8 @@ class Dispatcher:
 
     # -- replicas ----------------------------------------------------------------------
 
-    def heard(self, view: ReplicaView, note: HeldNote) -> None:
-        """A replica told what it stored and removed; the notes come in order (`HeldStream`)."""
+    def heard(self, view: ReplicaView, note: KVEventBatch) -> None:
+        """A replica told what it stored and removed; the notes come in order (`KVEventStream`)."""
         if note.whole:
             self.holdings.replace(view.index, note.stored)
             return

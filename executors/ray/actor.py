@@ -14,13 +14,13 @@ from agentrt.executors.memory import Learned
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, CallSpec
-from agentrt.router.held import HELD, HeldNote
+from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler.totals import ProgramTotals, Visits
 
-Output = tuple[str, "Chunk | AgentrtError | HeldNote | None"]
+Output = tuple[str, "Chunk | AgentrtError | KVEventBatch | None"]
 """Whose output it is (a call's id), and what: a piece, the call's error, or its end.
 
-A note of what the engine holds comes between them, for `HELD` in place of a call.
+A note of what the engine holds comes between them, for `KV_EVENTS` in place of a call.
 """
 
 PROGRESS = ""
@@ -44,7 +44,7 @@ class EngineActor:
     async def start(self) -> dict[str, Any]:
         """Start the engine, and say what it runs with."""
         await self._engine.start(lambda message: self._put(PROGRESS, Chunk(message)))
-        self._engine.hear_held(lambda note: self._put(HELD, note))
+        self._engine.hear_held(lambda note: self._put(KV_EVENTS, note))
         return {
             "model": self._engine.model,
             "max_num_seqs": self._engine.max_num_seqs,
@@ -69,7 +69,7 @@ class EngineActor:
             self._calls.pop(call.call_id, None)
             self._put(call.call_id, end)
 
-    def _put(self, call_id: str, output: Chunk | AgentrtError | HeldNote | None) -> None:
+    def _put(self, call_id: str, output: Chunk | AgentrtError | KVEventBatch | None) -> None:
         self._outputs.append((call_id, output))
         self._news.set()
 
@@ -110,7 +110,7 @@ class EngineActor:
         """The token ids of a call's prompt."""
         return await self._engine.prompt_ids(spec)
 
-    async def held(self) -> tuple[HeldNote, int, str] | None:
+    async def held(self) -> tuple[KVEventBatch, int, str] | None:
         """What the engine holds, its tokens per block, and the function that hashes blocks."""
         found = await self._engine.held()
         return None if found is None else (*found, self._engine.hash_algorithm)

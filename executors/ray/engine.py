@@ -11,14 +11,14 @@ from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError, NoRoomError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.boundary import Boundary
-from agentrt.executors.mail import Mail
 from agentrt.executors.memory import Learned
+from agentrt.executors.outbox import Outbox
 from agentrt.executors.ray.actor import PROGRESS, EngineActor
 from agentrt.executors.ray.cluster import Cluster
 from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, CallSpec
-from agentrt.router.held import HELD, HeldNote
+from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler.totals import ProgramTotals, Visits
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ class RayEngine:
         self._fault: EngineDiedError | None = None
         self._pids: list[int] = []
         self._hasher: BlockHasher | None = None
-        self._hear_held: Callable[[HeldNote], None] | None = None
-        self._boundaries = Mail[Boundary](lambda notes: self._ask("boundaries", notes))
-        self._lessons = Mail[ProgramTotals | Learned](lambda n: self._ask("learn", n))
+        self._hear_held: Callable[[KVEventBatch], None] | None = None
+        self._boundaries = Outbox[Boundary](lambda notes: self._ask("boundaries", notes))
+        self._lessons = Outbox[ProgramTotals | Learned](lambda n: self._ask("learn", n))
 
     # -- life --------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class RayEngine:
                         box.put_nowait(output)
                     elif call_id == PROGRESS:
                         progress(output.text)
-                    elif call_id == HELD and self._hear_held is not None:
+                    elif call_id == KV_EVENTS and self._hear_held is not None:
                         self._hear_held(output)
         except AgentrtError as error:
             self._die(EngineDiedError(str(error)))
@@ -148,10 +148,10 @@ class RayEngine:
     def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
         return () if self._hasher is None else self._hasher(ids, salt)
 
-    def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
+    def hear_held(self, hear: Callable[[KVEventBatch], None]) -> None:
         self._hear_held = hear
 
-    async def held(self) -> tuple[HeldNote, int] | None:
+    async def held(self) -> tuple[KVEventBatch, int] | None:
         found = await self._ask("held")
         if found is None:
             return None

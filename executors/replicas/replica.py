@@ -12,7 +12,7 @@ from typing import Any
 from agentrt import tracking
 from agentrt.errors import AgentrtError
 from agentrt.executors.base import Executor, Progress
-from agentrt.executors.replicas.lifeline import Lifeline
+from agentrt.executors.replicas.cancel_scope import CancelScope
 from agentrt.executors.served import is_model
 from agentrt.request import Call
 from agentrt.router import ReplicaView
@@ -64,7 +64,7 @@ class Replica:
         self.name = name
         self.state = ReplicaState.STARTING
         self.executor = make()
-        self.lifeline = Lifeline()
+        self.cancel_scope = CancelScope()
         self.model = ""
         self.view = ReplicaView(name)
         self.calls = 0
@@ -98,7 +98,7 @@ class Replica:
         self.deaths += 1
         self.last_error = str(error)
         self.forget()
-        self.lifeline.cut(self.last_error)
+        self.cancel_scope.cut(self.last_error)
         self._in_a_row = 1 if was_steady else self._in_a_row + 1
         if self._in_a_row > backoff.tries:
             self.state = ReplicaState.OUT
@@ -118,8 +118,8 @@ class Replica:
     async def renew(self) -> None:
         """Put a new engine, not started yet, in the place of the dead one."""
         dead, self.executor = self.executor, self._make()
-        self.lifeline.cut(f"{self.name} was replaced")
-        self.lifeline = Lifeline()
+        self.cancel_scope.cut(f"{self.name} was replaced")
+        self.cancel_scope = CancelScope()
         with tracking.outside():
             closing = asyncio.create_task(dead.close())
         self._closing.add(closing)

@@ -15,11 +15,11 @@ from functools import partial
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
 from agentrt.executors.base import Executor
-from agentrt.executors.holdings import ShowsHoldings
+from agentrt.executors.cached_blocks import ShowsCachedBlocks
 from agentrt.executors.replicas.replica import Replica, prompt_tokens
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router import Dispatcher, Router, RouterCall, Trip
-from agentrt.router.held import HeldNote, HeldStream
+from agentrt.router.kv_events import KVEventBatch, KVEventStream
 
 _OUTPUT_LIMIT = 4096
 """More than so many tokens nobody expects of a call, whatever it may put out."""
@@ -30,20 +30,20 @@ class Routing:
 
     def __init__(self, router: Router, level_ends: Sequence[float] = ()) -> None:
         self.dispatcher = Dispatcher(router, level_ends)
-        self._streams: dict[str, HeldStream] = {}
+        self._streams: dict[str, KVEventStream] = {}
         self._sizes: dict[str, int] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def join(self, replica: Replica) -> None:
         """A new replica, whose engine is not started yet."""
         replica.view = self.dispatcher.join(replica.name)
-        self._streams[replica.name] = HeldStream()
+        self._streams[replica.name] = KVEventStream()
 
     def ready(self, replica: Replica) -> None:
         """The replica's engine has started: from now on it is heard."""
         engine = replica.executor
         replica.view.slots = getattr(engine, "max_num_seqs", None) or 0
-        if self.dispatcher.router.reads_blocks and isinstance(engine, ShowsHoldings):
+        if self.dispatcher.router.reads_blocks and isinstance(engine, ShowsCachedBlocks):
             self._forget(replica)  # the last words of the one before it may have come since
             self.dispatcher.holdings.clear(replica.view.index)
             engine.hear_held(partial(self._heard, replica, engine))
@@ -79,7 +79,7 @@ class Routing:
         """
         engine = candidates[0].executor
         reads = self.dispatcher.router.reads_blocks
-        if not reads or call.spec.prompt_token_ids or not isinstance(engine, ShowsHoldings):
+        if not reads or call.spec.prompt_token_ids or not isinstance(engine, ShowsCachedBlocks):
             return call
         try:
             ids = tuple(await engine.prompt_ids(call.spec))
@@ -119,7 +119,7 @@ class Routing:
 
     # -- what engines tell -------------------------------------------------------------
 
-    def _heard(self, replica: Replica, engine: Executor, note: HeldNote) -> None:
+    def _heard(self, replica: Replica, engine: Executor, note: KVEventBatch) -> None:
         if replica.executor is not engine:
             return  # the last words of one that was replaced
         stream = self._streams[replica.name]
@@ -140,7 +140,7 @@ class Routing:
         stream = self._streams[replica.name]
         while stream.gap and replica.executor is engine:
             try:
-                found = await engine.held() if isinstance(engine, ShowsHoldings) else None
+                found = await engine.held() if isinstance(engine, ShowsCachedBlocks) else None
             except AgentrtError:
                 return  # it is gone, and whoever watches it will say so
             if found is None or replica.executor is not engine:
@@ -152,4 +152,6 @@ class Routing:
 
 def _hashed(engine: Executor, spec: CallSpec) -> Sequence[int]:
     ids = spec.prompt_token_ids or ()
-    return engine.block_hashes(ids, spec.cache_salt) if isinstance(engine, ShowsHoldings) else ()
+    return (
+        engine.block_hashes(ids, spec.cache_salt) if isinstance(engine, ShowsCachedBlocks) else ()
+    )

@@ -18,13 +18,13 @@ from typing import Any
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.boundary import Boundary, HearsBoundaries
-from agentrt.executors.replicas.again import Again
 from agentrt.executors.replicas.health import Health
-from agentrt.executors.replicas.keeper import Keeper
 from agentrt.executors.replicas.learning import Learning
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
+from agentrt.executors.replicas.retry import Again
 from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.snapshot import snapshot_of
+from agentrt.executors.replicas.supervisor import Supervisor
 from agentrt.executors.served import not_served
 from agentrt.request import Call, CallReport, Reply
 from agentrt.router import Router
@@ -66,7 +66,7 @@ class ReplicaSet:
         self._patience_s = patience_s
         self._where: dict[str, Replica] = {}
         self._learning = Learning(self.replicas, settings, notice)
-        self._keeper = Keeper(
+        self._supervisor = Supervisor(
             self.replicas,
             health or Health(),
             backoff or Backoff(),
@@ -94,7 +94,7 @@ class ReplicaSet:
     # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
-        await self._keeper.start(progress)
+        await self._supervisor.start(progress)
 
     def _joined(self, replica: Replica) -> None:
         self.routing.ready(replica)
@@ -105,7 +105,7 @@ class ReplicaSet:
         try:
             await self.routing.close()
         finally:
-            await self._keeper.close()
+            await self._supervisor.close()
 
     async def drain(self, name: str) -> None:
         """Give the replica nothing new, and return when its calls have ended.
@@ -114,7 +114,7 @@ class ReplicaSet:
         """
         replica = self._named(name)
         replica.drained = True
-        await self._keeper.drain(replica)
+        await self._supervisor.drain(replica)
 
     async def restart(self, name: str) -> None:
         """Drain the replica, and put a new engine in its place.
@@ -122,18 +122,18 @@ class ReplicaSet:
         Raises `ConfigError` for a name that there is not or a replica that is left out, and
         `EngineStartError` if the new engine does not come up.
         """
-        await self._keeper.restart(self._named(name))
+        await self._supervisor.restart(self._named(name))
 
     async def roll(self) -> None:
         """Restart all replicas that are not left out, one after another. Raises as `restart`."""
         for replica in self.replicas:
             if replica.state is not ReplicaState.OUT:
-                await self._keeper.restart(replica)
+                await self._supervisor.restart(replica)
 
     async def settled(self) -> None:
         """Wait until every replica is up, drained or left out."""
         while any(r.state in (ReplicaState.STARTING, ReplicaState.DOWN) for r in self.replicas):
-            await self._keeper.change()
+            await self._supervisor.change()
 
     def _named(self, name: str) -> Replica:
         for replica in self.replicas:
@@ -172,7 +172,7 @@ class ReplicaSet:
             except EngineDiedError as error:
                 if again.differs:
                     raise
-                self._keeper.lost(replica, engine, error)
+                self._supervisor.lost(replica, engine, error)
                 replica.reruns += not delivered
 
     @contextlib.contextmanager
@@ -189,18 +189,18 @@ class ReplicaSet:
             if not kept:
                 self._where.pop(call.call_id, None)
             if not replica.calls:
-                self._keeper.tell()
+                self._supervisor.tell()
 
     async def _ready(self, call: Call) -> list[Replica]:
         """The replicas that can run the call now, once there is one."""
         able = self._able(call.spec.model)
         deadline = time.monotonic() + self._patience_s
         while not (ready := [r for r in able if r.state is ReplicaState.READY]):
-            if not self._keeper.open or all(r.state is ReplicaState.OUT for r in able):
+            if not self._supervisor.open or all(r.state is ReplicaState.OUT for r in able):
                 raise EngineDiedError(f"no replica is left: {_faults(able)}")
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    await self._keeper.change()
+                    await self._supervisor.change()
             except TimeoutError as error:
                 raise EngineDiedError(
                     f"no replica came back within {self._patience_s:g} s: {_faults(able)}"
@@ -221,7 +221,7 @@ class ReplicaSet:
             return CallReport()
         engine = replica.executor
         try:
-            return await replica.lifeline.hold(lambda: engine.aborted(call_id))
+            return await replica.cancel_scope.hold(lambda: engine.aborted(call_id))
         except EngineDiedError:
             return CallReport()
 
@@ -236,7 +236,7 @@ class ReplicaSet:
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)
         # The engines of now: one may have a successor by the time that another has answered.
-        told = {replica.executor: replica.lifeline for replica in self._that_know(program_id)}
+        told = {replica.executor: replica.cancel_scope for replica in self._that_know(program_id)}
         for replica in self.replicas:
             replica.programs.discard(program_id)
         visits: Visits = ()
@@ -257,7 +257,7 @@ class ReplicaSet:
 
 async def _read(call: Call, replica: Replica, stream: bool) -> AsyncGenerator[Chunk, None]:
     """The call's chunks from one replica, as long as its engine lives."""
-    line = replica.lifeline
+    line = replica.cancel_scope
     chunks = replica.executor.generate(call, stream=stream)
     following = partial(anext, chunks, None)
     async with contextlib.aclosing(chunks):

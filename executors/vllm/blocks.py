@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from agentrt.router.held import short
+from agentrt.router.kv_events import short
 
 _REMEMBERED = 16384
 """Blocks whose hashes are remembered: prompts grow, and share their beginnings."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.boundary import Boundary
-from agentrt.executors.mail import Mail
 from agentrt.executors.memory import Learned
+from agentrt.executors.outbox import Outbox
 from agentrt.request import CallReport
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.totals import ProgramTotals, Visit, Visits
@@ -28,8 +28,8 @@ class CoreClient:
     def __init__(self, scheduling: SchedulerConfig) -> None:
         self._llm: AsyncLLM | None = None
         self._scheduling = scheduling
-        self._boundaries = Mail[Boundary](lambda notes: self._control("boundary", notes))
-        self._lessons = Mail[ProgramTotals | Learned](lambda n: self._control("learn", n))
+        self._boundaries = Outbox[Boundary](lambda notes: self._control("boundary", notes))
+        self._lessons = Outbox[ProgramTotals | Learned](lambda n: self._control("learn", n))
 
     # -- programs ----------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class CoreClient:
             raise ConfigError(f"the engine does not record: {error}") from error
 
     async def probe(self, op: str) -> Any:
-        """``start`` or ``stop`` watching the scheduler: `agentrt.executors.vllm.probe`."""
+        """``start`` or ``stop`` watching the scheduler: `agentrt.lab.engine.probe`."""
         return await self._engine().engine_core.call_utility_async("agentrt_probe", op)
 
     async def forget_prefixes(self) -> None:

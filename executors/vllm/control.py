@@ -13,7 +13,7 @@ from agentrt.errors import ConfigError
 from agentrt.executors.memory import Learned
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.scheduling import free_slots
-from agentrt.executors.vllm.recording import record
+from agentrt.lab.engine.recording import record
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService

@@ -30,7 +30,7 @@ from agentrt.executors.vllm.options import (
 )
 from agentrt.executors.vllm.processes import apart, cpu_seconds, interrupts_blocked
 from agentrt.request import Call, CallSpec, Reply
-from agentrt.router.held import HELD, HeldNote
+from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -55,7 +55,7 @@ class VLLMEngine(CoreClient):
         self.max_num_seqs = options.max_num_seqs
         self._tokenizer: Any = None
         self._hasher: BlockHasher | None = None
-        self._hear_held: Callable[[HeldNote], None] | None = None
+        self._hear_held: Callable[[KVEventBatch], None] | None = None
 
     # -- life --------------------------------------------------------------------------
 
@@ -170,8 +170,8 @@ class VLLMEngine(CoreClient):
 
     def _reply(self, call: Call, output: RequestOutput, whole: str) -> Reply:
         params = output.kv_transfer_params or {}
-        if HELD in params and self._hear_held is not None:
-            self._hear_held(HeldNote.from_wire(params[HELD]))
+        if KV_EVENTS in params and self._hear_held is not None:
+            self._hear_held(KVEventBatch.from_wire(params[KV_EVENTS]))
         return reply_of(call.spec, output, whole)
 
     # -- what it holds -----------------------------------------------------------------
@@ -182,7 +182,7 @@ class VLLMEngine(CoreClient):
     def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
         return () if self._hasher is None else self._hasher(ids, salt)
 
-    def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
+    def hear_held(self, hear: Callable[[KVEventBatch], None]) -> None:
         self._hear_held = hear
 
     @property
@@ -190,13 +190,13 @@ class VLLMEngine(CoreClient):
         """vLLM's name of the function that hashes its blocks."""
         return str(self._engine().vllm_config.cache_config.prefix_caching_hash_algo)
 
-    async def held(self) -> tuple[HeldNote, int] | None:
+    async def held(self) -> tuple[KVEventBatch, int] | None:
         values = await self._control("held")
         if values is None:
             return None
         if self._hasher is None:
             self._hasher = BlockHasher(self.hash_algorithm, values["block_size"])
-        return HeldNote.from_wire(values), self._hasher.size
+        return KVEventBatch.from_wire(values), self._hasher.size
 
 
 def _import_vllm() -> None:

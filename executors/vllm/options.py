@@ -17,7 +17,7 @@ from agentrt.scheduler.config import SchedulerConfig
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from agentrt.executors.vllm.virtual import StockPolicy
+    from agentrt.lab.engine.virtual import StockPolicy
 
 SCHEDULER = "agentrt.executors.vllm.scheduler.ProgramScheduler"
 

@@ -31,12 +31,12 @@ from agentrt.executors.vllm._compat.scheduling import (
 )
 from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
-from agentrt.executors.vllm.held import HeldLog
 from agentrt.executors.vllm.identity import identify
+from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
-from agentrt.executors.vllm.recording import Recorder
 from agentrt.executors.vllm.retention import Retainer
+from agentrt.lab.engine.recording import Recorder
 from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
@@ -69,7 +69,7 @@ class ProgramScheduler(AsyncScheduler):
         self.computed_tokens = 0
         self.recorder: Recorder | None = None
         self._accounts: dict[str, Account] = {}
-        self.held = HeldLog.of(self)
+        self.held = KVEventLog.of(self)
         self.aborted: OrderedDict[str, CallReport] = OrderedDict()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0

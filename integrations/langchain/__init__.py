@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from agentrt.integrations.langchain.chat import ChatAgentRT
-from agentrt.integrations.langchain.door import Door
+from agentrt.integrations.langchain.portal import Portal
 
-__all__ = ["ChatAgentRT", "Door"]
+__all__ = ["ChatAgentRT", "Portal"]

@@ -8,7 +8,7 @@ from typing import Any
 from langchain_core.utils.function_calling import convert_to_json_schema
 
 from agentrt.errors import ConfigError
-from agentrt.options import LLMOptions, make_spec
+from agentrt.program.options import LLMOptions, make_spec
 from agentrt.request import NO_LIMIT, CallSpec, Message, ToolSpec
 
 _PENALTIES = ("frequency_penalty", "presence_penalty")

@@ -23,9 +23,9 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from agentrt.errors import ConfigError
 from agentrt.integrations.langchain.callspec import as_choice, call_spec, choice_name
-from agentrt.integrations.langchain.door import Door, Terms
 from agentrt.integrations.langchain.heartbeat import node_heartbeat
 from agentrt.integrations.langchain.messages import as_chat
+from agentrt.integrations.langchain.portal import Portal, Terms
 from agentrt.integrations.langchain.replies import ChunkMaker, Origin, as_result
 from agentrt.integrations.langchain.shared import endpoint_door, engine_door
 from agentrt.integrations.langchain.structured import Method, structured
@@ -45,7 +45,7 @@ class ChatAgentRT(BaseChatModel):
     """A chat model whose calls agentrt schedules.
 
     Without arguments it is this process's embedded engine, which starts at the first call
-    and is shared. ``runtime`` is an open `Runtime` on the running event loop, or a `Door`
+    and is shared. ``runtime`` is an open `Runtime` on the running event loop, or a `Portal`
     to one; ``base_url`` is an OpenAI-compatible endpoint instead. ``model`` must be what is
     served. ``temperature`` 0, the default, is greedy. ``max_tokens`` None is what the
     model's context has room for. ``timeout`` is in seconds for one call, which is aborted
@@ -73,7 +73,7 @@ class ChatAgentRT(BaseChatModel):
     runtime: Any = Field(default=None, exclude=True, repr=False)
 
     model_config = ConfigDict(populate_by_name=True)
-    _borrowed: Door | None = PrivateAttr(default=None)
+    _borrowed: Portal | None = PrivateAttr(default=None)
 
     # -- construction ------------------------------------------------------------------
 
@@ -93,14 +93,14 @@ class ChatAgentRT(BaseChatModel):
     @model_validator(mode="after")
     def _borrow_runtime(self) -> Self:
         follow()  # before the first graph starts
-        if isinstance(self.runtime, Door):
+        if isinstance(self.runtime, Portal):
             self._borrowed = self.runtime
         elif isinstance(self.runtime, Runtime):
-            self._borrowed = Door.borrow(self.runtime)
+            self._borrowed = Portal.borrow(self.runtime)
         elif self.runtime is not None:
             raise ConfigError(
                 f"runtime is a {type(self.runtime).__name__}; give an open agentrt.Runtime or a "
-                "Door, or leave it out for the embedded engine"
+                "Portal, or leave it out for the embedded engine"
             )
         return self
 
@@ -199,7 +199,7 @@ class ChatAgentRT(BaseChatModel):
         stop: list[str] | None,
         kwargs: dict[str, Any],
         run_manager: RunManager,
-    ) -> tuple[Door, CallSpec, Terms]:
+    ) -> tuple[Portal, CallSpec, Terms]:
         own = {name: getattr(self, name) for name in _OPTIONS}
         if stop is not None:
             own["stop"] = stop
@@ -209,7 +209,7 @@ class ChatAgentRT(BaseChatModel):
         terms = Terms(options["model"], options["timeout"], node_heartbeat(), place)
         return self._door(options["model"]), spec, terms
 
-    def _door(self, model: str | None) -> Door:
+    def _door(self, model: str | None) -> Portal:
         if self._borrowed is not None:
             return self._borrowed
         if self.base_url is None:
@@ -261,7 +261,7 @@ class ChatAgentRT(BaseChatModel):
         return structured(self, schema, method, include_raw=include_raw, strict=strict)
 
 
-def _origin(door: Door, spec: CallSpec, terms: Terms) -> Origin:
+def _origin(door: Portal, spec: CallSpec, terms: Terms) -> Origin:
     """Asked for once the engine is there, which says how it is."""
     in_form = bool(spec.tools) and spec.tool_choice != "none" and not door.native_tools
     return Origin(door.name_of(terms.model), spec, door.next_number(), in_form)

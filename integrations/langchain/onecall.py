@@ -11,9 +11,9 @@ from agentrt import tracking
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.request import CallSpec, Reply
-from agentrt.run import Run, RunState
 from agentrt.runtime import Runtime
-from agentrt.scope import Scope
+from agentrt.runtime.run import Run, RunState
+from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
 PROGRAM_TYPE = "chat"
@@ -65,7 +65,7 @@ def _place(runtime: Runtime, scope: Scope | None) -> Iterator[Scope]:
     if scope is not None:
         yield scope
         return
-    run, state = runtime.ledger.open(PROGRAM_TYPE), RunState.CANCELLED
+    run, state = runtime.registry.open(PROGRAM_TYPE), RunState.CANCELLED
     try:
         yield Scope(run, PROGRAM_TYPE)
         state = RunState.DONE
@@ -73,4 +73,4 @@ def _place(runtime: Runtime, scope: Scope | None) -> Iterator[Scope]:
         state = RunState.FAILED
         raise
     finally:
-        runtime.ledger.close(run, state)
+        runtime.registry.close(run, state)

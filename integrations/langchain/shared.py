@@ -1,4 +1,4 @@
-"""Doors that all chat models of a process share: one per engine, or per remote endpoint."""
+"""Middleware that all chat models of a process share: one per engine, or per remote endpoint."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
-from agentrt.integrations.langchain.door import Door
+from agentrt.integrations.langchain.portal import Portal
 from agentrt.runtime import Runtime
 
-_DOORS: dict[Hashable, Door] = {}
-_LENT: list[Door] = []
+_DOORS: dict[Hashable, Portal] = {}
+_LENT: list[Portal] = []
 _LOCK = threading.Lock()
 
 
 @contextmanager
-def lend(door: Door) -> Iterator[None]:
+def lend(door: Portal) -> Iterator[None]:
     """Meanwhile ``door`` leads to the embedded engine, for all chat models of this process."""
     with _LOCK:
         _LENT.append(door)
@@ -28,7 +28,7 @@ def lend(door: Door) -> Iterator[None]:
             _LENT.remove(door)
 
 
-def engine_door(model: str | None) -> Door:
+def engine_door(model: str | None) -> Portal:
     """The door to this process's embedded engine for ``model``; None is the default model.
 
     A lent one may serve another model: it refuses a call that names one.
@@ -46,7 +46,7 @@ def engine_door(model: str | None) -> Door:
     return shared_door(("engine", model), make)
 
 
-def endpoint_door(base_url: str, api_key: str | None, model: str | None, retries: int) -> Door:
+def endpoint_door(base_url: str, api_key: str | None, model: str | None, retries: int) -> Portal:
     """The door to ``model`` at an OpenAI-compatible endpoint; None is the first that it has."""
 
     def make() -> Runtime:
@@ -57,12 +57,12 @@ def endpoint_door(base_url: str, api_key: str | None, model: str | None, retries
     return shared_door(("endpoint", base_url, api_key, model, retries), make)
 
 
-def shared_door(key: Hashable, make: Callable[[], Runtime]) -> Door:
+def shared_door(key: Hashable, make: Callable[[], Runtime]) -> Portal:
     """The door of that key: a new one if there is none, or if it was closed."""
     with _LOCK:
         door = _DOORS.get(key)
         if door is None or door.closed:
-            door = _DOORS[key] = Door(make)
+            door = _DOORS[key] = Portal(make)
         return door
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrt.run import RunState
+from agentrt.runtime.run import RunState
 
 
 def ending(error: BaseException | None) -> tuple[RunState, BaseException | None]:

@@ -27,9 +27,9 @@ from agentrt.integrations.langgraph.frames import (
     namespace_of,
     thread_of,
 )
-from agentrt.ledger import Ledger
-from agentrt.run import Run
-from agentrt.scope import Scope
+from agentrt.runtime.registry import RunRegistry
+from agentrt.runtime.run import Run
+from agentrt.tracking.scope import Scope
 
 _UNNAMED = "program"
 _SWEEP_AT = 64
@@ -39,7 +39,7 @@ _NAMELESS = "LangGraph"
 
 
 class Follower(BaseCallbackHandler):
-    """Finds programs in LangChain's callbacks and enters them into ``ledger``.
+    """Finds programs in LangChain's callbacks and enters them into ``registry``.
 
     A root run inside one of agentrt's own programs is a part of that one. Programs, sessions
     (``thread_id``), tenants (``agentrt_tenant``) and size hints (``agentrt_size_hint``) are
@@ -50,8 +50,8 @@ class Follower(BaseCallbackHandler):
     ignore_llm = ignore_chat_model = ignore_retry = ignore_retriever = True
     ignore_custom_event = True
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, registry: RunRegistry) -> None:
+        self.registry = registry
         self._frames: dict[UUID, Frame] = {}
         self._guests: dict[int, Guest] = {}
         self._sweep_at = _SWEEP_AT
@@ -127,9 +127,9 @@ class Follower(BaseCallbackHandler):
 
     # -- inside ------------------------------------------------------------------------
 
-    def ledger_of(self, run: Run) -> Ledger:
+    def ledger_of(self, run: Run) -> RunRegistry:
         """The books of a program: ours, or those of the runtime that it is one of."""
-        return run.ledger or self.ledger
+        return run.registry or self.registry
 
     def _begin(
         self,
@@ -163,12 +163,12 @@ class Follower(BaseCallbackHandler):
         run = root.guest.run
         triggers = metadata.get("langgraph_triggers", ())
         if run.type == _NAMELESS and tuple(triggers) == ("__start__",):
-            self.ledger.rename(run, name)
+            self.registry.rename(run, name)
             root.scope.path = name
 
     def _open(self, name: str, metadata: Mapping[str, Any]) -> Frame:
         hint = metadata.get("agentrt_size_hint")
-        run = self.ledger.open(
+        run = self.registry.open(
             name,
             tenant=str(metadata.get("agentrt_tenant", "default")),
             session=thread_of(metadata),
@@ -263,7 +263,7 @@ class Follower(BaseCallbackHandler):
         self._drop(guest)
         if guest.loop is not None:
             tracking.uninstall(guest.loop)
-        self.ledger.close(guest.run, *ending(error))
+        self.registry.close(guest.run, *ending(error))
 
 
 def _around(here: Scope | None, frame: Frame | None) -> Scope | None:

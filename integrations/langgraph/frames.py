@@ -14,8 +14,8 @@ from typing import Any
 from uuid import UUID
 
 from agentrt.graph import Node
-from agentrt.run import Run
-from agentrt.scope import Scope
+from agentrt.runtime.run import Run
+from agentrt.tracking.scope import Scope
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,7 @@ from agentrt.errors import ProgramLoadError
 from agentrt.graph import NodeKind
 from agentrt.integrations.langgraph.process import follow
 from agentrt.program import Context, Program
-from agentrt.run import Run
+from agentrt.runtime.run import Run
 
 Graph = Pregel[Any, Any, Any, Any]
 Durability = Literal["sync", "async", "exit"] | None

@@ -6,8 +6,8 @@
 
 From then on each request to a chat endpoint that a LangGraph node makes, with `ChatOpenAI` or
 any client on httpx or httpx2, names its program, its node and its parents
-(`agentrt.executors.headers`). The programs are in ``follow().ledger`` here, too, while they run;
-``follow().ledger.listen`` tells of their ends.
+(`agentrt.executors.headers`). The programs are in ``follow().registry`` here, too, while they run;
+``follow().registry.listen`` tells of their ends.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 from agentrt.executors.headers import identity_headers
 from agentrt.graph import Node, calls_before
 from agentrt.integrations.langgraph.process import follow, place_of_call
-from agentrt.ledger import Ledger
 from agentrt.request import CallReport
-from agentrt.run import Run
-from agentrt.scope import Scope
+from agentrt.runtime.registry import RunRegistry
+from agentrt.runtime.run import Run
+from agentrt.tracking.scope import Scope
 
 _CLIENTS = ("httpx", "httpx2")  # OpenAI's SDK moved to the second with its version 3
 _ENDPOINTS = ("/chat/completions", "/completions", "/responses")
@@ -72,19 +72,19 @@ class _Sent:
     over: bool = False
 
     @property
-    def ledger(self) -> Ledger:
+    def registry(self) -> RunRegistry:
         return follow().ledger_of(self.run)
 
     def end(self, report: CallReport = CallReport()) -> None:  # noqa: B008  # it is frozen
         if not self.over:
             self.over = True
-            self.ledger.end_call(self.run, self.scope, self.node, report)
+            self.registry.end_call(self.run, self.scope, self.node, report)
 
     def fail(self, error: BaseException) -> None:
         if self.over:
             return
         self.over = True
-        self.ledger.end_call(
+        self.registry.end_call(
             self.run,
             self.scope,
             self.node,

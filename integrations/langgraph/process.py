@@ -9,12 +9,13 @@ from langchain_core.callbacks import BaseRunManager
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
-from agentrt import foreign, tracking
+from agentrt import tracking
 from agentrt.errors import EngineDiedError
 from agentrt.integrations.langgraph.follower import Follower
-from agentrt.ledger import Ledger
-from agentrt.run import Run, RunState
-from agentrt.scope import Scope
+from agentrt.runtime.registry import RunRegistry
+from agentrt.runtime.run import Run, RunState
+from agentrt.tracking import frameworks
+from agentrt.tracking.scope import Scope
 
 _MACHINERY = (
     "langchain_core.callbacks.manager",
@@ -30,14 +31,14 @@ _PROCESS: list[Follower] = []
 def follow() -> Follower:
     """Follow all LangChain and LangGraph runs of this process from now on; idempotent.
 
-    Returns the process's follower, whose ``ledger`` has the programs' DAGs and states.
+    Returns the process's follower, whose ``registry`` has the programs' DAGs and states.
     """
     with _STARTING:
         if not _PROCESS:
-            _PROCESS.append(Follower(Ledger(mark="~")))
+            _PROCESS.append(Follower(RunRegistry(mark="~")))
             for module in _MACHINERY:
-                foreign.see_through(module)
-            foreign.see_through_calls_of(_RUNNABLES, run_in_executor)
+                frameworks.see_through(module)
+            frameworks.see_through_calls_of(_RUNNABLES, run_in_executor)
             # As the variable's default, so that bare threads have it too.
             variable: ContextVar[Follower | None] = ContextVar(
                 "agentrt_follower", default=_PROCESS[0]

@@ -36,7 +36,7 @@ def room_with(auth: Auth | None) -> Room:
 
     @asynccontextmanager
     async def opened(server: Server) -> AsyncIterator[APIRouter]:
-        from agentrt.serving.langgraph.house import open_house
+        from agentrt.serving.langgraph.tenant_state import open_house
 
         async with open_house(server, auth) as router:
             yield router

@@ -12,7 +12,7 @@ from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.answers import JSON, missing, unfit
 from agentrt.serving.langgraph.auth import Asking, Caller
 from agentrt.serving.langgraph.graphs import schemas_of, subgraphs_of
-from agentrt.serving.langgraph.house import House
+from agentrt.serving.langgraph.tenant_state import TenantState
 
 _A = "/assistants/{assistant_id}"
 
@@ -20,9 +20,9 @@ _A = "/assistants/{assistant_id}"
 class AssistantRoutes:
     """Assistants, and what can be asked of their graphs."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._all = house.assistants
+    def __init__(self, tenant_state: TenantState) -> None:
+        self._tenant_state = tenant_state
+        self._all = tenant_state.assistants
 
     def add_to(self, router: APIRouter) -> None:
         """Enter the routes."""
@@ -129,6 +129,6 @@ class AssistantRoutes:
 
     async def _graph(self, caller: Caller, name: str) -> tuple[str, Graph]:
         graph_id: str = (await self._read(caller, name))["graph_id"]
-        if graph_id not in self._house.graphs:  # it was, when the assistant was made
+        if graph_id not in self._tenant_state.graphs:  # it was, when the assistant was made
             raise missing("graph", graph_id)
-        return graph_id, self._house.graphs.of(graph_id, caller.tenant)
+        return graph_id, self._tenant_state.graphs.of(graph_id, caller.tenant)

@@ -8,14 +8,14 @@ from fastapi import APIRouter
 
 from agentrt import __version__
 from agentrt.serving.langgraph.answers import JSON, Route
-from agentrt.serving.langgraph.house import House
+from agentrt.serving.langgraph.tenant_state import TenantState
 
 
 class InfoRoutes:
     """``/ok`` and ``/info``, which anybody may ask."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, tenant_state: TenantState) -> None:
+        self._tenant_state = tenant_state
 
     def add_to(self, router: APIRouter) -> None:
         """Enter the routes."""

@@ -18,10 +18,10 @@ from agentrt.serving.langgraph.auth import Asking, Caller
 from agentrt.serving.langgraph.encoding import encode
 from agentrt.serving.langgraph.eventlog import StreamEvent, replay
 from agentrt.serving.langgraph.execution import Live
-from agentrt.serving.langgraph.house import House
 from agentrt.serving.langgraph.runbody import StreamMode
 from agentrt.serving.langgraph.runs import as_json
 from agentrt.serving.langgraph.start_routes import headers_of
+from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.threads import ACTIVE
 
 _R = "/threads/{thread_id}/runs/{run_id}"
@@ -54,9 +54,9 @@ RunField = Literal[
 class RunRoutes:
     """Asks for runs, joins them, stops them."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._all = house.runs
+    def __init__(self, tenant_state: TenantState) -> None:
+        self._tenant_state = tenant_state
+        self._all = tenant_state.runs
 
     def add_to(self, router: APIRouter) -> None:
         """Enter the routes."""
@@ -101,7 +101,7 @@ class RunRoutes:
     ) -> Response:
         """What a run gives, when it has ended."""
         row = await self._row(caller, thread_id, run_id, "read")
-        live = self._house.queue.get(str(run_id))
+        live = self._tenant_state.queue.get(str(run_id))
         if live is not None:
             return sse.at_end(live, request, headers_of(row, "join"))
         row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
@@ -122,7 +122,7 @@ class RunRoutes:
         The id -1 is before the first event.
         """
         row = await self._row(caller, thread_id, run_id, "read")
-        live = self._house.queue.get(str(run_id))
+        live = self._tenant_state.queue.get(str(run_id))
         kwargs = json.loads(row._mapping["kwargs"])
         if stream_mode and (absent := sorted(set(stream_mode) - set(kwargs["stream_mode"]))):
             raise unfit(f"stream_mode: the run was not started with {', '.join(absent)}")
@@ -148,10 +148,10 @@ class RunRoutes:
     ) -> JSON:
         """Stop a run; with ``rollback``, make it as if it had never been."""
         await self._row(caller, thread_id, run_id, "update")
-        live = self._house.queue.get(str(run_id))
+        live = self._tenant_state.queue.get(str(run_id))
         if live is None:
             raise conflict(f"run {run_id} has ended")
-        self._house.queue.cancel(live, action)
+        self._tenant_state.queue.cancel(live, action)
         if wait:
             await live.done.wait()
         return JSON({})
@@ -163,7 +163,7 @@ class RunRoutes:
         if body.thread_id is not None:
             await self._check(caller, body.thread_id, "update")
             wanted = {str(one) for one in body.run_ids or ()}
-            wanted &= set(self._house.queue.live_in(str(body.thread_id)))
+            wanted &= set(self._tenant_state.queue.live_in(str(body.thread_id)))
         else:
             only = await caller.may("threads", "update", body.model_dump())
             if only:
@@ -171,9 +171,9 @@ class RunRoutes:
             statuses = ACTIVE if body.status == "all" else (str(body.status),)
             wanted = set(await self._all.ids(caller.tenant, statuses))
         for key in wanted:
-            live = self._house.queue.get(key)
+            live = self._tenant_state.queue.get(key)
             if live is not None:
-                self._house.queue.cancel(live, action)
+                self._tenant_state.queue.cancel(live, action)
         return Response(status_code=204)
 
     async def thread_stream(
@@ -196,7 +196,7 @@ class RunRoutes:
 
     async def _check(self, caller: Caller, thread_id: UUID, action: str) -> None:
         only = await caller.may("threads", action, {"thread_id": thread_id})
-        await self._house.threads.get(caller.tenant, thread_id, only)
+        await self._tenant_state.threads.get(caller.tenant, thread_id, only)
 
     async def _row(self, caller: Caller, thread_id: UUID, run_id: UUID, action: str) -> Row[Any]:
         await self._check(caller, thread_id, action)
@@ -209,18 +209,18 @@ class RunRoutes:
             async for one in live.log.follow(live.log.last if after is None else after):
                 yield one
         elif after is not None:
-            async for one in replay(self._house.storage.database, run_id, after):
+            async for one in replay(self._tenant_state.storage.database, run_id, after):
                 yield one
 
     def _left(self, live: Live | None, cancel: bool) -> sse.Left:
         def left() -> None:
             if cancel and live is not None and not live.done.is_set():
-                self._house.queue.cancel(live, "interrupt")
+                self._tenant_state.queue.cancel(live, "interrupt")
 
         return left
 
     async def _thread_events(self, thread: str, whole: bool) -> AsyncIterator[ServerSentEvent]:
-        with self._house.queue.listeners.to(thread) as beginning:
+        with self._tenant_state.queue.listeners.to(thread) as beginning:
             while True:
                 live = await beginning.get()
                 yield _told(live, "run_started")

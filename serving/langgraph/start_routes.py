@@ -14,10 +14,10 @@ from agentrt.serving.langgraph import sse
 from agentrt.serving.langgraph.answers import JSON
 from agentrt.serving.langgraph.auth import Asking
 from agentrt.serving.langgraph.execution import Live
-from agentrt.serving.langgraph.house import House
 from agentrt.serving.langgraph.runbody import BatchRunBody, LoneRunBody, RunBody, ThreadRunBody
 from agentrt.serving.langgraph.runs import as_json
 from agentrt.serving.langgraph.starts import Starts
+from agentrt.serving.langgraph.tenant_state import TenantState
 
 _R = "/threads/{thread_id}/runs"
 _MAX_BATCH = 100
@@ -26,9 +26,9 @@ _MAX_BATCH = 100
 class StartRoutes:
     """Runs in a thread, and runs without."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._starts = Starts(house)
+    def __init__(self, tenant_state: TenantState) -> None:
+        self._tenant_state = tenant_state
+        self._starts = Starts(tenant_state)
 
     def add_to(self, router: APIRouter) -> None:
         """Enter the routes."""
@@ -106,7 +106,7 @@ class StartRoutes:
 
         def left() -> None:
             if body.on_disconnect == "cancel" and not live.done.is_set():
-                self._house.queue.cancel(live, "interrupt")
+                self._tenant_state.queue.cancel(live, "interrupt")
 
         return left
 

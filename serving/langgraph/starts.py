@@ -14,9 +14,9 @@ from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph.answers import missing, unfit
 from agentrt.serving.langgraph.auth import Caller
 from agentrt.serving.langgraph.execution import Live
-from agentrt.serving.langgraph.house import House
 from agentrt.serving.langgraph.runbody import BatchRunBody, LoneRunBody, RunBody, ThreadRunBody
 from agentrt.serving.langgraph.runs import Order, record_of
+from agentrt.serving.langgraph.tenant_state import TenantState
 
 _KEPT = {
     "input",
@@ -42,8 +42,8 @@ _KEPT = {
 class Starts:
     """Starts runs."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, tenant_state: TenantState) -> None:
+        self._tenant_state = tenant_state
 
     async def start(
         self, caller: Caller, thread: UUID | None, body: RunBody
@@ -55,7 +55,7 @@ class Starts:
         """
         assistant = await self._assistant(caller, thread, body)
         with self._room(caller.tenant):
-            self._house.server.tenants.ask(caller.tenant)
+            self._tenant_state.server.tenants.ask(caller.tenant)
             return await self._enter(caller, thread, body, assistant)
 
     async def start_all(
@@ -64,7 +64,7 @@ class Starts:
         """Enter several runs, as `start` does; each counts as a request of its tenant."""
         assistants = [await self._assistant(caller, one.thread_id, one) for one in bodies]
         with self._room(caller.tenant, len(bodies)):  # all of them, or none
-            self._house.server.tenants.ask(caller.tenant, len(bodies))
+            self._tenant_state.server.tenants.ask(caller.tenant, len(bodies))
         started = []
         for body, assistant in zip(bodies, assistants, strict=True):
             with self._room(caller.tenant):
@@ -77,23 +77,23 @@ class Starts:
         self, caller: Caller, thread: UUID | None, body: RunBody
     ) -> Mapping[str, Any]:
         """The assistant of a run that can be."""
-        if self._house.server.draining:
+        if self._tenant_state.server.draining:
             raise HTTPException(503, "the server ends; it takes no new runs", {"Retry-After": "5"})
-        assistant = await self._house.assistants.get(caller.tenant, body.assistant_id)
+        assistant = await self._tenant_state.assistants.get(caller.tenant, body.assistant_id)
         _check_place(body, thread)
         _check_nodes(body, self._graph(caller, assistant["graph_id"]))
         return assistant
 
     def _room(self, tenant: str, runs: int = 1) -> AbstractContextManager[None]:
-        most = self._house.server.tenants.limits(tenant).programs
-        return self._house.queue.room_for(tenant, most, runs)
+        most = self._tenant_state.server.tenants.limits(tenant).programs
+        return self._tenant_state.queue.room_for(tenant, most, runs)
 
     async def _enter(
         self, caller: Caller, thread: UUID | None, body: RunBody, assistant: Mapping[str, Any]
     ) -> tuple[Row[Any], Live]:
-        queue = self._house.queue
+        queue = self._tenant_state.queue
         order, only = await self._order(caller, thread, body, assistant)
-        row, others = await self._house.runs.enter(caller.tenant, thread, order, only)
+        row, others = await self._tenant_state.runs.enter(caller.tenant, thread, order, only)
         for other in others:
             live = queue.get(other)
             if live is not None and order.strategy == "interrupt":
@@ -103,9 +103,9 @@ class Starts:
         return row, queue.enter(record_of(row))
 
     def _graph(self, caller: Caller, graph_id: str) -> Graph:
-        if graph_id not in self._house.graphs:
+        if graph_id not in self._tenant_state.graphs:
             raise missing("graph", graph_id)
-        return self._house.graphs.of(graph_id, caller.tenant)
+        return self._tenant_state.graphs.of(graph_id, caller.tenant)
 
     async def _order(
         self, caller: Caller, thread: UUID | None, body: RunBody, assistant: Mapping[str, Any]

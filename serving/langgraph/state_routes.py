@@ -17,8 +17,8 @@ from agentrt.serving.langgraph.answers import JSON, conflict, missing, unfit
 from agentrt.serving.langgraph.auth import Asking, Caller
 from agentrt.serving.langgraph.bodies import Checkpoint
 from agentrt.serving.langgraph.execution import thread_standing
-from agentrt.serving.langgraph.house import House
 from agentrt.serving.langgraph.states import checkpoint_json, last_state, state_json
+from agentrt.serving.langgraph.tenant_state import TenantState
 
 _S = "/threads/{thread_id}/state"
 _BadUpdate = (InvalidUpdateError, EmptyInputError, ValueError, TypeError, KeyError)
@@ -29,8 +29,8 @@ _Select = Annotated[list[bodies.StateField] | None, Query()]
 class StateRoutes:
     """Reads and changes states."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, tenant_state: TenantState) -> None:
+        self._tenant_state = tenant_state
 
     def add_to(self, router: APIRouter) -> None:
         """Enter the routes."""
@@ -68,7 +68,7 @@ class StateRoutes:
         graph = await self._graph(caller, thread_id, "update")
         if graph is None:
             raise unfit(f"thread {thread_id} has no graph yet: run one, or give metadata.graph_id")
-        if self._house.queue.running_in(str(thread_id)):
+        if self._tenant_state.queue.running_in(str(thread_id)):
             raise conflict(f"thread {thread_id} has a run under way; wait for its end")
         place = body.checkpoint or Checkpoint(checkpoint_id=body.checkpoint_id)
         config = place_config(thread_id, place)
@@ -77,7 +77,7 @@ class StateRoutes:
         except _BadUpdate as error:
             raise unfit(f"values: {_told(error)}") from error
         key = str(thread_id)
-        await self._house.threads.settle(key, await thread_standing(graph, key))
+        await self._tenant_state.threads.settle(key, await thread_standing(graph, key))
         checkpoint = checkpoint_json(written, key)
         return JSON(
             {
@@ -135,11 +135,11 @@ class StateRoutes:
     async def _graph(self, caller: Caller, thread_id: UUID, action: str) -> Graph | None:
         """The graph that a thread has run, or is to run."""
         only = await caller.may("threads", action, {"thread_id": thread_id})
-        row = await self._house.threads.get(caller.tenant, thread_id, only)
+        row = await self._tenant_state.threads.get(caller.tenant, thread_id, only)
         name = row._mapping["metadata"].get("graph_id")
-        if name not in self._house.graphs:
+        if name not in self._tenant_state.graphs:
             return None
-        return self._house.graphs.of(name, caller.tenant)
+        return self._tenant_state.graphs.of(name, caller.tenant)
 
 
 def place_config(thread_id: UUID, place: Checkpoint) -> RunnableConfig:

@@ -10,15 +10,15 @@ from langgraph.store.base import InvalidNamespaceError, Item, ListNamespacesOp, 
 from agentrt.serving.langgraph import storebody as bodies
 from agentrt.serving.langgraph.answers import JSON, missing, unfit
 from agentrt.serving.langgraph.auth import Asking, Caller
-from agentrt.serving.langgraph.house import House
+from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.tenantstore import TenantStore
 
 
 class StoreRoutes:
     """Items by namespace and key."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, tenant_state: TenantState) -> None:
+        self._tenant_state = tenant_state
 
     def add_to(self, router: APIRouter) -> None:
         """Enter the routes."""
@@ -89,7 +89,7 @@ class StoreRoutes:
     # -- inside ------------------------------------------------------------------------
 
     def _store(self, caller: Caller) -> TenantStore:
-        return self._house.graphs.store_of(caller.tenant)
+        return self._tenant_state.graphs.store_of(caller.tenant)
 
     async def _asked(
         self, caller: Caller, action: str, namespace: list[str], value: dict[str, Any]

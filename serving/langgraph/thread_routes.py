@@ -13,8 +13,8 @@ from agentrt.serving.langgraph.answers import JSON, conflict, unfit
 from agentrt.serving.langgraph.assistants import Filter
 from agentrt.serving.langgraph.auth import Asking, Caller
 from agentrt.serving.langgraph.execution import thread_standing
-from agentrt.serving.langgraph.house import House
 from agentrt.serving.langgraph.state_routes import write_supersteps
+from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.threads import as_json
 
 _T = "/threads/{thread_id}"
@@ -23,9 +23,9 @@ _T = "/threads/{thread_id}"
 class ThreadRoutes:
     """Threads, without their states."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._all = house.threads
+    def __init__(self, tenant_state: TenantState) -> None:
+        self._tenant_state = tenant_state
+        self._all = tenant_state.threads
 
     def add_to(self, router: APIRouter) -> None:
         """Enter the routes."""
@@ -42,7 +42,7 @@ class ThreadRoutes:
     async def create(self, body: bodies.ThreadCreate, caller: Asking) -> JSON:
         """A new thread; ``supersteps`` are written into its state, if it is new."""
         graph_id = str(body.metadata.get("graph_id"))
-        if body.supersteps and graph_id not in self._house.graphs:
+        if body.supersteps and graph_id not in self._tenant_state.graphs:
             raise unfit("supersteps: name the thread's graph in metadata.graph_id")
         value: dict[str, Any] = body.model_dump(exclude={"supersteps"})
         only = await caller.may("threads", "create", value)
@@ -50,7 +50,7 @@ class ThreadRoutes:
         made, is_new = await self._all.create(caller.tenant, body, only)
         if not body.supersteps or not is_new:  # what is there already is left as it is
             return JSON(made)
-        graph = self._house.graphs.of(graph_id, caller.tenant)
+        graph = self._tenant_state.graphs.of(graph_id, caller.tenant)
         try:
             await write_supersteps(graph, made["thread_id"], body.supersteps)
         except BaseException:
@@ -81,7 +81,7 @@ class ThreadRoutes:
                 await self._forget(str(key))
             else:
                 self._check_at_rest(key)
-                await checkpoints.keep_latest(self._house.storage.database, str(key))
+                await checkpoints.keep_latest(self._tenant_state.storage.database, str(key))
             pruned += 1
         return JSON({"pruned_count": pruned})
 
@@ -117,7 +117,7 @@ class ThreadRoutes:
         await caller.may("threads", "create", value)
         body = bodies.ThreadCreate(thread_id=value["thread_id"], metadata=value["metadata"])
         new, _ = await self._all.create(caller.tenant, body)
-        await checkpoints.copy(self._house.storage.saver, str(thread_id), new["thread_id"])
+        await checkpoints.copy(self._tenant_state.storage.saver, str(thread_id), new["thread_id"])
         standing = {
             name: row._mapping[name] for name in ("status", "values", "interrupts", "error")
         }
@@ -131,11 +131,11 @@ class ThreadRoutes:
         return await self._all.get(caller.tenant, key, only), only
 
     async def _forget(self, key: str) -> None:
-        queue = self._house.queue
+        queue = self._tenant_state.queue
         await queue.stop_all(queue.live_in(key), "interrupt")
-        await self._house.storage.saver.adelete_thread(key)
+        await self._tenant_state.storage.saver.adelete_thread(key)
         await self._all.remove([key])
 
     def _check_at_rest(self, key: UUID) -> None:
-        if self._house.queue.running_in(str(key)):
+        if self._tenant_state.queue.running_in(str(key)):
             raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")

@@ -15,9 +15,9 @@ from agentrt.errors import CallTimeoutError
 from agentrt.executors.base import Chunk
 from agentrt.request import CallSpec, Reply
 from agentrt.runtime import Runtime
-from agentrt.scope import Scope
 from agentrt.serving.openai.faults import ApiError
 from agentrt.serving.openai.guests import Entry, Guest
+from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
 _AHEAD = 64

@@ -23,7 +23,7 @@ from agentrt.errors import (
     PromptTooLongError,
     UsageError,
 )
-from agentrt.serving.refusals import openai_error
+from agentrt.serving.error_responses import openai_error
 from agentrt.serving.tenants import BusyError
 
 _MOST_WORDS = 400

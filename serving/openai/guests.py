@@ -10,14 +10,14 @@ from itertools import chain as joined
 from uuid import uuid4
 
 from agentrt.graph import Frontier, Node, NodeKind
-from agentrt.run import Run, RunState
 from agentrt.runtime import Runtime
-from agentrt.scope import Scope
+from agentrt.runtime.run import Run, RunState
 from agentrt.serving.openai.conversation import Conversations
 from agentrt.serving.openai.faults import ApiError
 from agentrt.serving.openai.identity import Claim
 from agentrt.serving.server import Bounds
 from agentrt.serving.tenants import BusyError, Limits
+from agentrt.tracking.scope import Scope
 
 CHAT = "chat"
 """The type of a program whose client names none."""
@@ -166,7 +166,7 @@ class Guests:
             if oldest is None:
                 raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
             self._end(oldest)
-        run = self._runtime.ledger.open(
+        run = self._runtime.registry.open(
             claim.type or CHAT, tenant=tenant, session=claim.session or claim.program
         )
         now = self._runtime.now()
@@ -196,14 +196,14 @@ class Guests:
         return guest.frontier if place is None else Frontier(place.scope.frontier.ids)
 
     def _begin_gap(self, guest: Guest, scope: Scope, tool: str) -> None:
-        ledger = self._runtime.ledger
-        guest.gaps[scope] = ledger.begin_interrupt(guest.run, scope, NodeKind.TOOL, tool)
+        registry = self._runtime.registry
+        guest.gaps[scope] = registry.begin_interrupt(guest.run, scope, NodeKind.TOOL, tool)
 
     def _end_gaps(self, guest: Guest, scopes: Sequence[Scope]) -> None:
         for scope in scopes:
             node = guest.gaps.pop(scope, None)
             if node is not None:
-                self._runtime.ledger.end_interrupt(guest.run, scope, node)
+                self._runtime.registry.end_interrupt(guest.run, scope, node)
                 guest.frontier.include(scope.frontier.ids)
 
     # -- sessions ----------------------------------------------------------------------
@@ -274,4 +274,4 @@ class Guests:
             house.talks.forget(at, place)
         guest.places.clear()
         house.all.discard(guest)
-        self._runtime.ledger.close(guest.run, RunState.DONE)
+        self._runtime.registry.close(guest.run, RunState.DONE)

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from agentrt.events import Event, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.program import Program
-from agentrt.run import Run, RunState
+from agentrt.runtime.run import Run, RunState
 from agentrt.serving.openai.calls import ClientGoneError
 from agentrt.serving.openai.desk import Desk
 from agentrt.serving.openai.faults import ApiError, client_gone
@@ -56,7 +56,7 @@ class ProgramRuns:
         self._server = server
         self._runtime = server.runtime
         self._runs: OrderedDict[str, ServedRun] = OrderedDict()
-        self._runtime.ledger.listen(self._saw)
+        self._runtime.registry.listen(self._saw)
 
     def start(self, program: Program, tenant: str, body: RunRequest) -> ServedRun:
         """Start a program. Raises `BusyError` where the tenant is at a limit."""
@@ -94,7 +94,7 @@ class ProgramRuns:
 
     async def close(self) -> None:
         """Cancel what runs."""
-        self._runtime.ledger.unlisten(self._saw)
+        self._runtime.registry.unlisten(self._saw)
         tasks = [one.run.task for one in self._runs.values() if one.run.task is not None]
         for task in tasks:
             task.cancel()

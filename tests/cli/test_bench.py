@@ -88,7 +88,7 @@ def test_ctrl_c(
     def interrupted(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"agentrt.bench.{args[0]}.measure", interrupted)
+    monkeypatch.setattr(f"agentrt.lab.bench.{args[0]}.measure", interrupted)
     assert call(["bench", *args]) == 130
     out, err = capsys.readouterr()
     assert (out, err.split()) == ("", ["interrupted"])
@@ -110,14 +110,14 @@ def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.M
     def stopped(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("agentrt.bench.decisions.measure", stopped)
-    monkeypatch.setattr("agentrt.bench.simulator.measure", stopped)
+    monkeypatch.setattr("agentrt.lab.bench.decisions.measure", stopped)
+    monkeypatch.setattr("agentrt.lab.bench.simulator.measure", stopped)
     assert call(shlex.split(line)) == 130
 
 
 def test_without_bfcls_package_it_says_how_to_get_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrt.workloads.bfcl.find_spec", lambda name: None)
+    monkeypatch.setattr("agentrt.lab.workloads.bfcl.find_spec", lambda name: None)
     code = call(["bench", "retention", "--workload", "bfcl"])
     check(capsys, code, "bfcl-eval", "not installed", "pip install --no-deps bfcl-eval")

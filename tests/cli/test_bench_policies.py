@@ -115,10 +115,10 @@ def test_ctrl_c_keeps_what_is_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runs that were done are told of; then the exit code says what ended the rest."""
-    from agentrt.cli.bench import policies_virtual
     from agentrt.cli.faults import StoppedError
-    from agentrt.simulator.outcome import Summary
-    from agentrt.simulator.sweep import RunResult, RunSpec
+    from agentrt.lab.commands.bench import policies_virtual
+    from agentrt.lab.simulator.outcome import Summary
+    from agentrt.lab.simulator.sweep import RunResult, RunSpec
 
     some = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
 
@@ -143,6 +143,6 @@ def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.chdir(Path(__file__).parents[2])
-    monkeypatch.setattr("agentrt.cli.bench.policies_virtual.measure", stopped)
-    monkeypatch.setattr("agentrt.cli.bench.policies_real.measure", stopped)
+    monkeypatch.setattr("agentrt.lab.commands.bench.policies_virtual.measure", stopped)
+    monkeypatch.setattr("agentrt.lab.commands.bench.policies_real.measure", stopped)
     assert call(shlex.split(line)) == 130

@@ -12,8 +12,8 @@ from agentrt.cli.app import call
 from agentrt.errors import EngineStartError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.executors.vllm.recorded import FORMAT
-from agentrt.executors.vllm.step_time import StepTimeModel, StepWork
+from agentrt.lab.engine.recorded import FORMAT
+from agentrt.lab.engine.step_time import StepTimeModel, StepWork
 from agentrt.request import Call, Reply
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.totals import ProgramTotals
@@ -82,7 +82,7 @@ class MadeUpEngine:
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", MadeUpEngine)
-    monkeypatch.setattr("agentrt.bench.calibrate.hardware", lambda: "an abacus")
+    monkeypatch.setattr("agentrt.lab.bench.calibrate.hardware", lambda: "an abacus")
     monkeypatch.setattr("agentrt.cli.interrupts.end_descendants", lambda: 0)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from agentrt.cli.live import render
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState
 from agentrt.request import CallReport
-from agentrt.run import Run, RunState
+from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramRow
 
 

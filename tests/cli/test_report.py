@@ -15,7 +15,7 @@ from agentrt.cli.report import Outcome, percentile, plain, print_report, share_b
 from agentrt.cli.shares import Shares, split_wall
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState
 from agentrt.request import CallReport
-from agentrt.run import Run, RunState
+from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramRow
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from agentrt.cli.app import call
-from agentrt.simulator.workers import run_all
+from agentrt.lab.simulator.workers import run_all
 from tests.cli.test_bad_input import check
 from tests.cli.test_help import run
 
@@ -204,7 +204,7 @@ def test_a_signal_keeps_what_is_done(
         yield from run_all(*args)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("agentrt.cli.simulate.progress.run_all", interrupted)
+    monkeypatch.setattr("agentrt.lab.commands.simulate.progress.run_all", interrupted)
     args = ["sweep", "--workload", "react", "--load", "0.9", "--seeds", "1", *TINY, "--json", "-"]
     assert call(["simulate", *args]) == 130
     out, err = capsys.readouterr()
@@ -345,5 +345,7 @@ def test_what_the_readme_shows_is_understood(
 ) -> None:
     """Up to the runs, which would take a while."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agentrt.cli.simulate.progress.do_runs", lambda specs, jobs: ([], None))
+    monkeypatch.setattr(
+        "agentrt.lab.commands.simulate.progress.do_runs", lambda specs, jobs: ([], None)
+    )
     assert call(shlex.split(line, comments=True)) == 0

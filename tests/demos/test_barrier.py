@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from agentrt import Runtime
-from agentrt.bench.barrier import edges
-from agentrt.bench.watch import started_in
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
-from agentrt.run import Run
+from agentrt.lab.bench.barrier import edges
+from agentrt.lab.bench.watch import started_in
+from agentrt.runtime.run import Run
 from agentrt.testing.scripted import ScriptedExecutor
 from barrier_agentrt import barrier_agentrt
 from barrier_common import TASKS
@@ -50,7 +50,7 @@ async def both() -> tuple[Run, Run, ScriptedExecutor]:
         run = runtime.start(barrier_agentrt, TOPIC)
         text = await run.wait()
         graph = build(ChatAgentRT(runtime=runtime))
-        with started_in(follow().ledger) as found:
+        with started_in(follow().registry) as found:
             state = await graph.ainvoke({"topic": TOPIC, "notes": {}})
     assert state["notes"]["write"] == text
     [guest] = found

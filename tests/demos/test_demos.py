@@ -17,7 +17,7 @@ from agentrt.cli.load import load_program
 from agentrt.graph import Node, NodeKind
 from agentrt.program import Program
 from agentrt.request import Call
-from agentrt.run import Run
+from agentrt.runtime.run import Run
 from agentrt.testing.scripted import ScriptedExecutor
 from game24 import GOAL, PUZZLES, Numbers, last_move, legal_moves
 from mcts import ITERATIONS, WIDTH, mcts

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.holdings import ShowsHoldings
+from agentrt.executors.cached_blocks import ShowsCachedBlocks
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.request import Call
 from agentrt.scheduler.totals import ProgramTotals, Visits
@@ -55,7 +55,7 @@ async def knows_what_they_hold(replicas: ReplicaSet) -> None:
     """The router's index is what each engine holds when it is asked."""
     dispatcher = replicas.routing.dispatcher
     for replica in replicas.replicas:
-        assert isinstance(replica.executor, ShowsHoldings)
+        assert isinstance(replica.executor, ShowsCachedBlocks)
         found = await replica.executor.held()
         assert found is not None
         note, _ = found

@@ -14,14 +14,14 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Reply, Runtime, SchedulerConfig, program
-from agentrt.bench.retention_bfcl import BfclProgram
-from agentrt.bench.retention_real import RealRun
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind, NodeState
-from agentrt.options import LLMOptions
-from agentrt.workloads.bfcl import Task, read_tasks
+from agentrt.lab.bench.retention_bfcl import BfclProgram
+from agentrt.lab.bench.retention_real import RealRun
+from agentrt.lab.workloads.bfcl import Task, read_tasks
+from agentrt.program.options import LLMOptions
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -238,7 +238,7 @@ async def test_bfcls_tools_run_between_real_calls_under_each_retention(runtime: 
 async def test_a_real_model_chooses_among_bfcls_tools(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrt.bench.retention_bfcl.MOST_STEPS", 2)
+    monkeypatch.setattr("agentrt.lab.bench.retention_bfcl.MOST_STEPS", 2)
     task = first_turns(1)[0]
     few = replace(task, tools=task.tools[:3])
     started = runtime.start(BfclProgram(few, 0.0, gap_scale=0.0, decide="model").program())

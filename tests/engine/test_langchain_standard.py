@@ -19,7 +19,7 @@ from agentrt import Runtime
 from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.integrations.langchain import ChatAgentRT, Door
+from agentrt.integrations.langchain import ChatAgentRT, Portal
 from agentrt.integrations.langchain.job import Job
 from tests.integrations.langchain.suite import OnAgentRT
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.engine
 
 FLAGS = ("--dtype", "float32", "--max-model-len", "2048")
 ENGINE = VLLMEngine(EngineOptions(max_num_seqs=4, flags=FLAGS))
-DOOR = Door(lambda: Runtime(ENGINE))
+DOOR = Portal(lambda: Runtime(ENGINE))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,7 @@ import pytest_asyncio
 from agentrt import Runtime
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
-from agentrt.run import RunState
+from agentrt.runtime.run import RunState
 from tests.integrations.langgraph.agents import AGENTS, stages_of
 from tests.integrations.langgraph.probe import strict, watched
 

@@ -13,13 +13,13 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Runtime
-from agentrt.bench.stories import Stories
-from agentrt.bench.witness import Witness
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.learning import Learns
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.bench.stories import Stories
+from agentrt.lab.bench.witness import Witness
 from agentrt.request import Call, CallSpec
 from agentrt.router import make_router
 from agentrt.scheduler import ProgramTotals, Visit

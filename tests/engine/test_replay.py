@@ -15,8 +15,8 @@ import pytest
 from agentrt import Context, Runtime, SchedulerConfig, program
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.executors.vllm.recorded import read
-from agentrt.executors.vllm.replay import replay
+from agentrt.lab.engine.recorded import read
+from agentrt.lab.engine.replay import replay
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine

@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Runtime
-from agentrt.bench.chaos import Chaos, Terms
-from agentrt.bench.stories import Stories
 from agentrt.executors.base import Executor
 from agentrt.executors.memory import Learned, read
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.bench.chaos import Chaos, Terms
+from agentrt.lab.bench.stories import Stories
 from agentrt.request import Call, CallSpec
 from agentrt.router import ROUTERS, make_router
 from agentrt.scheduler import SchedulerConfig

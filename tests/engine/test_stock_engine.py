@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentrt.bench.policies.plan import contenders
-from agentrt.bench.policies.real import RealBench
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.executors.vllm.shapes import FLAGS, shape_folder
-from agentrt.executors.vllm.stock import StockEngine
+from agentrt.lab.bench.policies.plan import contenders
+from agentrt.lab.bench.policies.real import RealBench
+from agentrt.lab.engine.shapes import FLAGS, shape_folder
+from agentrt.lab.engine.stock import StockEngine
+from agentrt.lab.simulator.pressure import Pressure
+from agentrt.lab.simulator.sweep import Source
+from agentrt.lab.workloads.cut import Cut
 from agentrt.request import Call, CallSpec
 from agentrt.scheduler import SchedulerConfig
-from agentrt.simulator.pressure import Pressure
-from agentrt.simulator.sweep import Source
-from agentrt.workloads.cut import Cut
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine

@@ -6,7 +6,7 @@ import asyncio
 
 from agentrt import Context, Runtime, program
 from agentrt.executors.boundary import Boundary
-from agentrt.executors.mail import Mail
+from agentrt.executors.outbox import Outbox
 from agentrt.testing.scripted import ScriptedExecutor
 
 
@@ -55,7 +55,7 @@ async def test_mail_goes_out_in_batches_one_at_a_time() -> None:
         sent.append([note.program_id for note in notes])
         await gate.wait()
 
-    mail = Mail(send)
+    mail = Outbox(send)
     mail.post(Boundary("a", "tool", ""))
     await asyncio.sleep(0)
     mail.post(Boundary("b", "tool", ""))

@@ -9,9 +9,9 @@ import pytest
 
 from agentrt import tracking
 from agentrt.errors import EngineDiedError
-from agentrt.executors.mail import Mail
+from agentrt.executors.outbox import Outbox
 from agentrt.graph import Frontier
-from agentrt.scope import Scope
+from agentrt.tracking.scope import Scope
 
 
 class Post:
@@ -21,7 +21,7 @@ class Post:
         self.taken: list[list[str]] = []
         self.scopes: list[Scope | None] = []
         self._errors = errors
-        self.mail = Mail[str](self._send)
+        self.mail = Outbox[str](self._send)
 
     async def _send(self, notes: list[str]) -> None:
         self.taken.append(notes)
@@ -50,7 +50,7 @@ async def test_a_note_that_is_refused_is_a_warning_and_the_next_is_sent(
 ) -> None:
     """Though it came up while the other was under way."""
     post = Post(odd=ValueError("what is that?"))
-    with caplog.at_level(logging.WARNING, logger="agentrt.executors.mail"):
+    with caplog.at_level(logging.WARNING, logger="agentrt.executors.outbox"):
         post.mail.post("odd")
         await asyncio.sleep(0)
         await post.say("a")

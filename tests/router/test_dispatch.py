@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentrt.request import CallReport
 from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_router
-from agentrt.router.held import HeldNote
+from agentrt.router.kv_events import KVEventBatch
 from agentrt.router.speed import Pace, Speed
 
 SIZE = 16
@@ -41,7 +41,7 @@ class Fleet:
         self.views = [self.dispatcher.join(f"replica-{i}", 4) for i in range(3)]
 
     def tell(self, replica: int, stored: list[int], removed: list[int] | None = None) -> None:
-        self.dispatcher.heard(self.views[replica], HeldNote.of(1, stored, removed or ()))
+        self.dispatcher.heard(self.views[replica], KVEventBatch.of(1, stored, removed or ()))
 
     def send(self, program: str, hashes: list[int], attained_s: float = 0.0) -> Trip:
         return self.dispatcher.send(call_of(program, hashes, attained_s), self.views)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agentrt.router.held import HeldNote, HeldStream
-from agentrt.router.holdings import Holdings, common
+from agentrt.router.cached_blocks import CachedBlocks, common
+from agentrt.router.kv_events import KVEventBatch, KVEventStream
 
 REPLICAS = 3
 CHAINS = [[100 * family + depth for depth in range(8)] for family in range(3)]
@@ -32,12 +32,12 @@ class Engine:
         self.held: set[int] = set()
         self.number = 0
 
-    def store(self, chain: list[int], count: int) -> HeldNote:
+    def store(self, chain: list[int], count: int) -> KVEventBatch:
         new = [block for block in chain[:count] if block not in self.held]
         self.held.update(new)
         return self.note(new, [])
 
-    def evict(self, chain: list[int], count: int) -> HeldNote:
+    def evict(self, chain: list[int], count: int) -> KVEventBatch:
         """The end of a chain from ``count`` on, as far as no other chain goes on there."""
         others = [c for c in CHAINS if c is not chain]
         gone = [
@@ -49,12 +49,12 @@ class Engine:
         self.held.difference_update(gone)
         return self.note([], gone)
 
-    def note(self, stored: list[int], removed: list[int]) -> HeldNote:
+    def note(self, stored: list[int], removed: list[int]) -> KVEventBatch:
         self.number += 1
-        return HeldNote.of(self.number, stored, removed)
+        return KVEventBatch.of(self.number, stored, removed)
 
-    def snapshot(self) -> HeldNote:
-        return HeldNote.of(self.number, self.held, whole=True)
+    def snapshot(self) -> KVEventBatch:
+        return KVEventBatch.of(self.number, self.held, whole=True)
 
 
 class Told(RuleBasedStateMachine):
@@ -65,15 +65,15 @@ class Told(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = Holdings()
+        self.index = CachedBlocks()
         self.engines = [Engine() for _ in range(REPLICAS)]
-        self.streams = [HeldStream() for _ in range(REPLICAS)]
-        self.on_the_way: list[tuple[int, HeldNote]] = []
+        self.streams = [KVEventStream() for _ in range(REPLICAS)]
+        self.on_the_way: list[tuple[int, KVEventBatch]] = []
         for number in range(REPLICAS):
             assert self.index.join() == number
 
-    def tell(self, replica: int, note: HeldNote) -> None:
-        for ready in self.streams[replica].take(HeldNote.from_wire(note.to_wire())):
+    def tell(self, replica: int, note: KVEventBatch) -> None:
+        for ready in self.streams[replica].take(KVEventBatch.from_wire(note.to_wire())):
             if ready.whole:
                 self.index.replace(replica, ready.stored)
             else:
@@ -135,7 +135,7 @@ TestTold.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 )
 def test_the_index_is_the_sets(stores: list[tuple[int, list[int], int]]) -> None:
     """With as many replicas as you like, each its own beginnings of chains."""
-    index, sets = Holdings(), [set[int]() for _ in range(6)]
+    index, sets = CachedBlocks(), [set[int]() for _ in range(6)]
     for replica in sets:
         index.join()
         replica.clear()
@@ -152,7 +152,7 @@ def test_the_index_is_the_sets(stores: list[tuple[int, list[int], int]]) -> None
 @given(st.sets(st.sampled_from(BLOCKS)), st.sampled_from(CHAINS))
 def test_a_hole_makes_the_answer_too_high_at_most(held: set[int], chain: list[int]) -> None:
     """It ends where something is missing, never before the first hole."""
-    index = Holdings()
+    index = CachedBlocks()
     index.join()
     index.store(0, held)
     found = index.match(chain)[0]
@@ -174,16 +174,16 @@ def test_a_gap_is_seen_and_healed() -> None:
     """1. At first everything is missing. 2. A lost note is noticed when the next one comes.
     3. A snapshot heals it, and what was on its way before the snapshot does no harm.
     """
-    stream = HeldStream()
+    stream = KVEventStream()
     assert stream.gap
-    assert stream.take(HeldNote.of(0, [1], whole=True))
+    assert stream.take(KVEventBatch.of(0, [1], whole=True))
     assert not stream.gap
-    late = HeldNote.of(3, [3])
+    late = KVEventBatch.of(3, [3])
     assert stream.take(late) == []
     assert stream.gap
-    whole = HeldNote.of(4, [1, 3, 4], whole=True)
+    whole = KVEventBatch.of(4, [1, 3, 4], whole=True)
     assert stream.take(whole) == [whole]
     assert not stream.gap
-    assert stream.take(HeldNote.of(2, [2])) == []
+    assert stream.take(KVEventBatch.of(2, [2])) == []
     assert stream.take(late) == []
     assert (stream.number, stream.gap) == (4, False)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from agentrt.lab.simulator.clairvoyant import Srpt
 from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
-from agentrt.simulator.clairvoyant import Srpt
 from tests.scheduler.desk import Desk
 
 _ENOUGH = 60

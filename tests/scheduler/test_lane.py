@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrt.lab.simulator.engine import simulate
+from agentrt.lab.simulator.outcome import Outcome
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.lane import CHARGED_EVERY_S
 from agentrt.scheduler.queues import LANE
-from agentrt.simulator.engine import simulate
-from agentrt.simulator.outcome import Outcome
-from agentrt.workloads.shape import CallShape, ProgramShape
 from tests.scheduler.desk import Desk
 
 STEP_S = 0.1

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import InvariantError
+from agentrt.lab.simulator.steps import ToyCall, ToyEngine, ToyProgram
 from agentrt.scheduler import (
     LevelQueues,
     ProcessTable,
@@ -17,7 +18,6 @@ from agentrt.scheduler import (
     policy_names,
 )
 from agentrt.scheduler.victims import Room
-from agentrt.simulator.steps import ToyCall, ToyEngine, ToyProgram
 
 
 def config(**changes: object) -> SchedulerConfig:

@@ -193,7 +193,7 @@ async def test_script_that_breaks_the_form_is_told_so() -> None:
 
 
 async def ask_tools() -> Any:
-    from agentrt.toolspec import tool_specs
+    from agentrt.program.tools import tool_specs
 
     def look(there: bool) -> None:
         """Look."""

@@ -11,8 +11,8 @@ import pytest
 
 from agentrt import tracking
 from agentrt.graph import ExecutionDAG, Node
-from agentrt.scope import Scope
 from agentrt.tracking import current_scope
+from agentrt.tracking.scope import Scope
 from tests.tracking.toy import Program, installed, run, ticks
 
 

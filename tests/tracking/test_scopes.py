@@ -12,8 +12,8 @@ import pytest
 from agentrt import tracking
 from agentrt.errors import InvariantError
 from agentrt.graph import Node
-from agentrt.scope import Scope
 from agentrt.tracking import TrackedTask, current_scope, enter_node
+from agentrt.tracking.scope import Scope
 from tests.tracking.toy import Program, installed, run, ticks
 
 

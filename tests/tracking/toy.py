@@ -9,8 +9,8 @@ from typing import Any
 
 from agentrt import tracking
 from agentrt.graph import ExecutionDAG, Node, NodeKind
-from agentrt.scope import Scope
 from agentrt.tracking import current_scope, emission_parents
+from agentrt.tracking.scope import Scope
 
 
 class Boom(Exception):

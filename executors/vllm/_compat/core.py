@@ -28,7 +28,7 @@ def install_control() -> None:
         return self.scheduler.control(op, argument)
 
     def agentrt_probe(self: Any, op: str) -> Any:
-        from agentrt.executors.vllm.probe import answer
+        from agentrt.lab.engine.probe import answer
 
         return answer(self.scheduler, op)
 

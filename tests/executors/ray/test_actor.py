@@ -14,7 +14,7 @@ from agentrt.executors.boundary import Boundary
 from agentrt.executors.ray.actor import PROGRESS, EngineActor, Output
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call
-from agentrt.router.held import HELD, HeldNote
+from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler import ProgramTotals
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.executors.replicas.cast import TEXT, call_of
@@ -52,7 +52,7 @@ class Engine(ScriptedExecutor):
     async def pulse(self) -> float:
         return 1.5
 
-    def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
+    def hear_held(self, hear: Callable[[KVEventBatch], None]) -> None:
         self.hear = hear
 
 
@@ -136,9 +136,9 @@ async def test_notes_and_questions_reach_the_engine(actor: EngineActor) -> None:
 
 async def test_what_the_engine_holds_comes_between_the_outputs(actor: EngineActor) -> None:
     engine: Any = actor._engine
-    note = HeldNote.of(1, [2, 3])
+    note = KVEventBatch.of(1, [2, 3])
     engine.hear(note)
-    assert await actor.collect() == [(HELD, note)]
+    assert await actor.collect() == [(KV_EVENTS, note)]
 
 
 async def test_a_dead_engine_does_not_say_that_it_is_well(actor: EngineActor) -> None:

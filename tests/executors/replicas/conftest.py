@@ -28,5 +28,5 @@ async def opened() -> AsyncIterator[Open]:
     yield make
     for one in sets:
         await one.close()
-        assert not one._keeper._tasks
+        assert not one._supervisor._tasks
         assert not one._where

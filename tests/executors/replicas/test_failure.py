@@ -12,7 +12,7 @@ from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.executors.boundary import Boundary
 from agentrt.executors.replicas import Backoff, Health, ReplicaState
-from agentrt.executors.replicas.lifeline import Lifeline
+from agentrt.executors.replicas.cancel_scope import CancelScope
 from agentrt.request import Call, CallReport
 from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
 from tests.executors.replicas.conftest import Open
@@ -43,7 +43,7 @@ async def test_the_calls_of_an_engine_that_hangs_run_again(
     async with asyncio.timeout(30):
         while not cast.made[0][1]._stuck.is_set():
             await asyncio.sleep(0)
-        await replicas._keeper.check(replicas.replicas[0])
+        await replicas._supervisor.check(replicas.replicas[0])
         assert await reading == TEXT
     first = replicas.replicas[0]
     assert words in first.last_error
@@ -65,7 +65,7 @@ async def test_a_cancelled_call_of_an_engine_that_hangs_is_let_go(opened: Open) 
     asking = asyncio.create_task(replicas.aborted("p/0"))
     await asyncio.sleep(0)
     first = replicas.replicas[0]
-    replicas._keeper.lost(first, first.executor, EngineDiedError("hangs"))
+    replicas._supervisor.lost(first, first.executor, EngineDiedError("hangs"))
     async with asyncio.timeout(30):
         assert await asking == CallReport()
 
@@ -158,7 +158,7 @@ async def test_a_set_that_closes_waits_for_dead_engines_to_be_put_away(opened: O
 
 
 async def test_a_lifeline_leaves_timeouts_of_others_alone() -> None:
-    line = Lifeline()
+    line = CancelScope()
 
     async def late() -> None:
         raise TimeoutError("theirs")

@@ -152,10 +152,10 @@ async def test_who_comes_back_while_another_still_answers_is_told(opened: Open) 
     first, second = replicas.replicas
     while "p" not in cast.latest(1).ended:
         await asyncio.sleep(0)
-    replicas._keeper.lost(first, first.executor, EngineDiedError("killed"))
+    replicas._supervisor.lost(first, first.executor, EngineDiedError("killed"))
     await becomes(first, ReplicaState.READY)
     assert pupils(cast)[0].knows[0] == 0.0
-    second.lifeline.cut("it hangs")
+    second.cancel_scope.cut("it hangs")
     await ending
     assert pupils(cast)[0].knows == (1.0, {"p"})
 

@@ -8,9 +8,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.bench.witness import Witness
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
+from agentrt.lab.bench.witness import Witness
 from agentrt.router import ROUTERS, make_router
 from tests.executors.replicas.cast import TEXT, Mortal, call_of
 

@@ -152,7 +152,7 @@ async def test_a_drained_replica_stays_so_when_its_engine_dies(opened: Open) -> 
 
     for _ in range(2):
         cast.latest(0).dead = True
-        await replicas._keeper.check(replicas.replicas[0])
+        await replicas._supervisor.check(replicas.replicas[0])
         assert state() == "down"
         await replicas.drain("replica-0")
         await replicas.settled()

@@ -10,11 +10,11 @@ import pytest
 
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk
-from agentrt.executors.holdings import ShowsHoldings
+from agentrt.executors.cached_blocks import ShowsCachedBlocks
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router import make_router
-from agentrt.router.held import HeldNote
+from agentrt.router.kv_events import KVEventBatch
 from agentrt.testing.scripted import ScriptedExecutor
 
 SIZE = 4
@@ -33,7 +33,7 @@ class Shows(ScriptedExecutor):
         self.tokenised: list[CallSpec] = []
         self.mute = mute
         self.dead = False
-        self._hear: Callable[[HeldNote], None] = lambda note: None
+        self._hear: Callable[[KVEventBatch], None] = lambda note: None
 
     async def prompt_ids(self, spec: CallSpec) -> list[int]:
         self.tokenised.append(spec)
@@ -43,12 +43,12 @@ class Shows(ScriptedExecutor):
         ends = range(SIZE, len(ids) + 1, SIZE)
         return [hash((salt, *ids[:end])) & (2**64 - 1) for end in ends]
 
-    def hear_held(self, hear: Callable[[HeldNote], None]) -> None:
+    def hear_held(self, hear: Callable[[KVEventBatch], None]) -> None:
         self._hear = hear
 
-    async def held(self) -> tuple[HeldNote, int] | None:
+    async def held(self) -> tuple[KVEventBatch, int] | None:
         self.asked += 1
-        return HeldNote.of(self.number, self.blocks, whole=True), SIZE
+        return KVEventBatch.of(self.number, self.blocks, whole=True), SIZE
 
     def alive(self) -> bool:
         return not self.dead
@@ -70,7 +70,7 @@ class Shows(ScriptedExecutor):
                 continue
             self.number += 1
             if self.number not in self.mute:
-                self._hear(HeldNote.of(self.number, new))
+                self._hear(KVEventBatch.of(self.number, new))
             cached = len(ids) - SIZE * len(new)
             report = CallReport(1.0, steps=9, prompt_tokens=len(ids), cached_tokens=cached)
             yield replace(chunk, reply=replace(chunk.reply, report=report))
@@ -133,7 +133,7 @@ async def test_a_call_goes_where_its_prompt_is_held(
     replicas: ReplicaSet, engines: list[Shows], salt: str | None
 ) -> None:
     """1. Another program with the same prompt follows it. 2. A prompt is tokenised once."""
-    assert all(isinstance(engine, ShowsHoldings) for engine in engines)
+    assert all(isinstance(engine, ShowsCachedBlocks) for engine in engines)
     for number in range(4):
         report = await run(replicas, f"a{number}", "the quick brown fox jumps over " * 40, salt)
         assert (report.cached_tokens > 0) == bool(number)
@@ -182,9 +182,9 @@ async def test_a_question_that_nobody_answers_is_not_waited_for(
     prompt = "the quick brown fox jumps over " * 40
     await run(replicas, "p", prompt)
     monkeypatch.setattr(engines[0], "held", silent)
-    engines[0]._hear(HeldNote.of(engines[0].number + 2, [1]))
-    replicas._keeper.lost(replicas.replicas[0], engines[0], EngineDiedError("killed"))
-    engines[0]._hear(HeldNote.of(1, [2], whole=True))
+    engines[0]._hear(KVEventBatch.of(engines[0].number + 2, [1]))
+    replicas._supervisor.lost(replicas.replicas[0], engines[0], EngineDiedError("killed"))
+    engines[0]._hear(KVEventBatch.of(1, [2], whole=True))
     assert (await successor(replicas)).asked == 1
     assert known(replicas, 0) == set()
 

@@ -121,7 +121,7 @@ async def test_an_engine_that_dies_idle_is_noticed(opened: Open) -> None:
     cast = Cast([], [])
     replicas = await opened(cast)
     cast.made[0][1].dead = True
-    await replicas._keeper.check(replicas.replicas[0])
+    await replicas._supervisor.check(replicas.replicas[0])
     assert replicas.replicas[0].deaths == 1
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrt.executors.vllm.headless import BLOCK_SIZE, HeadlessEngine, Step
+from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, Step
 
 PATIENCE_S = 400.0
 """Seconds after which the engines under test give a silent program up."""

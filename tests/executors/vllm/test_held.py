@@ -11,12 +11,12 @@ pytest.importorskip("vllm")
 
 from agentrt.executors.vllm._compat.prefixes import held_blocks
 from agentrt.executors.vllm.blocks import BlockHasher
-from agentrt.executors.vllm.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
 from agentrt.executors.vllm.identity import attach
 from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
 from agentrt.request import Call, CallSpec
-from agentrt.router.held import HELD, HeldNote, HeldStream, short
-from agentrt.router.holdings import Holdings
+from agentrt.router.cached_blocks import CachedBlocks
+from agentrt.router.kv_events import KV_EVENTS, KVEventBatch, KVEventStream, short
 
 pytestmark = pytest.mark.engine
 
@@ -27,7 +27,12 @@ class Reader:
     """An index of one engine, fed with its notes; ``loses`` says which are lost."""
 
     def __init__(self, engine: HeadlessEngine, loses: Any = lambda: False) -> None:
-        self.index, self.stream, self.engine, self.loses = Holdings(), HeldStream(), engine, loses
+        self.index, self.stream, self.engine, self.loses = (
+            CachedBlocks(),
+            KVEventStream(),
+            engine,
+            loses,
+        )
         self.index.join()
         self.asked = 0
         self.ask()
@@ -37,7 +42,7 @@ class Reader:
         self.apply(self.engine.scheduler.control("held"))
 
     def apply(self, values: Any) -> None:
-        for note in self.stream.take(HeldNote.from_wire(values)):
+        for note in self.stream.take(KVEventBatch.from_wire(values)):
             if note.whole:
                 self.index.replace(0, note.stored)
             else:
@@ -189,10 +194,10 @@ def test_a_note_survives_the_way_to_the_client() -> None:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
-    note = HeldNote.of(7, [1, 2**64 - 1], [3])
-    output = EngineCoreOutput("r", [1], kv_transfer_params={HELD: note.to_wire()})
+    note = KVEventBatch.of(7, [1, 2**64 - 1], [3])
+    output = EngineCoreOutput("r", [1], kv_transfer_params={KV_EVENTS: note.to_wire()})
     answer = UtilityOutput(1, result=UtilityResult(note.to_wire() | {"block_size": 16}))
     packed = MsgpackEncoder().encode(EngineCoreOutputs(outputs=[output], utility_output=answer))
     read = MsgpackDecoder(EngineCoreOutputs).decode(packed)
-    assert HeldNote.from_wire(read.outputs[0].kv_transfer_params[HELD]) == note
-    assert HeldNote.from_wire(read.utility_output.result.result) == note
+    assert KVEventBatch.from_wire(read.outputs[0].kv_transfer_params[KV_EVENTS]) == note
+    assert KVEventBatch.from_wire(read.utility_output.result.result) == note

@@ -12,9 +12,9 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.memory import SAVE_EVERY, Memory, read
-from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
 from agentrt.executors.vllm.identity import attach, identify
 from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.request import Call, CallSpec
 from agentrt.scheduler import SchedulerConfig, make_policy
 from agentrt.scheduler.history import History

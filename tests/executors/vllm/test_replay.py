@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
-from agentrt.executors.vllm.recorded import read, samples
-from agentrt.executors.vllm.recording import Recorder
-from agentrt.executors.vllm.replay import replay
 from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
+from agentrt.lab.engine.recorded import read, samples
+from agentrt.lab.engine.recording import Recorder
+from agentrt.lab.engine.replay import replay
 from agentrt.scheduler import ProgramTotals
 
 pytestmark = pytest.mark.engine

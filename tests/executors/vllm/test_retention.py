@@ -9,10 +9,10 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm._compat import pool
 from agentrt.executors.vllm.free_blocks import ShelvedFreeQueue
-from agentrt.executors.vllm.headless import HeadlessEngine, make_request, make_scheduler
-from agentrt.executors.vllm.recording import Recorder
-from agentrt.executors.vllm.replay import replay
 from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import HeadlessEngine, make_request, make_scheduler
+from agentrt.lab.engine.recording import Recorder
+from agentrt.lab.engine.replay import replay
 
 pytestmark = pytest.mark.engine
 

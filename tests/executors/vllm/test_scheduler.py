@@ -12,8 +12,8 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
 from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.scheduler import policy_names
 
 pytestmark = pytest.mark.engine

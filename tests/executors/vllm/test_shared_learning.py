@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler
 from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.scheduler import ProgramTotals
 
 pytestmark = pytest.mark.engine

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrt.executors.vllm.headless import HeadlessEngine
-from agentrt.serving.seeing.engines import EngineView
+from agentrt.lab.engine.headless import HeadlessEngine
+from agentrt.serving.observability.engines import EngineView
 from tests.executors.vllm.test_scheduler import engine, of, ours, prompt
 
 pytestmark = pytest.mark.engine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm.step_time import Sample, StepTimeModel, StepWork, fit
+from agentrt.lab.engine.step_time import Sample, StepTimeModel, StepWork, fit
 
 pytest.importorskip("numpy")
 

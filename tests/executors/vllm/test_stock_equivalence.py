@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.headless import (
+from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import (
     BLOCK_SIZE,
     HeadlessEngine,
     make_scheduler,
     stock_scheduler,
 )
-from agentrt.executors.vllm.scheduler import ProgramScheduler
 from tests.executors.vllm.storms import Storm
 
 pytestmark = pytest.mark.engine

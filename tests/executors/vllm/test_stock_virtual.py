@@ -8,18 +8,18 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentrt.errors import InvariantError
-from agentrt.executors.vllm import own_classes
-from agentrt.executors.vllm.headless import HeadlessEngine, make_scheduler, stock_scheduler
-from agentrt.executors.vllm.probe import Probe, answer
-from agentrt.executors.vllm.step_time import StepTimeModel
-from agentrt.executors.vllm.virtual import VirtualEngine, VirtualOptions
+from agentrt.lab.engine import own_classes
+from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
+from agentrt.lab.engine.probe import Probe, answer
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
+from agentrt.lab.simulator.stock import Stock
+from agentrt.lab.simulator.virtual import run_virtual
+from agentrt.lab.workloads.arrivals import poisson
+from agentrt.lab.workloads.cut import Cut
+from agentrt.lab.workloads.generate import generate
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.simulator.stock import Stock
-from agentrt.simulator.virtual import run_virtual
-from agentrt.workloads.arrivals import poisson
-from agentrt.workloads.cut import Cut
-from agentrt.workloads.generate import generate
-from agentrt.workloads.shape import CallShape, ProgramShape
 
 pytestmark = pytest.mark.engine
 

@@ -14,7 +14,7 @@ from typing import Any
 from agentrt import Runtime
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.toolcalls import output_schema
-from agentrt.integrations.langchain import Door
+from agentrt.integrations.langchain import Portal
 from agentrt.request import Call
 from agentrt.testing.madeup import made_up_value
 from agentrt.testing.scripted import ScriptedExecutor
@@ -49,8 +49,8 @@ def filled(value: Any, numbers: list[int], quotes: list[str]) -> Any:
     return quotes.pop(0) if isinstance(value, str) and quotes else value
 
 
-def stub_door() -> Door:
-    return Door(lambda: Runtime(ScriptedExecutor(copy_from_the_question, model="stub/one")))
+def stub_door() -> Portal:
+    return Portal(lambda: Runtime(ScriptedExecutor(copy_from_the_question, model="stub/one")))
 
 
 class HeldExecutor(ScriptedExecutor):

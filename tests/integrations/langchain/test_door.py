@@ -17,8 +17,8 @@ import pytest
 from agentrt import Runtime
 from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError, EngineStartError
 from agentrt.executors.base import Chunk, Progress
-from agentrt.integrations.langchain import Door, shared
-from agentrt.integrations.langchain.door import Terms
+from agentrt.integrations.langchain import Portal, shared
+from agentrt.integrations.langchain.portal import Terms
 from agentrt.request import Call, CallSpec
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
@@ -45,8 +45,8 @@ def held() -> HeldExecutor:
 
 
 @pytest.fixture
-def owned(held: HeldExecutor) -> Iterator[Door]:
-    door = Door(lambda: Runtime(held))
+def owned(held: HeldExecutor) -> Iterator[Portal]:
+    door = Portal(lambda: Runtime(held))
     yield door
     door.close()
     assert held.live == 0
@@ -60,7 +60,7 @@ async def started(held: HeldExecutor) -> None:
 # -- one that owns its runtime ---------------------------------------------------------------
 
 
-def test_a_thread_waits_for_its_reply(held: HeldExecutor, owned: Door) -> None:
+def test_a_thread_waits_for_its_reply(held: HeldExecutor, owned: Portal) -> None:
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(owned.call, SPEC) for _ in range(3)]
         held.began.wait()
@@ -72,7 +72,7 @@ def test_a_thread_waits_for_its_reply(held: HeldExecutor, owned: Door) -> None:
     assert sorted(held.ended) == ["chat-1", "chat-2", "chat-3"]
 
 
-def test_a_thread_reads_a_stream(held: HeldExecutor, owned: Door) -> None:
+def test_a_thread_reads_a_stream(held: HeldExecutor, owned: Portal) -> None:
     owned.open()
     held.let_go()
     chunks = list(owned.stream(SPEC))
@@ -80,14 +80,14 @@ def test_a_thread_reads_a_stream(held: HeldExecutor, owned: Door) -> None:
     assert [chunk.reply is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
 
 
-async def test_another_loop_waits_for_its_reply(held: HeldExecutor, owned: Door) -> None:
+async def test_another_loop_waits_for_its_reply(held: HeldExecutor, owned: Portal) -> None:
     call = asyncio.create_task(owned.acall(SPEC))
     await started(held)
     held.let_go()
     assert (await call).text == "one two three"
 
 
-def test_a_closed_stream_ends_its_call(held: HeldExecutor, owned: Door) -> None:
+def test_a_closed_stream_ends_its_call(held: HeldExecutor, owned: Portal) -> None:
     stream = owned.stream(SPEC)
     assert next(stream).text == "one"
     stream.close()
@@ -96,7 +96,7 @@ def test_a_closed_stream_ends_its_call(held: HeldExecutor, owned: Door) -> None:
     assert held.ended == ["chat-1"]
 
 
-def test_ctrl_c_ends_the_call(held: HeldExecutor, owned: Door) -> None:
+def test_ctrl_c_ends_the_call(held: HeldExecutor, owned: Portal) -> None:
     main = threading.main_thread().ident
     assert main is not None
 
@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_call(held: HeldExecutor, owned: Door) -> None:
     assert held.ended == ["chat-1"]
 
 
-async def test_closing_tells_those_that_wait(held: HeldExecutor, owned: Door) -> None:
+async def test_closing_tells_those_that_wait(held: HeldExecutor, owned: Portal) -> None:
     blocked = asyncio.create_task(asyncio.to_thread(owned.call, SPEC))
     waiting = asyncio.create_task(owned.acall(SPEC))
     while held.live < 2:
@@ -149,7 +149,7 @@ class Lame(ScriptedExecutor):
 
 def test_a_start_that_failed_is_tried_again_by_the_next_call() -> None:
     lame = Lame(failures=1)
-    door = Door(lambda: Runtime(lame))
+    door = Portal(lambda: Runtime(lame))
     with pytest.raises(EngineStartError, match="no memory"):
         door.call(SPEC)
     assert door.call(SPEC).text
@@ -159,7 +159,7 @@ def test_a_start_that_failed_is_tried_again_by_the_next_call() -> None:
 
 async def test_many_callers_wait_for_one_start() -> None:
     lame = Lame(failures=0)
-    door = Door(lambda: Runtime(lame))
+    door = Portal(lambda: Runtime(lame))
     await asyncio.gather(*[door.acall(SPEC) for _ in range(5)])
     await asyncio.to_thread(door.close)
     assert lame.starts == 1
@@ -183,7 +183,7 @@ class Sluggish(ScriptedExecutor):
 
 async def test_closing_during_the_start_gives_it_up() -> None:
     sluggish = Sluggish()
-    door = Door(lambda: Runtime(sluggish))
+    door = Portal(lambda: Runtime(sluggish))
     call = asyncio.create_task(door.acall(SPEC))
     await asyncio.to_thread(sluggish.starting.wait)
     await asyncio.to_thread(door.close)
@@ -193,7 +193,7 @@ async def test_closing_during_the_start_gives_it_up() -> None:
 
 
 def test_closing_twice_or_unused_is_nothing() -> None:
-    door = Door(lambda: Runtime(ScriptedExecutor()))
+    door = Portal(lambda: Runtime(ScriptedExecutor()))
     door.close()
     door.close()
 
@@ -204,7 +204,7 @@ def test_closing_twice_or_unused_is_nothing() -> None:
 @FROM
 async def test_cancelling_a_call_aborts_it(held: HeldExecutor, where: Elsewhere) -> None:
     async with Runtime(held) as runtime:
-        door = Door.borrow(runtime)
+        door = Portal.borrow(runtime)
 
         async def give_up() -> None:
             call = asyncio.create_task(door.acall(SPEC))
@@ -220,7 +220,7 @@ async def test_cancelling_a_call_aborts_it(held: HeldExecutor, where: Elsewhere)
 @FROM
 async def test_leaving_a_stream_aborts_it(held: HeldExecutor, where: Elsewhere) -> None:
     async with Runtime(held) as runtime:
-        door = Door.borrow(runtime)
+        door = Portal.borrow(runtime)
 
         async def leave() -> None:
             stream = door.astream(SPEC)
@@ -234,7 +234,7 @@ async def test_leaving_a_stream_aborts_it(held: HeldExecutor, where: Elsewhere) 
 @FROM
 async def test_a_timeout_aborts_the_call(held: HeldExecutor, where: Elsewhere) -> None:
     async with Runtime(held) as runtime:
-        door = Door.borrow(runtime)
+        door = Portal.borrow(runtime)
 
         async def wait() -> None:
             with pytest.raises(CallTimeoutError, match=r"its timeout of 0.01 s"):
@@ -248,7 +248,7 @@ async def test_a_timeout_aborts_the_call(held: HeldExecutor, where: Elsewhere) -
 
 async def test_a_worker_thread_may_block_but_the_loop_may_not() -> None:
     async with Runtime(ScriptedExecutor(lambda call: "yes")) as runtime:
-        door = Door.borrow(runtime)
+        door = Portal.borrow(runtime)
         assert (await asyncio.to_thread(door.call, SPEC)).text == "yes"
         chunks = await asyncio.to_thread(lambda: list(door.stream(SPEC)))
         assert chunks[0].text == "yes"
@@ -259,7 +259,7 @@ async def test_a_worker_thread_may_block_but_the_loop_may_not() -> None:
 
 async def test_a_stream_of_a_thread_may_be_closed_on_the_loop(held: HeldExecutor) -> None:
     async with Runtime(held) as runtime:
-        stream = Door.borrow(runtime).stream(SPEC)
+        stream = Portal.borrow(runtime).stream(SPEC)
         assert (await asyncio.to_thread(next, stream)).text == "one"
         stream.close()
         while held.live:
@@ -269,13 +269,13 @@ async def test_a_stream_of_a_thread_may_be_closed_on_the_loop(held: HeldExecutor
 def test_a_runtime_is_borrowed_where_it_lives() -> None:
     runtime = Runtime(ScriptedExecutor())
     with pytest.raises(ConfigError, match="borrowed on its own event loop"):
-        Door.borrow(runtime)
+        Portal.borrow(runtime)
     loop = asyncio.new_event_loop()
     with pytest.raises(ConfigError, match="does not run"):
-        Door.borrow(runtime, loop).call(SPEC)
+        Portal.borrow(runtime, loop).call(SPEC)
     loop.close()
     with pytest.raises(EngineDiedError, match="closed"):
-        asyncio.run(Door.borrow(runtime, loop).acall(SPEC))
+        asyncio.run(Portal.borrow(runtime, loop).acall(SPEC))
 
 
 class Broken(ScriptedExecutor):
@@ -287,7 +287,7 @@ class Broken(ScriptedExecutor):
 @FROM
 async def test_an_engine_that_dies_is_heard_of(where: Elsewhere) -> None:
     async with Runtime(Broken()) as runtime:
-        door = Door.borrow(runtime)
+        door = Portal.borrow(runtime)
 
         async def read() -> list[str]:
             stream = door.astream(SPEC)

@@ -13,7 +13,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import TimeoutPolicy
 
 from agentrt import Runtime
-from agentrt.integrations.langchain import ChatAgentRT, Door, chat
+from agentrt.integrations.langchain import ChatAgentRT, Portal, chat
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse, node_heartbeat
 from tests.integrations.langchain.stub import HeldExecutor
 
@@ -125,7 +125,7 @@ async def test_a_pulse_has_a_timer_only_while_somebody_needs_it() -> None:
 
 async def test_a_door_that_is_owned_gives_them_from_its_own_thread() -> None:
     held, beats = HeldExecutor(), []
-    door = Door(lambda: Runtime(held))
+    door = Portal(lambda: Runtime(held))
 
     async def node(state: State) -> State:
         beat = node_heartbeat()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrt import Runtime
-from agentrt.integrations.langchain import ChatAgentRT, Door
+from agentrt.integrations.langchain import ChatAgentRT, Portal
 from agentrt.integrations.langchain.shared import close_all, engine_door, lend
 from agentrt.testing.scripted import ScriptedExecutor
 
@@ -11,14 +11,14 @@ from agentrt.testing.scripted import ScriptedExecutor
 async def test_a_lent_runtime_serves_the_models_that_were_made_before() -> None:
     model, executor = ChatAgentRT(), ScriptedExecutor(lambda call: "hello")
     async with Runtime(executor) as runtime:
-        with lend(Door.borrow(runtime)):
+        with lend(Portal.borrow(runtime)):
             assert (await model.ainvoke("hi")).content == "hello"
     assert len(executor.calls) == 1
 
 
 async def test_the_last_that_was_lent_counts_and_is_given_back() -> None:
     async with Runtime(ScriptedExecutor()) as runtime:
-        first, second = Door.borrow(runtime), Door.borrow(runtime)
+        first, second = Portal.borrow(runtime), Portal.borrow(runtime)
         with lend(first):
             with lend(second):
                 assert engine_door("any") is second

@@ -12,11 +12,11 @@ from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
-from agentrt.integrations.langchain import Door
+from agentrt.integrations.langchain import Portal
 from tests.integrations.langchain.stub import stub_door
 from tests.integrations.langchain.suite import OnAgentRT
 
-DOOR: Door | None = None
+DOOR: Portal | None = None
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from agentrt.integrations.langgraph import follow
-from agentrt.run import Run
+from agentrt.runtime.run import Run
 from tests.integrations.langgraph.probe import Probe, strict, watched
 
 

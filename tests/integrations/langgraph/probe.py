@@ -20,8 +20,8 @@ from agentrt.events import Event, ProgramEnded, ProgramStarted
 from agentrt.graph import Node
 from agentrt.integrations.langgraph import Follower, follow
 from agentrt.request import CallReport
-from agentrt.run import Run
-from agentrt.scope import Scope
+from agentrt.runtime.run import Run
+from agentrt.tracking.scope import Scope
 
 REPORT = CallReport(service_s=1.0, steps=1)
 
@@ -89,21 +89,21 @@ def _said(text: str) -> ChatResult:
 def watched() -> Iterator[list[Run]]:
     """The programs that the follower finds meanwhile; none may be left open."""
     follower, runs = follow(), list[Run]()
-    open_before, rows = follower.open_runs(), len(follower.ledger.table)
+    open_before, rows = follower.open_runs(), len(follower.registry.table)
 
     def saw(event: Event) -> None:
         if isinstance(event, ProgramStarted):
-            runs.append(follower.ledger.runs[event.program_id])
+            runs.append(follower.registry.runs[event.program_id])
         elif isinstance(event, ProgramEnded):
             assert event.program_id in {run.id for run in runs}
 
-    follower.ledger.listen(saw)
+    follower.registry.listen(saw)
     try:
         yield runs
     finally:
-        follower.ledger.unlisten(saw)
+        follower.registry.unlisten(saw)
     assert follower.open_runs() == open_before
-    assert len(follower.ledger.table) == rows
+    assert len(follower.registry.table) == rows
     for run in runs:
         run.dag.check_integrity()
 

@@ -13,7 +13,7 @@ from agentrt.executors.toolcalls import output_schema
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
 from agentrt.request import Call
-from agentrt.run import Run, RunState
+from agentrt.runtime.run import Run, RunState
 from agentrt.testing.madeup import made_up_value
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.langgraph.agents import AGENTS, stages_of

@@ -24,8 +24,8 @@ async def test_conformance(kind: str, tmp_path: Path) -> None:
     @checkpointer_test(name=kind)
     async def fresh() -> AsyncGenerator[BaseCheckpointSaver[str], None]:
         text = kind if kind == "memory" else f"sqlite:{tmp_path / f'{next(files)}.db'}"
-        async with open_checkpointer(text) as keeper:
-            yield keeper.saver
+        async with open_checkpointer(text) as threads:
+            yield threads.saver
 
     ran, failures = list[str](), list[str]()
 
@@ -43,7 +43,7 @@ async def test_conformance(kind: str, tmp_path: Path) -> None:
 
 
 async def test_a_lasting_checkpointer_writes_before_it_goes_on(tmp_path: Path) -> None:
-    async with open_checkpointer(f"sqlite:{tmp_path / 't.db'}") as keeper:
-        assert (keeper.lasting, keeper.durability) == (True, "sync")
-    async with open_checkpointer("memory") as keeper:
-        assert (keeper.lasting, keeper.durability) == (False, "exit")
+    async with open_checkpointer(f"sqlite:{tmp_path / 't.db'}") as threads:
+        assert (threads.lasting, threads.durability) == (True, "sync")
+    async with open_checkpointer("memory") as threads:
+        assert (threads.lasting, threads.durability) == (False, "exit")

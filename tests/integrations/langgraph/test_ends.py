@@ -18,7 +18,7 @@ from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph.graphs import graph_program
 from agentrt.integrations.langgraph.threads import standing_of
-from agentrt.run import Run, RunState
+from agentrt.runtime.run import Run, RunState
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
 from tests.integrations.langgraph.probe import Probe, State, calls, edges

@@ -17,7 +17,7 @@ from agentrt.errors import EngineDiedError
 from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
-from agentrt.run import Run, RunState
+from agentrt.runtime.run import Run, RunState
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
 

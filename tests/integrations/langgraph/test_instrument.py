@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from agentrt.graph import NodeState
 from agentrt.integrations.langgraph import instrument, uninstrument
-from agentrt.run import Run
+from agentrt.runtime.run import Run
 
 MESSAGE = {"role": "assistant", "content": "yes"}
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}

@@ -18,7 +18,7 @@ from langchain_core.tools import StructuredTool
 from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 
-from agentrt.run import Run
+from agentrt.runtime.run import Run
 from tests.integrations.langgraph.probe import Probe, edges
 
 Body = list[Any]

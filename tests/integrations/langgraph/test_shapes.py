@@ -14,7 +14,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import RetryPolicy, Send
 
 from agentrt.graph import NodeKind, NodeState
-from agentrt.run import Run, RunState
+from agentrt.runtime.run import Run, RunState
 from tests.integrations.langgraph.probe import Probe, State, calls, edges
 
 

@@ -18,7 +18,7 @@ from agentrt.serving.listen import Listener
 from agentrt.serving.openai import room
 from agentrt.serving.server import Bounds, KeyCheck, Served, Server
 from agentrt.serving.tenants import Limits, Tenants
-from agentrt.serving.tenants.gate import Gate
+from agentrt.serving.tenants.admission import Gate
 from agentrt.testing.scripted import ScriptedExecutor
 
 MODEL = "scripted"

@@ -1,0 +1,214 @@
+"""Programs while their engines are killed: the answers must be those of one engine in peace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrt.executors.base import Executor
+from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
+from agentrt.lab.bench.stories import Stories
+from agentrt.lab.bench.table import markdown
+from agentrt.lab.bench.witness import Witness
+from agentrt.router import make_router
+from agentrt.runtime import Runtime
+
+Note = Callable[[str], None]
+Blow = Callable[[], Awaitable[None]]
+"""Something that is done to the machines once, in the middle."""
+
+_GONE_S = 20.0
+_RESTLESS = Backoff(first_s=0.1, longest_s=1.0, tries=1_000_000)
+"""Here deaths are no fault of the engine: none is ever left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """``seconds`` of chaos; an engine dies after a time drawn from ``every`` (seconds), and each
+    ``hang_in``-th death is a hang. ``blow`` comes after half of the time.
+    """
+
+    seconds: float
+    replicas: int = 2
+    every: tuple[float, float] = (2.0, 6.0)
+    hang_in: int = 4
+    router: str = "agentix"
+    seed: int = 0
+    blow: Blow | None = None
+    health: Health = field(default_factory=Health)
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it. All is well if `wrong` has no line."""
+
+    programs: int = 0
+    right: int = 0
+    calls: int = 0
+    kills: int = 0
+    hangs: int = 0
+    starts: int = 0
+    reruns: int = 0
+    seconds: float = 0.0
+    faults: list[str] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)
+
+    def wrong(self) -> list[str]:
+        """Everything that must not be, in words."""
+        lines = list(self.faults)
+        if self.right < self.programs:
+            lines.append(f"{self.programs - self.right} programs gave other answers")
+        lines += [f"{count} {what} left" for what, count in self.left.items() if count]
+        return lines
+
+    def table(self) -> str:
+        """The figures as Markdown."""
+        rows = {
+            "minutes": f"{self.seconds / 60:.1f}",
+            "programs, of which right": f"{self.programs}, {self.right}",
+            "calls delivered": str(self.calls),
+            "engines killed (SIGKILL)": str(self.kills),
+            "engines stopped (SIGSTOP)": str(self.hangs),
+            "engines started again": str(self.starts),
+            "calls run again": str(self.reruns),
+            "calls run or delivered again after delivery": str(len(self.faults)),
+            **{f"{what} left": str(count) for what, count in self.left.items()},
+        }
+        return markdown(["", "value"], [[what, value] for what, value in rows.items()])
+
+
+class Chaos:
+    """Runs ``stories`` in rounds on engines that ``make`` makes, while they die."""
+
+    def __init__(
+        self, make: Callable[[int], Executor], stories: Stories, terms: Terms, note: Note
+    ) -> None:
+        self._make = make
+        self._stories = stories
+        self._terms = terms
+        self._note = note
+        self._witness = Witness()
+        self._random = random.Random(terms.seed)
+        self._pids: set[int] = set()
+        self._hit_on: dict[str, Executor] = {}
+        self.report = Report()
+
+    async def run(self, expected: list[list[str]] | None = None) -> Report:
+        """Rounds until the time is up. What is ``expected`` is found first, on one engine."""
+        if expected is None:
+            self._note("the answers in peace, on one engine")
+            expected = await self._in_peace()
+        replicas = ReplicaSet(
+            lambda index: self._witness.engine(self._make(index)),
+            self._terms.replicas,
+            make_router(self._terms.router),
+            health=self._terms.health,
+            backoff=_RESTLESS,
+            patience_s=600.0,
+            notice=self._note,
+        )
+        async with Runtime(self._witness.front(replicas)) as runtime:
+            await self._storm(runtime, replicas, expected)
+            await self._settle(runtime, replicas)
+        self.report.faults = self._witness.faults
+        self.report.left["processes"] = await _living(self._pids)
+        return self.report
+
+    async def _in_peace(self) -> list[list[str]]:
+        async with Runtime(self._make(0)) as runtime:
+            return await self._stories.tell(runtime)
+
+    async def _storm(
+        self, runtime: Runtime, replicas: ReplicaSet, expected: list[list[str]]
+    ) -> None:
+        begin = time.monotonic()
+        until = begin + self._terms.seconds
+        async with asyncio.TaskGroup() as group:
+            killer = group.create_task(self._kill(replicas, until))
+            blow = group.create_task(self._strike(self._terms.seconds / 2))
+            while time.monotonic() < until:
+                told = await self._stories.tell(runtime)
+                self.report.programs += len(told)
+                self.report.right += sum(a == b for a, b in zip(told, expected, strict=True))
+                self._note(f"{self.report.right} of {self.report.programs} programs right")
+            killer.cancel()
+            await asyncio.wait([blow])
+        self.report.seconds = time.monotonic() - begin
+
+    async def _strike(self, after: float) -> None:
+        if self._terms.blow is not None:
+            await asyncio.sleep(after)
+            await self._terms.blow()
+
+    async def _kill(self, replicas: ReplicaSet, until: float) -> None:
+        """As long as there is a program, for the last round is to be hit, too."""
+        while True:
+            await asyncio.sleep(self._random.uniform(*self._terms.every))
+            ready = [replica for replica in replicas.replicas if self._is_fair(replica)]
+            if ready and time.monotonic() < until:
+                self._hit(self._random.choice(ready))
+
+    def _is_fair(self, replica: Replica) -> bool:
+        """Whether it is up, and was not hit since."""
+        hit = self._hit_on.get(replica.name)
+        return replica.state is ReplicaState.READY and replica.executor is not hit
+
+    def _hit(self, replica: Replica) -> None:
+        hang = (self.report.kills + self.report.hangs + 1) % self._terms.hang_in == 0
+        pids = _pids(replica)
+        self._hit_on[replica.name] = replica.executor
+        self._pids.update(pids)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP if hang else signal.SIGKILL)
+        self.report.hangs += hang
+        self.report.kills += not hang
+        self._note(f"{replica.name}: {'stopped' if hang else 'killed'} with {replica.calls} calls")
+
+    async def _settle(self, runtime: Runtime, replicas: ReplicaSet) -> None:
+        """Wait for the engines to be back, and see what is left in them."""
+        async with asyncio.timeout(600):
+            await replicas.settled()
+        for replica in replicas.replicas:
+            self._pids.update(_pids(replica))
+        async with asyncio.timeout(60):
+            while (await replicas.snapshot())["programs"]:  # noqa: ASYNC110  # told in passing
+                await asyncio.sleep(0.1)
+        snapshot = await replicas.snapshot()
+        self.report.left = {
+            "rows in the process table": len(runtime.table),
+            "calls in the engines": len(snapshot["running"]) + len(snapshot["waiting"]),
+            "programs in the engines": len(snapshot["programs"]),
+            "tokens in flight": sum(r.view.in_flight for r in replicas.replicas),
+        }
+        self.report.calls = sum(self._witness.delivered.values())
+        self.report.reruns = sum(r.reruns for r in replicas.replicas)
+        self.report.starts = sum(r.starts - 1 for r in replicas.replicas)
+
+
+def _pids(replica: Replica) -> list[int]:
+    found: list[int] = getattr(replica.executor, "pids", list)()
+    return found
+
+
+async def _living(pids: set[int]) -> int:
+    """How many of the engines' processes are still there a while after the end."""
+    deadline = time.monotonic() + _GONE_S
+    while any(map(_lives, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # no event tells
+        await asyncio.sleep(0.1)
+    return sum(map(_lives, pids))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -1,0 +1,140 @@
+"""The comparison on real engines, in real time: one engine after the other, alternating.
+
+vLLM's own scheduler, its priority policy, and ours are three engines with the same options.
+Within a repeat each is opened once; what differs in nothing but our settings is reconfigured.
+The prefix cache is emptied before every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.bench.policies.plan import Contender, turns
+from agentrt.lab.bench.policies.replay import Replayed, replay
+from agentrt.lab.engine.stock import StockEngine
+from agentrt.lab.engine.virtual import StockPolicy
+from agentrt.lab.simulator.machine import Machine
+from agentrt.lab.simulator.outcome import summarize
+from agentrt.lab.simulator.pressure import Pressure
+from agentrt.lab.simulator.sweep import RunResult, Setting, Source
+from agentrt.lab.workloads.cut import Cut
+
+Open = Callable[[VLLMEngine], AbstractAsyncContextManager[object]]
+"""Starts an engine for a body, and stops it whatever happens."""
+
+_WARM_UP = 3
+"""So many programs run before an engine's first run that counts, cut after as many calls."""
+
+
+@dataclass(slots=True)
+class RealBench:
+    """The runs of a comparison; ``results`` has those that are done, whatever happens then.
+
+    Loads as shares of what the engine can do become rates: what it can do is measured first,
+    by all programs of the first seed at once under vLLM's own scheduler.
+    """
+
+    base: EngineOptions
+    source: Source
+    pressures: Sequence[Pressure]
+    programs: int
+    everyone: Sequence[Contender]
+    seeds: Sequence[int]
+    open: Open
+    tell: Callable[[int, str], None]
+    results: list[RunResult] = field(default_factory=list)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    """Of the first engine; the others have the same options."""
+    per_s: float | None = None
+    """What the engine can do, in programs per second, where that was measured."""
+    _number: int = 0
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are in all."""
+        return len(self.everyone) * len(self.pressures) * len(self.seeds)
+
+    async def run(self) -> None:
+        """All of them. What `tell` is told: how many runs are done, and what comes."""
+        groups = _groups(self.everyone)
+        for repeat, seed in enumerate(self.seeds):
+            first = repeat % len(groups)
+            for group in [*groups[first:], *groups[:first]]:
+                engine = _engine(self.base, group[0])
+                self.tell(len(self.results), "loading an engine")
+                async with self.open(engine):
+                    await self._on(engine, turns(group, repeat), repeat, seed)
+
+    async def _on(
+        self, engine: VLLMEngine, order: Sequence[Contender], repeat: int, seed: int
+    ) -> None:
+        """A repeat of those that share an engine."""
+        self._fit(engine)
+        await self._warm_up(engine, order[0], seed)
+        for pressure in self.pressures:
+            setting = Setting(self.source, self._in_programs(pressure), self.programs)
+            for one in order:
+                what = f"repeat {repeat + 1} of {len(self.seeds)}, {setting.pressure}: {one.name}"
+                self.tell(len(self.results), what)
+                done = await self._once(engine, one, setting, seed)
+                spec = one.run(setting, seed, _NO_MACHINE)
+                self.results.append(RunResult(spec, summarize(done.outcomes, done.counts)))
+
+    def _fit(self, engine: VLLMEngine) -> None:
+        """Cut programs to the context that the engine has room for."""
+        self.sizes = self.sizes or engine.sizes()
+        calls = self.source.cut.calls
+        self.source = replace(self.source, cut=Cut(calls, engine.max_model_len))
+
+    async def _warm_up(self, engine: VLLMEngine, one: Contender, seed: int) -> None:
+        """The first steps of an engine are slow; and the first of all tells what it can do."""
+        short = replace(self.source, cut=replace(self.source.cut, calls=_WARM_UP))
+        await self._once(engine, one, Setting(short, _AT_ONCE, _WARM_UP), seed)
+        if self.per_s is None and self.pressures[0].kind == "load":
+            self.tell(len(self.results), "what the engine can do: all programs at once")
+            done = await self._once(
+                engine, one, Setting(self.source, _AT_ONCE, self.programs), seed
+            )
+            self.per_s = summarize(done.outcomes).throughput_per_s
+
+    def _in_programs(self, pressure: Pressure) -> Pressure:
+        if self.per_s is None or pressure.kind != "load":
+            return pressure
+        return Pressure("rate", float(f"{pressure.value * self.per_s:.3g}"))
+
+    async def _once(
+        self, engine: VLLMEngine, one: Contender, setting: Setting, seed: int
+    ) -> Replayed:
+        if one.stock is None:
+            await engine.configure(one.scheduler)
+        await engine.forget_prefixes()
+        self._number += 1
+        programs = setting.arrivals(_NO_MACHINE, seed)
+        return await replay(engine, programs, stock=one.stock, run=f"/run {self._number}")
+
+
+_AT_ONCE = Pressure("at-once")
+_NO_MACHINE = Machine()
+"""What a simulated run would need: nothing is simulated here."""
+
+
+def _groups(everyone: Sequence[Contender]) -> list[list[Contender]]:
+    """Those that can share an engine, the baseline's first."""
+    groups: dict[StockPolicy | None, list[Contender]] = {}
+    for one in everyone:
+        groups.setdefault(_scheduling(one), []).append(one)
+    return list(groups.values())
+
+
+def _scheduling(one: Contender) -> StockPolicy | None:
+    return None if one.stock is None else one.stock.scheduling
+
+
+def _engine(base: EngineOptions, one: Contender) -> VLLMEngine:
+    options = replace(base, stock=_scheduling(one), scheduler=one.scheduler)
+    return VLLMEngine(options) if one.stock is None else StockEngine(options)

@@ -1,0 +1,132 @@
+"""Programs for runs in which engines die: native ones and LangGraph graphs, half of them sampled.
+
+Each makes parallel, streamed and following calls, so that a death hits every kind. A seed makes
+a sampled call repeatable, and its text is that of a run without deaths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import Sequence
+from typing import Annotated, Any, TypedDict
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send
+
+from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.program import Context, Program
+from agentrt.program.options import LLMOptions
+from agentrt.runtime import Runtime
+
+_SIDES = ("hopes", "fears")
+
+
+class Stories:
+    """``count`` programs; the odd ones are graphs. Calls put out ``tokens`` tokens."""
+
+    def __init__(self, count: int, tokens: int = 16, model: str | None = None) -> None:
+        self.count = count
+        self._tokens = tokens
+        self._model = model
+
+    async def tell(self, runtime: Runtime) -> list[list[str]]:
+        """Run all at once, and return their texts."""
+        program = Program(self._native, "story")
+        graph = _graph(self, runtime)
+        telling = [
+            graph.ainvoke({"number": number, "texts": []})
+            if number % 2
+            else runtime.start(program, number).wait()
+            for number in range(self.count)
+        ]
+        found = await asyncio.gather(*telling)
+        return [_sorted(one["texts"]) if isinstance(one, dict) else one for one in found]
+
+    def options(self, number: int) -> LLMOptions:
+        """How the calls of a program are sampled: greedily, or every second pair with a seed."""
+        options = LLMOptions(max_tokens=self._tokens, ignore_eos=True, model=self._model)
+        if number % 4 > 1:
+            options |= LLMOptions(temperature=0.8, seed=number)
+        return options
+
+    async def _native(self, ctx: Context, number: int) -> list[str]:
+        options = self.options(number)
+        ask = _question(number)
+        first = await ctx.llm(ask, **options)
+        sides = await asyncio.gather(
+            *(ctx.llm(_side(side, number, first.text), **options) for side in _SIDES)
+        )
+        chat = [{"role": "user", "content": ask}, first.message]
+        chat.append({"role": "user", "content": f"{sides[0].text} {sides[1].text} And then?"})
+        pieces = [piece async for piece in ctx.llm(chat, stream=True, **options)]
+        return [first.text, *(side.text for side in sides), "".join(pieces)]
+
+
+class _State(TypedDict):
+    number: int
+    texts: Annotated[list[tuple[int, str]], operator.add]
+
+
+class _Task(TypedDict):
+    number: int
+    order: int
+    start: str
+
+
+def _graph(stories: Stories, runtime: Runtime) -> Any:
+    """The same course as a LangGraph graph: a call, two at once, one over both."""
+
+    def model(number: int) -> ChatAgentRT:
+        options = stories.options(number)
+        return ChatAgentRT(
+            runtime=runtime,
+            model=options.get("model"),
+            max_tokens=options["max_tokens"],
+            temperature=options.get("temperature", 0.0),
+            seed=options.get("seed"),
+        )
+
+    async def first(state: _State) -> dict[str, Any]:
+        number = state["number"]
+        reply = await model(number).ainvoke(_question(number))
+        return {"texts": [(0, reply.text)]}
+
+    def fan(state: _State) -> list[Send]:
+        start = state["texts"][0][1]
+        return [
+            Send("side", {"number": state["number"], "order": order, "start": start})
+            for order in range(len(_SIDES))
+        ]
+
+    async def side(state: _Task) -> dict[str, Any]:
+        order, number = state["order"], state["number"]
+        pieces = model(number).astream(_side(_SIDES[order], number, state["start"]))
+        return {"texts": [(order + 1, "".join([piece.text async for piece in pieces]))]}
+
+    async def last(state: _State) -> dict[str, Any]:
+        told = " ".join(_sorted(state["texts"]))
+        reply = await model(state["number"]).ainvoke(f"{told} And then?")
+        return {"texts": [(len(_SIDES) + 1, reply.text)]}
+
+    graph = StateGraph(_State)
+    graph.add_node("first", first)
+    graph.add_node("side", side)
+    graph.add_node("last", last)
+    graph.add_edge(START, "first")
+    graph.add_conditional_edges("first", fan, ["side"])
+    graph.add_edge("side", "last")
+    graph.add_edge("last", END)
+    return graph.compile(name="story-graph")
+
+
+def _question(number: int) -> str:
+    return f"Tell a story about {number} cats."
+
+
+def _side(side: str, number: int, start: str) -> str:
+    return f"{start} What are the {side} of cat {number}?"
+
+
+def _sorted(texts: Sequence[tuple[int, str]]) -> list[str]:
+    return [text for _, text in sorted(texts)]

@@ -1,0 +1,286 @@
+"""``agentrt bench`` without a command: its options, and what they ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from agentrt.cli.options import RunOption
+from agentrt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrt.cli.faults import StoppedError
+    from agentrt.lab.bench.policies.equal import Level
+    from agentrt.lab.bench.policies.plan import Contender
+    from agentrt.lab.simulator.compare import Cell
+    from agentrt.lab.simulator.pressure import Pressure
+    from agentrt.lab.simulator.sweep import RunResult, Source
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+EPILOG = """\b
+Examples:
+  agentrt bench --workload mixed --virtual --rate 0.9x,1.1x,1.3x --repeat 3 --plot curves.png
+  agentrt bench --workload mixed --burst 12 --policies mlfq,atlas
+  agentrt bench --workload bfcl --rate 0.2,0.4 --policies priority-path,atlas -- --dtype float32
+  agentrt bench --workload mixed --model-shape llama-8b --scale 1 --rate 0.7x,1x,1.3x
+
+\b
+--virtual: vLLM's real scheduler and KV-cache manager in virtual time, no model; its result does
+not depend on the machine. Without it: real engines in real time, one after the other.
+Ctrl-C keeps what is done. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
+"""
+
+WORKLOADS = {"sharegpt": "chat", "bfcl": "react"}
+"""The paper's names for two of the generators."""
+
+_option = partial(click.option, cls=RunOption)
+_work, _engine, _output = (partial(_option, group=n) for n in ("Workload", "Engine", "Output"))
+_one = click.IntRange(min=1)
+_factor = click.FloatRange(min=0, min_open=True)
+_path = click.Path(path_type=Path)
+_OPTIONS = (
+    _work(
+        "--workload",
+        default="mixed",
+        show_default=True,
+        metavar="NAME|FILE",
+        help="sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or a file with a trace.",
+    ),
+    _work(
+        "--rate",
+        metavar="R,R,…",
+        help="Poisson arrivals, in programs per second, or with an x in shares of what the "
+        "engine can do.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
+    ),
+    _work("--burst", type=_one, metavar="N", help="N programs at once.  [default in real time: 9]"),
+    _work(
+        "--programs", type=_one, metavar="N", help="How many arrive.  [default: 150; real time 9]"
+    ),
+    _work(
+        "--scale",
+        type=_factor,
+        metavar="X",
+        help="Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
+    ),
+    _work("--calls", type=_one, metavar="N", help="Cut programs after N calls."),
+    _work(
+        "--policies",
+        metavar="NAME,…",
+        help="Beside stock.  [default: priority-service,priority-path,mlfq,plas,atlas,adaptive]",
+    ),
+    _work(
+        "--retention",
+        default="lru",
+        show_default=True,
+        metavar="NAME,…",
+        help="Each of our policies under lru, ttl, cost.",
+    ),
+    _work("--repeat", type=_one, metavar="R", help="With so many seeds.  [default: 3; real 2]"),
+    _work("--seed", type=int, default=0, show_default=True, metavar="N", help="The first."),
+    _engine("--virtual", is_flag=True, help="In virtual time, without a model."),
+    _engine(
+        "--step-model",
+        type=_path,
+        metavar="FILE",
+        help="With --virtual: how long steps take, from agentrt calibrate.  [default: made up]",
+    ),
+    _engine("--jobs", type=_one, metavar="J", help="With --virtual.  [default: one per core]"),
+    _engine("--max-num-seqs", type=_one, metavar="B", help="Batch slots.  [default: 16; real 4]"),
+    _engine("--model", metavar="MODEL", help="A folder or a Hugging Face name."),
+    _engine(
+        "--model-shape",
+        metavar="NAME",
+        help="A model of this shape with made-up weights: llama-8b, tiny.",
+    ),
+    _output(
+        "--slo",
+        default="1.5x",
+        show_default=True,
+        metavar="S|Xx|@R",
+        help="The level of throughput at equal latency: seconds per token, a multiple of stock's "
+        "at the lowest rate, or stock's at rate R.",
+    ),
+    _output("--json", "as_json", is_flag=True, help="Print all of it as one JSON line, too."),
+    _output("--csv", type=_path, metavar="FILE", help="Write a line per rate, policy, measure."),
+    _output("--plot", type=_path, metavar="FILE", help="Draw latency against rate."),
+)
+
+
+def policies_options(command: Decorated) -> Decorated:
+    """All of them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options ask for, checked; the rest of them is the engine's."""
+
+    source: Source
+    pressures: Sequence[Pressure]
+    programs: int
+    everyone: Sequence[Contender]
+    seeds: Sequence[int]
+    level: Level
+    options: Mapping[str, Any]
+    flags: Sequence[str]
+
+
+_VIRTUAL = ("step_model", "jobs")
+_REAL = ("model", "model_shape")
+_DEFAULT_RATES = "0.7x,0.9x,1.1x,1.3x"
+
+
+def compare(options: dict[str, Any], flags: Sequence[str]) -> None:
+    """Run the comparison and tell of it. Raises `ConfigError` before anything runs."""
+    asked = _read(options, flags)
+    if options["virtual"]:
+        from agentrt.lab.commands.bench.policies_virtual import measure
+    else:
+        from agentrt.lab.commands.bench.policies_real import measure
+    about, head, results, stop = measure(asked)
+    _tell(asked, about, head, results)
+    if stop is not None:
+        raise stop
+
+
+Measured = tuple[dict[str, Any], str, "list[RunResult]", "StoppedError | None"]
+"""What was measured on, as values and in words; the runs; and what ended them early."""
+
+
+def _read(options: dict[str, Any], flags: Sequence[str]) -> Asked:
+    from agentrt.lab.bench.policies.equal import Level
+    from agentrt.lab.bench.policies.plan import DEFAULT_POLICIES, contenders
+    from agentrt.lab.commands.simulate.options import check_output, check_plot
+    from agentrt.scheduler import SchedulerConfig
+
+    _check_kind(options)
+    check_output("--csv", options["csv"])
+    check_plot(options["plot"])
+    names = _names(options["policies"]) or DEFAULT_POLICIES
+    everyone = contenders(names, _names(options["retention"]), SchedulerConfig())
+    pressures = _pressures(options)
+    level = Level.parse(options["slo"])
+    _check_level(level, pressures, options)
+    programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
+    repeats = options["repeat"] or (3 if options["virtual"] else 2)
+    seeds = range(options["seed"], options["seed"] + repeats)
+    return Asked(
+        _source(options), pressures, programs, everyone, seeds, level, options, tuple(flags)
+    )
+
+
+def _check_level(level: Level, pressures: Sequence[Pressure], options: Mapping[str, Any]) -> None:
+    """Refuse a level at a rate that no run will have."""
+    if level.kind != "@":
+        return
+    # In real time a share becomes a rate that is measured first.
+    named = [p.value for p in pressures if options["virtual"] or p.kind == "rate"]
+    if level.value not in named:
+        raise ConfigError(
+            f"--slo {options['slo']}: no run has this rate; name one of --rate, in real time one "
+            "in programs per second"
+        )
+
+
+def _check_kind(options: Mapping[str, Any]) -> None:
+    """Refuse what has no meaning in virtual time, or outside of it."""
+    for name in _REAL if options["virtual"] else _VIRTUAL:
+        if options[name] is not None:
+            how = "has no model" if options["virtual"] else "is needed for that"
+            raise ConfigError(f"--{name.replace('_', '-')}: --virtual {how}; leave one of them out")
+    for one, other in (("rate", "burst"), ("burst", "programs"), ("model", "model_shape")):
+        if options[one] is not None and options[other] is not None:
+            names = " and ".join(f"--{n.replace('_', '-')}" for n in (one, other))
+            raise ConfigError(f"{names}: give one of them")
+
+
+def _names(text: str | None) -> list[str]:
+    parts = (part.strip() for part in (text or "").split(","))
+    return list(dict.fromkeys(part for part in parts if part))
+
+
+def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
+    from agentrt.lab.simulator.pressure import Pressure
+
+    if options["burst"] is not None or (options["rate"] is None and not options["virtual"]):
+        return [Pressure("at-once")]
+    found = [_pressure(text) for text in _names(options["rate"] or _DEFAULT_RATES)]
+    if len({pressure.kind for pressure in found}) != 1:
+        raise ConfigError(
+            f"--rate {options['rate']!r}: give all in programs per second, such as 0.5,0.8, or "
+            "all as shares of what the engine can do, such as 0.9x,1.1x"
+        )
+    return sorted(found, key=lambda pressure: pressure.value)
+
+
+def _pressure(text: str) -> Pressure:
+    from agentrt.lab.simulator.pressure import Pressure
+
+    try:
+        if text.endswith("x"):
+            value = Pressure.parse_rate(text.removesuffix("x")).value
+            return Pressure("load", value)
+        return Pressure.parse_rate(text)
+    except ConfigError as error:
+        raise ConfigError(
+            f"--rate {text!r}: give programs per second, such as 0.5, or a share of what the "
+            "engine can do, such as 0.9x"
+        ) from error
+
+
+def _source(options: Mapping[str, Any]) -> Source:
+    from agentrt.lab.simulator.sweep import Source
+    from agentrt.lab.workloads.cut import Cut
+
+    name = options["workload"]
+    scale = options["scale"] or (1.0 if options["virtual"] else 0.05)
+    path = Path(name)
+    is_file = path.is_file()
+    source = Source(
+        path.name if is_file else WORKLOADS.get(name, name),
+        path if is_file else None,
+        *(scale,) * 3,
+        Cut(options["calls"]),
+    )
+    if is_file:
+        click.echo(source.trace().report(), err=True)
+    return source
+
+
+def _tell(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunResult]) -> None:
+    from agentrt.lab.bench.policies import tables
+    from agentrt.lab.bench.policies.equal import at_equal_latency
+    from agentrt.lab.commands.bench.written import write
+    from agentrt.lab.simulator.compare import cells
+    from agentrt.lab.simulator.stock import STOCK
+
+    settings = list(dict.fromkeys(result.spec.setting for result in results))
+    settings.sort(key=lambda setting: setting.pressure.value)
+    names = [one.name for one in asked.everyone]
+    found = cells(results, settings, names, STOCK)
+    if not found:
+        return
+    carried = at_equal_latency(found, STOCK, asked.level)
+    click.echo(tables.as_markdown(head, found, carried))
+    if asked.options["as_json"]:
+        click.echo(json.dumps(tables.as_dict(about, found, carried)))
+    write(asked.options["csv"], tables.as_csv(found))
+    _draw(found, asked.options["plot"])
+
+
+def _draw(found: Sequence[Cell], path: Path | None) -> None:
+    if path is None:
+        return
+    from agentrt.lab.bench.policies.equal import MEASURES
+    from agentrt.lab.simulator.plots import draw_curves
+
+    draw_curves(found, path, tuple(MEASURES))

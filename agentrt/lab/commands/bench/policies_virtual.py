@@ -1,0 +1,80 @@
+"""``agentrt bench --virtual``: vLLM's scheduling in virtual time, on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from agentrt.errors import ConfigError
+from agentrt.lab.bench.policies.plan import all_runs
+from agentrt.lab.bench.policies.words import about_workload, vllm_version
+from agentrt.lab.commands.bench.policies import Asked, Measured
+from agentrt.lab.commands.simulate.options import cores
+from agentrt.lab.commands.simulate.progress import do_runs
+from agentrt.lab.simulator.machine import Machine
+from agentrt.lab.simulator.sweep import Setting
+
+_SLOTS = 16
+_FLAGS = {
+    "--max-num-seqs": "batch",
+    "--num-gpu-blocks-override": "kv_blocks",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+}
+"""Those of vLLM's flags that mean something without an engine."""
+
+_VIRTUAL = """**Virtual time**: the real scheduler and KV-cache manager of vLLM {}, no model; the
+times of its steps are {}. The machine that it ran on does not matter."""
+_SIZES = "Engine: {} batch slots, {} KV blocks of 16 tokens, {} tokens a step at most."
+
+
+def measure(asked: Asked) -> Measured:
+    """All runs, in as many processes as there are cores. A signal keeps what is done."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    options = asked.options
+    sizes = {"batch": options["max_num_seqs"] or _SLOTS, **_sizes(asked.flags)}
+    machine = Machine(depth="virtual", step_model=options["step_model"], **sizes)
+    settings = [Setting(asked.source, pressure, asked.programs) for pressure in asked.pressures]
+    specs = all_runs(asked.everyone, settings, asked.seeds, machine)
+    for setting in settings:
+        setting.arrivals(machine, asked.seeds[0])  # what cannot be is refused before all else
+    results, stop = do_runs(specs, options["jobs"] or cores())
+    return _about(machine), _head(asked, machine), results, stop
+
+
+_QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+"""vLLM would log to stdout, which is the results'."""
+
+
+def _sizes(flags: Sequence[str]) -> dict[str, Any]:
+    """The virtual engine's sizes out of vLLM's flags. Raises `ConfigError` for other flags."""
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    found: dict[str, Any] = {}
+    for name, value in zip(words[::2], [*words[1::2], ""], strict=False):
+        if name not in _FLAGS:
+            raise ConfigError(
+                f"{name!r}: --virtual has no engine; of vLLM's flags it takes {', '.join(_FLAGS)}"
+            )
+        if not value.isdecimal() or int(value) < 1:
+            raise ConfigError(f"{name} {value!r}: give a number from 1 up")
+        found[_FLAGS[name]] = int(value)
+    return found
+
+
+def _about(machine: Machine) -> dict[str, Any]:
+    return {"time": "virtual", "vllm": vllm_version(), "engine": machine.to_dict()}
+
+
+def _head(asked: Asked, machine: Machine) -> str:
+    times = machine.step_time()
+    if times.model == times.hardware:
+        measured = "made up, after an 8B model on a large GPU"
+    else:
+        measured = f"those measured of {times.model} on {times.hardware}"
+    lines = (
+        _VIRTUAL.format(vllm_version(), measured),
+        _SIZES.format(machine.batch, machine.kv_blocks, machine.max_num_batched_tokens),
+        about_workload(asked.source, asked.programs, asked.seeds),
+    )
+    return "\n".join(lines)

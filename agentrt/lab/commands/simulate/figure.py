@@ -1,0 +1,169 @@
+"""``agentrt simulate figure``: the paper's toys and its comparison to the optimum."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.simulate.options import (
+    ManyCommand,
+    check_plot,
+    cores,
+    many,
+    policy_option,
+    slots_option,
+)
+
+if TYPE_CHECKING:
+    from agentrt.lab.simulator.figures import ToyRun
+
+_EPILOG = """\b
+Examples:
+  agentrt simulate figure 2                              FCFS, MLFQ and PLAS as drawn
+  agentrt simulate figure 2 --policy plas --json         one JSON object: 12 units of waiting
+  agentrt simulate figure 19 --plot toy.png              who ran in which step
+  agentrt simulate figure 9                              best and worst order of one DAG's calls
+  agentrt simulate figure 20 --programs 1000             all policies against clairvoyant SRPT
+"""
+
+_OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs")
+
+
+@click.command(cls=ManyCommand, epilog=_EPILOG)
+@click.argument("number", metavar="2|9|19|20")
+@policy_option("those that the paper shows")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per policy (9, 20: one).")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help=".png, .svg or .pdf")
+@click.option("--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20.")
+@many("--load", metavar="X…", help="Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
+@click.option(
+    "--programs",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="Figure 20: how many.",
+)
+@slots_option(16, "Figure 20: how many calls run at a time.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Figure 20: how many."
+)
+@click.option("--jobs", type=click.IntRange(min=1), metavar="J", help="Figure 20: processes.")
+@click.pass_context
+def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
+    """Reproduce a figure of the paper (Agentix, arXiv 2502.13965) in the simulator.
+
+    2: how long four programs wait under each policy. 9: what the order of calls does to
+    a program's makespan. 19: parallel short calls against a long one. 20: how far
+    policies are from one that knows the future.
+
+    The paper leaves conventions open; what we chose is printed with the numbers.
+    """
+    check_plot(options["plot"])
+    if number != "20":
+        for name in _OF_20:
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise ConfigError(f"--{name} is for figure 20 only; leave it out")
+    match number:
+        case "2" | "19":
+            _toy(int(number), options)
+        case "9":
+            _orders(options)
+        case "20":
+            _optimum(options)
+        case _:
+            raise ConfigError(f"figure {number!r} is not among those simulated: 2, 9, 19, 20")
+
+
+def _toy(number: int, options: dict[str, Any]) -> None:
+    from agentrt.lab.simulator.figures import TOYS
+    from agentrt.lab.simulator.plots import Gantt, draw_gantt
+
+    toy = TOYS[number]
+    runs = [toy.run(policy) for policy in options["policy"] or toy.paper]
+    if options["plot"]:
+        charts = [
+            Gantt(f"{run.policy}: {run.waiting} steps of waiting", run.result.timeline, toy.batch)
+            for run in runs
+        ]
+        draw_gantt(charts, options["plot"])
+    if options["as_json"]:
+        for run in runs:
+            click.echo(json.dumps(run.to_dict()))
+    else:
+        click.echo(_toy_text(runs))
+
+
+def _toy_text(runs: Sequence[ToyRun]) -> str:
+    from agentrt.lab.bench.table import markdown
+
+    toy = runs[0].toy
+    counted = " + ".join(toy.counted)
+    rows = [
+        [
+            run.policy,
+            run.waiting,
+            toy.paper.get(run.policy, "-"),
+            " ".join(f"{name}@{end}" for name, end in sorted(run.result.ends.items())),
+            _quanta(toy.convention(run.policy)["quanta"]),
+        ]
+        for run in runs
+    ]
+    table = markdown(["policy", f"{counted} wait", "paper", "ends", "quanta"], rows)
+    common = {
+        name: text
+        for name, text in toy.convention(runs[0].policy).items()
+        if name not in ("quanta", "counted", "note")
+    }
+    return f"{table}\n\n{_lines(common)}\nNote: {toy.note}"
+
+
+def _quanta(quanta: Sequence[float | None] | None) -> str:
+    if quanta is None:
+        return "-"
+    return ", ".join("∞" if quantum is None else f"{quantum:g}" for quantum in quanta)
+
+
+def _lines(convention: dict[str, Any]) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in convention.items())
+
+
+def _orders(options: dict[str, Any]) -> None:
+    from agentrt.lab.simulator.orders import search
+    from agentrt.lab.simulator.plots import Gantt, draw_gantt
+
+    if options["policy"]:
+        raise ConfigError("figure 9 tries all orders of one program's calls; leave --policy out")
+    found = search()
+    if options["plot"]:
+        charts = [
+            Gantt(f"best: {found.best.makespan} steps", found.critical_first.timeline, found.batch),
+            Gantt(f"worst: {found.worst.makespan} steps", found.worst.timeline, found.batch),
+        ]
+        draw_gantt(charts, options["plot"])
+    told = found.to_dict()
+    if options["as_json"]:
+        click.echo(json.dumps(told))
+        return
+    calls = told["convention"].pop("calls")
+    for index, call in enumerate(calls):
+        after = f" after {', '.join(map(str, call['after']))}" if call["after"] else ""
+        click.echo(f"call {index}: {call['steps']} steps{after}")
+    click.echo(
+        f"\nof all {found.orders} orders: best makespan {found.best.makespan}, "
+        f"worst {found.worst.makespan}\ncritical path first: {found.critical_first.makespan}; "
+        f"the critical path itself is {found.program.ideal} steps, so none is shorter\n"
+    )
+    click.echo(_lines(told["convention"]))
+
+
+def _optimum(options: dict[str, Any]) -> None:
+    from agentrt.lab.commands.simulate.optimum import compare_to_optimum
+
+    compare_to_optimum({**options, "jobs": options["jobs"] or cores()})

@@ -1,0 +1,125 @@
+"""Does runs while a bar on stderr tells how far they are; a signal keeps what is done."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from agentrt.cli.faults import StoppedError
+from agentrt.lab.simulator.sweep import RunResult, RunSpec
+from agentrt.lab.simulator.workers import run_all
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PLAIN_EVERY_S = 10.0
+
+Meter = Callable[[int, int], None]
+"""Is told how many more programs, and how many more runs, have ended."""
+
+
+def do_runs(specs: Sequence[RunSpec], jobs: int) -> tuple[list[RunResult], StoppedError | None]:
+    """Do the runs. A signal ends them early: it comes with the results so far."""
+    done: list[RunResult] = []
+    programs = sum(spec.setting.count for spec in specs)
+    try:
+        with (
+            _raising_signals(),
+            _meter(programs, len(specs)) as meter,
+            closing(run_all(specs, jobs, lambda more: meter(more, 0))) as results,
+        ):
+            for result in results:
+                done.append(result)
+                meter(0, 1)
+    except StoppedError as stop:
+        text = f"{stop}: {len(done)} of {len(specs)} runs were done"
+        return done, StoppedError(stop.code - 128, text)
+    return done, None
+
+
+@contextmanager
+def counting(runs: int) -> Iterator[Callable[[], None]]:
+    """For runs that are done here, one by one: what it gives is called as each ends."""
+    with _meter(runs, runs) as meter:
+        yield lambda: meter(1, 1)
+
+
+@contextmanager
+def _raising_signals() -> Iterator[None]:
+    """Signals raise `StoppedError` here, so that processes end and files close."""
+    before = {number: signal.signal(number, _raise) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    name = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
+    raise StoppedError(number, name)
+
+
+@contextmanager
+def _meter(programs: int, runs: int) -> Iterator[Meter]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(console, programs, runs)
+        return
+    columns = (
+        TextColumn("{task.fields[ended]} of {task.fields[runs]} runs"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    # A long memory for speed: runs of several workloads differ in it.
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=120) as bar:
+        task = bar.add_task("", total=programs, ended=0, runs=runs)
+        ended = 0
+
+        def tell(more: int, more_runs: int) -> None:
+            nonlocal ended
+            ended += more_runs
+            bar.update(task, advance=more, ended=ended)
+
+        yield tell
+
+
+class _Lines:
+    """A line now and then, where there is no terminal for a bar."""
+
+    def __init__(self, console: Console, programs: int, runs: int) -> None:
+        self._console = console
+        self._programs, self._runs = programs, runs
+        self._ended = self._runs_ended = 0
+        self._began = self._said = time.monotonic()
+
+    def __call__(self, more: int, more_runs: int) -> None:
+        self._ended += more
+        self._runs_ended += more_runs
+        now = time.monotonic()
+        if now - self._said < _PLAIN_EVERY_S or not self._ended:
+            return
+        self._said = now
+        left = (now - self._began) * (self._programs / self._ended - 1)
+        # Whoever was to read stderr may be gone; the runs go on all the same.
+        with contextlib.suppress(BrokenPipeError):
+            self._console.print(
+                f"{self._runs_ended} of {self._runs} runs, about {left:.0f} s left",
+                highlight=False,
+            )

@@ -1,0 +1,279 @@
+"""vLLM's scheduler and KV-cache manager without a model: steps on demand.
+
+For tests, benchmarks and studies of scheduling decisions. The scheduler is the real one,
+over real blocks and a real prefix cache; each scheduled call simply gets a token.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agentrt.executors.vllm.options import kv_events_config
+from agentrt.lab.engine.shapes import shape_folder
+from agentrt.lab.engine.step_time import StepWork
+from agentrt.router.kv_events import KV_EVENTS
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.request import Request
+
+SchedulerT = TypeVar("SchedulerT", bound="AsyncScheduler")
+BLOCK_SIZE = 16
+TOKEN = 7
+"""What every call 'generates'. Prompts that avoid it share no output blocks."""
+
+
+@cache
+def _base_config() -> VllmConfig:
+    from vllm.engine.arg_utils import EngineArgs
+
+    args = EngineArgs(
+        model=shape_folder("tiny"),
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        enforce_eager=True,
+        block_size=BLOCK_SIZE,
+        max_model_len=8192,
+        max_num_batched_tokens=2048,
+    )
+    return args.create_engine_config()
+
+
+def make_scheduler(
+    cls: type[SchedulerT],
+    *,
+    max_num_seqs: int,
+    blocks: int,
+    block_size: int = BLOCK_SIZE,
+    max_model_len: int | None = None,
+    prefix_caching: bool = True,
+    kv_events: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    **engine: Any,
+) -> SchedulerT:
+    """A scheduler of class ``cls`` over ``blocks`` KV-cache blocks of ``block_size`` tokens.
+
+    With ``kv_events`` vLLM makes events of what its prefix cache stores and removes.
+    ``settings`` are those of `SchedulerConfig`, for our own scheduler; ``engine`` are
+    fields of vLLM's scheduler configuration.
+    """
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config = copy.copy(_base_config())
+    config.scheduler_config = copy.copy(config.scheduler_config)
+    for name, value in {"max_num_seqs": max_num_seqs, **engine}.items():
+        setattr(config.scheduler_config, name, value)
+    config.cache_config = copy.copy(config.cache_config)
+    config.cache_config.num_gpu_blocks = blocks
+    config.cache_config.block_size = block_size
+    config.cache_config.enable_prefix_caching = prefix_caching
+    if max_model_len is not None:
+        config.model_config = copy.copy(config.model_config)
+        config.model_config.max_model_len = max_model_len
+    config.kv_events_config = kv_events_config() if kv_events else None
+    config.additional_config = {"agentrt": dict(settings or {})}
+    spec = FullAttentionSpec(
+        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    return cls(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=block_size,
+        log_stats=False,
+    )
+
+
+def stock_scheduler() -> type[AsyncScheduler]:
+    """vLLM's own scheduler class, to compare with."""
+    from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
+
+    return AsyncScheduler
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    block_size: int,
+    *,
+    salt: str | None = None,
+    session: str | None = None,
+    priority: int = 0,
+    **params: Any,
+) -> Request:
+    """A request as the engine core makes it; ``params`` are vLLM's sampling parameters."""
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(**params),
+        pooling_params=None,
+        cache_salt=salt,
+        session_id=session,
+        priority=priority,
+        block_hasher=_block_hasher(block_size),
+    )
+
+
+def complete(scheduler: AsyncScheduler, output: Any, sampled: Mapping[str, list[int]]) -> list[Any]:
+    """Give a step's sampled tokens to the scheduler. Its outputs for the clients."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    ids = list(output.num_scheduled_tokens)
+    result = ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+        sampled_token_ids=[sampled[request_id] for request_id in ids],
+    )
+    outputs = scheduler.update_from_output(output, result)
+    return [one for engine in outputs.values() for one in engine.outputs]
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step decided and did, by request id; ``reports`` are of those finished.
+
+    ``held`` are the notes of what the prefix cache holds (`KVEventBatch`), as they went out.
+    """
+
+    scheduled: dict[str, int]
+    finished: list[str]
+    reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    held: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class HeadlessEngine:
+    """A scheduler with a stand-in for the model, one token a call and step.
+
+    ``in_flight`` steps are scheduled before the first one's output comes back, as async
+    scheduling does on a GPU; they run one after the other. Our scheduler's clock is a
+    virtual one: a step takes ``step_s(work)`` seconds. ``token(request_id, index)`` is
+    what a call generates.
+    """
+
+    scheduler: AsyncScheduler
+    in_flight: int = 1
+    step_s: Callable[[StepWork], float] = lambda work: 1.0
+    token: Callable[[str, int], int] = lambda request_id, index: TOKEN
+    now: float = 0.0
+    requests: dict[str, Request] = field(default_factory=dict)
+    _queue: list[tuple[Any, dict[str, int], float]] = field(default_factory=list)
+    _busy_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        if hasattr(self.scheduler, "clock"):
+            self.scheduler.clock = lambda: self.now
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        extra: dict[str, Any] | None = None,
+        priority: int = 0,
+        salt: str | None = None,
+    ) -> None:
+        """Submit a call with its prompt's token ids. ``priority`` is vLLM's: lower goes first."""
+        self.submit(
+            make_request(
+                request_id,
+                prompt,
+                self.scheduler.block_size,
+                salt=salt,
+                priority=priority,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                extra_args=extra,
+            )
+        )
+
+    def submit(self, request: Request) -> None:
+        """Submit a call that `make_request` made."""
+        self.requests[request.request_id] = request
+        self.scheduler.add_request(request)
+
+    def abort(self, request_id: str) -> None:
+        """Abort a call, in whatever state."""
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
+        self.requests.pop(request_id, None)
+
+    def step(self) -> Step:
+        """Schedule one step, and take in the output of the oldest one in flight."""
+        from agentrt.executors.vllm._compat.scheduling import computed_before
+
+        output = self.scheduler.schedule()
+        computed = computed_before(output)
+        scheduled = dict(output.num_scheduled_tokens)
+        seconds = self.step_s(StepWork.of(scheduled, computed))
+        self._busy_until = max(self.now, self._busy_until) + seconds
+        self._queue.append((output, computed, self._busy_until))
+        step = Step(scheduled, [])
+        while self._queue and (len(self._queue) >= self.in_flight or not scheduled):
+            self._complete(step, *self._queue.pop(0))
+        return step
+
+    def run(self, limit: int = 100_000) -> list[Step]:
+        """Step until nothing is left. Raises `RuntimeError` past ``limit`` steps."""
+        steps: list[Step] = []
+        while self.scheduler.has_unfinished_requests() or self._queue:
+            if len(steps) >= limit:
+                raise RuntimeError(f"not done after {limit} steps")
+            steps.append(self.step())
+        return steps
+
+    def _complete(
+        self, step: Step, output: Any, computed: Mapping[str, int], ends_at: float
+    ) -> None:
+        self.now = max(self.now, ends_at)
+        sampled = {
+            request_id: self._sample(request_id, computed[request_id] + count)
+            for request_id, count in output.num_scheduled_tokens.items()
+        }
+        for one in complete(self.scheduler, output, sampled):
+            if one.finished:
+                step.finished.append(one.request_id)
+                params = one.kv_transfer_params or {}
+                step.reports[one.request_id] = params.get("agentrt") or {}
+                if KV_EVENTS in params:
+                    step.held.append(params[KV_EVENTS])
+                self.requests.pop(one.request_id, None)
+
+    def _sample(self, request_id: str, end: int) -> list[int]:
+        # A prefill chunk that does not reach the end of the tokens samples nothing.
+        request = self.scheduler.requests.get(request_id)
+        if request is None or end < request.num_tokens:
+            return []
+        return [self.token(request_id, request.num_output_tokens)]
+
+
+@cache
+def _block_hasher(block_size: int) -> Any:
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+
+    return get_request_block_hasher(block_size, _hash_function())
+
+
+@cache
+def _hash_function() -> Any:
+    # Once: it draws the hash that all first blocks begin with.
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import init_none_hash
+
+    init_none_hash(sha256)
+    return sha256

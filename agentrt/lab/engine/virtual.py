@@ -1,0 +1,205 @@
+"""A virtual engine: vLLM's real scheduling in virtual time, no model.
+
+Our scheduler class, or vLLM's own, decides over vLLM's real KV-cache manager, step by
+step, what a batch holds; prefix caching, chunked prefill, preemption and eviction are
+vLLM's. A `StepTimeModel` says how long each step would have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentrt.errors import ConfigError, InvariantError
+from agentrt.executors.vllm.identity import attach
+from agentrt.lab.engine.counts import EngineCounts
+from agentrt.lab.engine.headless import (
+    HeadlessEngine,
+    make_request,
+    make_scheduler,
+    stock_scheduler,
+)
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.request import Call, CallReport
+from agentrt.router.kv_events import KVEventBatch
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.totals import ProgramTotals, Visits
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from agentrt.lab.engine.probe import Probe
+
+_STUCK_STEPS = 64
+
+StockPolicy = Literal["fcfs", "priority"]
+"""What vLLM's own scheduler can order its waiting calls by: ``scheduling_policy``."""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualOptions:
+    """The engine's size, in vLLM's own words.
+
+    ``kv_blocks`` of ``block_size`` tokens each are the KV cache; vLLM keeps one of them
+    for itself. ``in_flight`` steps are under way at a time: 2 is async scheduling.
+    """
+
+    max_num_seqs: int = 64
+    kv_blocks: int = 8192
+    block_size: int = 16
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 32768
+    in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ConfigError(f"the virtual engine's {field.name} must be at least 1")
+        room = (self.kv_blocks - 1) * self.block_size
+        if room < self.max_model_len:
+            raise ConfigError(
+                f"a KV cache of {self.kv_blocks} blocks holds {room} tokens, less than the "
+                f"{self.max_model_len} that one call may have; raise kv_blocks or lower "
+                "max_model_len"
+            )
+
+
+class VirtualEngine:
+    """One engine, driven step by step. Times are seconds of virtual time.
+
+    ``scheduling`` is our scheduler's settings, or the policy of vLLM's own scheduler,
+    which then runs as it is. Ours decides exactly as that with policy ``fcfs``. With
+    ``kv_events`` ours tells what its prefix cache holds: ``held`` are the notes of the last
+    step. ``busy_s`` are the seconds that its steps have taken.
+    """
+
+    def __init__(
+        self,
+        scheduling: SchedulerConfig | StockPolicy,
+        options: VirtualOptions,
+        step_time: StepTimeModel,
+        *,
+        kv_events: bool = False,
+    ) -> None:
+        self.options = options
+        self.scheduler = _scheduler(scheduling, options, kv_events=kv_events)
+        self.held: list[KVEventBatch] = []
+        self.busy_s = 0.0
+        self.counts = EngineCounts()
+        self._empty_steps = 0
+        self._engine = HeadlessEngine(
+            self.scheduler, options.in_flight, step_time.seconds, output_token
+        )
+        self._probe = None if isinstance(scheduling, SchedulerConfig) else self._watch()
+
+    def _watch(self) -> Probe:
+        from agentrt.lab.engine.probe import Probe
+
+        probe = Probe(self.scheduler, lambda: self.now)
+        probe.attach()
+        return probe
+
+    @property
+    def now(self) -> float:
+        """The virtual clock."""
+        return self._engine.now
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is unfinished."""
+        return bool(self._engine.requests)
+
+    def wait_until(self, now: float) -> None:
+        """Let the clock of an idle engine jump forward."""
+        if self.busy:
+            raise InvariantError("only an idle virtual engine can wait")
+        self._engine.now = max(self.now, now)
+
+    def add(self, call: Call, prompt: Sequence[int]) -> None:
+        """A call arrives now. It generates exactly its ``max_tokens``: see `output_token`."""
+        self.submit(self.prepare(call, prompt))
+
+    def prepare(self, call: Call, prompt: Sequence[int]) -> Request:
+        """The call as vLLM's request, which knows the hashes of its blocks."""
+        return make_request(
+            call.call_id,
+            prompt,
+            self.options.block_size,
+            max_tokens=call.spec.max_tokens,
+            ignore_eos=True,
+            extra_args=attach(call),
+            priority=call.priority,
+        )
+
+    def submit(self, request: Request) -> None:
+        """A request that `prepare` made arrives now, of this engine or of one like it."""
+        self._engine.submit(request)
+
+    def step(self) -> dict[str, CallReport]:
+        """One engine step. The calls that ended with it. Raises `InvariantError` if stuck."""
+        before = self.now
+        step = self._engine.step()
+        self.busy_s += self.now - before
+        self.held = [KVEventBatch.from_wire(note) for note in step.held]
+        self.counts.steps += bool(step.scheduled)
+        self._empty_steps = 0 if step.scheduled or step.finished else self._empty_steps + 1
+        if self._empty_steps > _STUCK_STEPS:
+            raise InvariantError(f"{len(self._engine.requests)} calls wait and none can run")
+        reports = {name: self._report(name, step.reports[name]) for name in step.finished}
+        for report in reports.values():
+            self.counts.add(report)
+        return reports
+
+    def _report(self, call_id: str, own: Mapping[str, Any]) -> CallReport:
+        return CallReport(**own) if self._probe is None else self._probe.take(call_id)
+
+    def boundary(self, program_id: str, what: str, name: str) -> None:
+        """A program began to wait for a tool or a human, or was answered: see `Retainer`."""
+        self._tell("boundary", [(program_id, what, name)])
+
+    def end_program(self, totals: ProgramTotals) -> Visits:
+        """A program ended: the engine forgets it, and returns what it had noted of it."""
+        return tuple(self._tell("end", totals) or ())
+
+    def learn(self, totals: ProgramTotals) -> None:
+        """A program ended that other engines had."""
+        self._tell("learn", [totals])
+
+    def _tell(self, op: str, argument: Any) -> Any:
+        if self._probe is None:  # vLLM's own scheduler knows no programs
+            return self.scheduler.control(op, argument)
+        return None
+
+
+def _scheduler(
+    scheduling: SchedulerConfig | StockPolicy, options: VirtualOptions, *, kv_events: bool
+) -> Any:
+    from agentrt.executors.vllm.scheduler import ProgramScheduler
+
+    cls: Any = stock_scheduler()
+    how: dict[str, Any] = {"policy": scheduling}
+    if isinstance(scheduling, SchedulerConfig):
+        cls, how = ProgramScheduler, {"settings": scheduling.to_dict()}
+    return make_scheduler(
+        cls,
+        max_num_seqs=options.max_num_seqs,
+        blocks=options.kv_blocks,
+        block_size=options.block_size,
+        max_model_len=options.max_model_len,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        kv_events=kv_events,
+        **how,
+    )
+
+
+def output_token(call_id: str, index: int) -> int:
+    """The token at ``index`` of what a call generates: no two calls generate the same."""
+    return tokens(f"output of {call_id}", index, index + 1)[0]
+
+
+def tokens(name: str, start: int, end: int) -> list[int]:
+    """Token ids ``start`` to ``end`` of an endless text that belongs to ``name`` alone."""
+    first = int.from_bytes(sha256(name.encode()).digest()[:5])
+    return list(range(first + start, first + end))

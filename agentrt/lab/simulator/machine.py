@@ -1,0 +1,141 @@
+"""The engine that is simulated, by plain values, and how much of a workload it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from agentrt.errors import ConfigError
+from agentrt.lab.engine.headless import BLOCK_SIZE
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.workloads.arrivals import rate_for_load
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.router import DEFAULT_ROUTER, make_router
+
+DEPTHS = ("steps", "virtual")
+"""How deep an engine can be simulated. ``steps``: batch slots alone, all steps alike.
+``virtual``: vLLM's own scheduler, with memory, prefix cache and prefill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """An engine with ``batch`` slots, and how deep to simulate it.
+
+    ``step_s`` is for depth ``steps``: seconds per step. The others are for ``virtual``:
+    the KV cache in vLLM's blocks of 16 tokens, the tokens that a step computes at most,
+    and the file with the steps' times, None for those of `StepTimeModel`. There are
+    ``replicas`` of it, and ``router`` names what spreads the calls over several.
+    """
+
+    batch: int = 32
+    step_s: float = 0.025
+    depth: str = "steps"
+    kv_blocks: int = 8192
+    max_num_batched_tokens: int = 2048
+    step_model: Path | None = None
+    replicas: int = 1
+    router: str = DEFAULT_ROUTER
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ConfigError(f"there is at least one replica, got {self.replicas}")
+        make_router(self.router)
+        if self.batch < 1:
+            raise ConfigError(f"a batch holds at least one call, got {self.batch}")
+        if not 0 < self.step_s < float("inf"):
+            raise ConfigError(f"a step takes a positive number of seconds, got {self.step_s}")
+        if self.depth not in DEPTHS:
+            raise ConfigError(f"unknown depth {self.depth!r}; known: {', '.join(DEPTHS)}")
+        if self.depth == "virtual":
+            self.step_time()
+            self.virtual_options()
+            _check_vllm()
+
+    def step_time(self) -> StepTimeModel:
+        """The times of the virtual engine's steps. Raises `ConfigError` for a bad file."""
+        return StepTimeModel() if self.step_model is None else _loaded(self.step_model)
+
+    def virtual_options(self) -> VirtualOptions:
+        """The virtual engine's size; a single call may fill its whole KV cache."""
+        return VirtualOptions(
+            max_num_seqs=self.batch,
+            kv_blocks=self.kv_blocks,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            block_size=BLOCK_SIZE,
+            max_model_len=max(1, self.kv_blocks - 1) * BLOCK_SIZE,
+        )
+
+    def token_s(self) -> float:
+        """Seconds that a call takes for a token beside a full batch of others like it."""
+        if self.depth == "steps":
+            return self.step_s
+        times = self.step_time()
+        return times.base_s + self.batch * times.per_decode_s
+
+    def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
+        """How many programs like these it can do per second: the rate that is a load of 1."""
+        if self.depth == "steps":
+            return self.replicas * rate_for_load(programs, 1.0, self.batch, self.step_s)
+        return self.replicas * len(programs) / sum(self._engine_s(program) for program in programs)
+
+    def _engine_s(self, program: ProgramShape) -> float:
+        """Seconds of full batches that a program takes, if all shared prompts are cached."""
+        times = self.step_time()
+        seconds = 0.0
+        for call in program.calls:
+            fresh = prompt_tokens(call) - cached_tokens(program, call)
+            token_s = times.base_s / self.batch + times.per_decode_s
+            context = prompt_tokens(call) + call.output_tokens / 2
+            seconds += fresh * times.per_prefill_token_s
+            seconds += call.output_tokens * (token_s + context * times.per_context_token_s)
+        return seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-able values, for reports: what counts at its depth."""
+        told: dict[str, Any] = {"batch": self.batch, "depth": self.depth}
+        if self.replicas > 1:
+            told |= {"replicas": self.replicas, "router": self.router}
+        if self.depth == "steps":
+            return told | {"step_s": self.step_s}
+        times = self.step_time()
+        return told | {
+            "kv_blocks": self.kv_blocks,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "step_time": {
+                "coefficients_s": list(times.coefficients),
+                "model": times.model,
+                "hardware": times.hardware,
+            },
+        }
+
+
+def prompt_tokens(call: CallShape) -> int:
+    """At least one: an engine takes no empty prompt."""
+    return max(1, call.prompt_tokens)
+
+
+def cached_tokens(program: ProgramShape, call: CallShape) -> int:
+    """What of a prompt is in the cache at best: all but the last token is computed once."""
+    shared = program.system_tokens
+    if call.extends is not None:
+        earlier = program.calls[call.extends]
+        shared = prompt_tokens(earlier) + earlier.output_tokens
+    return min(shared, prompt_tokens(call) - 1)
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: Path) -> StepTimeModel:
+    return StepTimeModel.load(path)
+
+
+def _check_vllm() -> None:
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            "depth 'virtual' runs vLLM's scheduler, and vLLM is not installed; install "
+            "agentrt[engine] on a machine with a GPU, agentrt[engine-cpu] on one without"
+        )

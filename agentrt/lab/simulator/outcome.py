@@ -1,0 +1,146 @@
+"""What came of a simulated run, program by program, and the figures that sum it up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrt.lab.engine.counts import EngineCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One program's end. Times are seconds, of simulated time in a simulation.
+
+    ``ideal_s`` is how long it would have taken if no call ever waited, NaN where nobody
+    knows. ``service_s`` and ``waiting_s`` are sums over its calls, ``tool_s`` over its
+    gaps. ``steps`` are the engine's from its first call's arrival to its last call's end.
+    """
+
+    program_id: str
+    type: str
+    tenant: str
+    arrived_s: float
+    ended_s: float
+    ideal_s: float
+    output_tokens: int
+    service_s: float
+    waiting_s: float
+    tool_s: float
+    preemptions: int = 0
+    steps: int = 0
+
+    @property
+    def latency_s(self) -> float:
+        """From its arrival to its end."""
+        return self.ended_s - self.arrived_s
+
+    @property
+    def token_latency_s(self) -> float:
+        """Latency over the tokens that it generated (Agentix, §6.2)."""
+        return self.latency_s / self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Figures over many programs: seconds, but for the slowdown (a ratio).
+
+    ``token_latency_s`` is the paper's program-level token latency (Agentix, §6.2):
+    a program's latency over the tokens that it generated, averaged over programs.
+    ``slowdown`` is latency over the program's own ideal, averaged. ``mean_steps`` and
+    ``p95_steps`` are latencies in engine steps. ``balance`` is the busiest engine's busy time
+    over the mean of all. ``steady_per_s`` counts the programs that ended before the last one
+    arrived, per second of that time, and ``offered_per_s`` those that came; None if all came
+    at once. What an engine with a memory tells beside: ``prefix_hit_share`` of the prompt
+    tokens was in its prefix cache, ``recomputed_tokens`` were computed again after a
+    preemption, and ``cpu_us`` is the scheduler's CPU time per step. None: not known.
+    """
+
+    programs: int
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    slowdown: float
+    token_latency_s: float
+    makespan_s: float
+    throughput_per_s: float
+    waiting_share: float
+    service_share: float
+    tool_share: float
+    preemptions: int
+    token_p95_s: float | None = None
+    token_p99_s: float | None = None
+    mean_steps: float | None = None
+    p95_steps: float | None = None
+    prefix_hit_share: float | None = None
+    recomputed_tokens: float | None = None
+    cpu_us: float | None = None
+    balance: float = 1.0
+    steady_per_s: float | None = None
+    offered_per_s: float | None = None
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the sorted values lie, interpolated between two."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summarize(
+    outcomes: Sequence[Outcome],
+    counts: EngineCounts | None = None,
+    busy_s: Sequence[float] = (),
+) -> Summary:
+    """Sum a run up, with what its engines counted; ``busy_s`` is of each engine.
+
+    Raises `ValueError` when no program ended.
+    """
+    if not outcomes:
+        raise ValueError("no program ended, so there is nothing to sum up")
+    latencies = sorted(o.latency_s for o in outcomes)
+    token_latencies = sorted(o.token_latency_s for o in outcomes)
+    n = len(latencies)
+    start = min(o.arrived_s for o in outcomes)
+    makespan = max(o.ended_s for o in outcomes) - start
+    waiting, service, tool = (
+        sum(getattr(o, name) for o in outcomes) for name in ("waiting_s", "service_s", "tool_s")
+    )
+    whole = (waiting + service + tool) or 1.0
+    last = max(o.arrived_s for o in outcomes)
+    paced_s = last - start
+    return Summary(
+        programs=n,
+        mean_s=sum(latencies) / n,
+        p50_s=quantile(latencies, 0.5),
+        p95_s=quantile(latencies, 0.95),
+        p99_s=quantile(latencies, 0.99),
+        slowdown=sum(o.latency_s / o.ideal_s for o in outcomes) / n,
+        token_latency_s=sum(token_latencies) / n,
+        makespan_s=makespan,
+        throughput_per_s=n / makespan if makespan else float("inf"),
+        waiting_share=waiting / whole,
+        service_share=service / whole,
+        tool_share=tool / whole,
+        preemptions=sum(o.preemptions for o in outcomes),
+        token_p95_s=quantile(token_latencies, 0.95),
+        token_p99_s=quantile(token_latencies, 0.99),
+        **({} if counts is None else _of_engine(outcomes, counts)),
+        steady_per_s=sum(o.ended_s <= last for o in outcomes) / paced_s if paced_s else None,
+        offered_per_s=n / paced_s if paced_s else None,
+        balance=max(busy_s) * len(busy_s) / sum(busy_s) if any(busy_s) else 1.0,
+    )
+
+
+def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, float | None]:
+    """The figures that take an engine with a memory."""
+    steps = sorted(float(o.steps) for o in outcomes)
+    return {
+        "mean_steps": sum(steps) / len(steps),
+        "p95_steps": quantile(steps, 0.95),
+        "prefix_hit_share": counts.hit_share,
+        "recomputed_tokens": counts.recomputed_tokens,
+        "cpu_us": None if counts.cpu_us is None else counts.cpu_us / max(1, counts.steps),
+    }

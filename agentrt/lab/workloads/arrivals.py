@@ -1,0 +1,228 @@
+"""When programs arrive: open (Poisson, in bursts, at once) or closed (users who wait).
+
+`poisson`, `bursts` and `at_once` return the programs with ``arrives_s`` set, in the order
+of arrival. A simulator takes them as `Open`, or takes a `ClosedLoop`, where who arrives
+next depends on who ends: both are `Arrivals`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from random import Random
+from typing import Protocol
+
+from agentrt.errors import ConfigError, InvariantError
+from agentrt.lab.workloads.shape import ProgramShape
+
+
+class Arrivals(Protocol):
+    """What a simulator asks of a stream of programs."""
+
+    def first(self) -> Sequence[ProgramShape]:
+        """Begin a run: the programs whose arrival is known, in the order of arrival."""
+
+    def after_end(self, program_id: str, now_s: float) -> Sequence[ProgramShape]:
+        """A program has ended, in whatever way: those that arrive for it, not before ``now_s``.
+
+        To be called exactly once for every program that came from here.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Programs that arrive when they arrive, however the others fare."""
+
+    programs: Sequence[ProgramShape]
+
+    def __post_init__(self) -> None:
+        _refuse_twins(self.programs)
+
+    def first(self) -> Sequence[ProgramShape]:
+        return sorted(self.programs, key=lambda program: program.arrives_s)
+
+    def after_end(self, program_id: str, now_s: float) -> Sequence[ProgramShape]:
+        return ()
+
+
+@dataclass(slots=True)
+class ClosedLoop:
+    """``users`` who each run one program after another, without a pause between them.
+
+    The first ``users`` programs arrive at 0; each later one, in the order given, when
+    any of those before it ends. So ``users`` programs are alive until the last ones.
+    `first` starts it over, so that one object can serve several runs, one at a time.
+    """
+
+    programs: Sequence[ProgramShape]
+    users: int
+    _next: int = field(default=0, init=False, repr=False)
+    _alive: set[str] = field(default_factory=set, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _refuse_twins(self.programs)
+        if self.users < 1:
+            raise ConfigError(f"a closed loop of {self.users} users: give 1 or more")
+
+    def first(self) -> Sequence[ProgramShape]:
+        self._next = 0
+        self._alive.clear()
+        return [self._arrive(0.0) for _ in range(min(self.users, len(self.programs)))]
+
+    def after_end(self, program_id: str, now_s: float) -> Sequence[ProgramShape]:
+        if program_id not in self._alive:
+            raise InvariantError(f"program {program_id} ended, but is not among those that run")
+        self._alive.remove(program_id)
+        return [self._arrive(now_s)] if self._next < len(self.programs) else ()
+
+    def _arrive(self, now_s: float) -> ProgramShape:
+        program = self.programs[self._next]
+        self._next += 1
+        self._alive.add(program.program_id)
+        return program.arriving(now_s)
+
+
+def closed_loop(
+    programs: Sequence[ProgramShape], users: int, *, shuffle_seed: int | None = None
+) -> ClosedLoop:
+    """The programs in a `ClosedLoop`, in the order given or shuffled by a seed."""
+    return ClosedLoop(_in_order(programs, shuffle_seed), users)
+
+
+def at_once(
+    programs: Sequence[ProgramShape], *, shuffle_seed: int | None = None
+) -> list[ProgramShape]:
+    """All at 0, in the order given or shuffled by a seed."""
+    return _at(_in_order(programs, shuffle_seed), repeat(0.0))
+
+
+def poisson(
+    programs: Sequence[ProgramShape],
+    rate_per_s: float,
+    seed: int,
+    *,
+    shuffle_seed: int | None = None,
+) -> list[ProgramShape]:
+    """Independent exponential gaps with mean 1 / ``rate_per_s`` seconds, the first included."""
+    _positive("a rate of arrival (programs/s)", rate_per_s)
+    times = (work / rate_per_s for work in _unit_poisson(Random(f"poisson/{seed}")))
+    return _at(_in_order(programs, shuffle_seed), times)
+
+
+def bursts(
+    programs: Sequence[ProgramShape],
+    rate_per_s: float,
+    seed: int,
+    *,
+    load: float = 0.8,
+    high: float = 1.9,
+    low: float = 0.1,
+    period_programs: float = 200.0,
+    shuffle_seed: int | None = None,
+) -> list[ProgramShape]:
+    """Poisson arrivals whose rate alternates between two values; the mean is ``rate_per_s``.
+
+    ``load``, ``high`` and ``low`` are loads in one unit: ``rate_per_s`` is the rate that
+    means ``load``, and the two phases have the rates that mean ``high`` and ``low``. The
+    defaults are a mean load of 0.8 in bursts between 1.9 and 0.1 (``b0.8`` for short).
+    With ``load=1`` the two are factors of the mean rate.
+
+    A high and a low phase make a period of ``period_programs / rate_per_s`` seconds, in
+    which ``period_programs`` programs arrive on average; the high phase is the share
+    (load - low) / (high - low) of it. Time 0 is a random moment of a period.
+    """
+    _positive("a rate of arrival (programs/s)", rate_per_s)
+    _positive("a period (programs)", period_programs)
+    if not 0 <= low < load < high < math.inf:
+        raise ConfigError(f"bursts need low < load < high, not {low}, {load}, {high}")
+    rng = Random(f"bursts/{seed}")
+    share = (load - low) / (high - low)
+    # In periods of time, and in programs that are due on average since a period's start.
+    wave = _Wave(share, period_programs * high / load, period_programs * low / load)
+    begin = rng.random()
+    due = wave.due_by(begin)
+    times = (
+        (wave.time_of(due + work) - begin) * period_programs / rate_per_s
+        for work in _unit_poisson(rng)
+    )
+    return _at(_in_order(programs, shuffle_seed), times)
+
+
+def rate_for_load(
+    programs: Sequence[ProgramShape], load: float, batch: int, seconds_per_token: float
+) -> float:
+    """Programs per second whose output tokens are ``load`` times what an engine can make.
+
+    An engine makes ``batch / seconds_per_token`` tokens per second: ``batch`` calls, each
+    a token every ``seconds_per_token``. Prompts cost nothing here.
+    """
+    _positive("a load", load)
+    _positive("a batch (calls)", batch)
+    _positive("a token's time (seconds)", seconds_per_token)
+    if not programs:
+        raise ConfigError("no programs, so no rate loads an engine with them")
+    tokens = sum(program.output_tokens for program in programs) / len(programs)
+    return load * batch / seconds_per_token / tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Wave:
+    """A rate that is ``high`` for the first ``share`` of each period, then ``low``."""
+
+    share: float
+    high: float
+    low: float
+
+    def due_by(self, time: float) -> float:
+        """The rate's integral up to ``time``."""
+        whole = math.floor(time)
+        within = time - whole
+        return (
+            whole * self._each()
+            + self.high * min(within, self.share)
+            + self.low * max(within - self.share, 0.0)
+        )
+
+    def time_of(self, due: float) -> float:
+        """The inverse of `due_by`; at a low rate of 0, the end of the high phase."""
+        whole, within = divmod(due, self._each())
+        late = within - self.high * self.share
+        if late <= 0 or self.low == 0:
+            return whole + min(within / self.high, self.share)
+        return whole + self.share + late / self.low
+
+    def _each(self) -> float:
+        return self.high * self.share + self.low * (1 - self.share)
+
+
+def _unit_poisson(rng: Random) -> Iterator[float]:
+    """The times of a Poisson process with rate 1."""
+    now = 0.0
+    while True:
+        now += rng.expovariate(1.0)
+        yield now
+
+
+def _in_order(programs: Sequence[ProgramShape], seed: int | None) -> Sequence[ProgramShape]:
+    _refuse_twins(programs)
+    return programs if seed is None else Random(f"shuffle/{seed}").sample(programs, len(programs))
+
+
+def _at(programs: Sequence[ProgramShape], times: Iterator[float]) -> list[ProgramShape]:
+    # zip() takes from the times last, and they never end.
+    return [program.arriving(at_s) for program, at_s in zip(programs, times, strict=False)]
+
+
+def _refuse_twins(programs: Sequence[ProgramShape]) -> None:
+    seen: set[str] = set()
+    for program in programs:
+        if program.program_id in seen:
+            raise ConfigError(f"two programs have the id {program.program_id!r}")
+        seen.add(program.program_id)
+
+
+def _positive(what: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{what} is a positive number, not {value}")

@@ -1,0 +1,104 @@
+"""What the readers of traces share: scales, and calls whose prompts contain each other."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentrt.errors import ConfigError
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
+
+RAISED = "prompts longer than the scale says, to hold the earlier prompt and output they extend"
+NO_OUTPUT = "calls without output tokens, given one"
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Factors for the tokens of prompts, the tokens of outputs, and the seconds of gaps."""
+
+    context: float = 1.0
+    output: float = 1.0
+    gap: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("context", self.context), ("output", self.output)):
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name}_scale is a positive number, not {value}")
+        if not 0 <= self.gap < math.inf:
+            raise ConfigError(f"gap_scale is a number from 0 up, not {self.gap}")
+
+
+class Replay:
+    """The calls of one program so far, scaled. Everything that had to change is counted."""
+
+    def __init__(self, scales: Scales, notes: Counter[str]) -> None:
+        self.calls: list[CallShape] = []
+        self._scales = scales
+        self._notes = notes
+
+    def call(
+        self,
+        node: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        *,
+        after: Sequence[int] = (),
+        extends: int | None = None,
+        gap_s: float = 0.0,
+        human: bool = False,
+        tool: str = "",
+    ) -> int:
+        """Add a call, given as recorded, and return its index."""
+        gap_s *= self._scales.gap
+        self.calls.append(
+            CallShape(
+                output_tokens=self._output(output_tokens),
+                prompt_tokens=self._prompt(prompt_tokens, extends),
+                after=tuple(after),
+                gap_s=gap_s,
+                node=node,
+                extends=extends,
+                human=human and gap_s > 0,
+                tool=tool,
+            )
+        )
+        return len(self.calls) - 1
+
+    def system_tokens(self, recorded: int) -> int:
+        """A shared prefix as recorded, scaled; no longer than a prompt that begins with it."""
+        least = min(call.prompt_tokens for call in self.calls if call.extends is None)
+        return min(round(recorded * self._scales.context), least)
+
+    def _output(self, recorded: int) -> int:
+        if recorded < 1:
+            self._notes[NO_OUTPUT] += 1
+        return max(1, round(recorded * self._scales.output))
+
+    def _prompt(self, recorded: int, extends: int | None) -> int:
+        scaled = round(recorded * self._scales.context)
+        if extends is None:
+            return scaled
+        held = self.calls[extends].prompt_tokens + self.calls[extends].output_tokens
+        if held > scaled:
+            self._notes[RAISED] += 1
+        return max(held, scaled)
+
+
+def rescaled(program: ProgramShape, scales: Scales, notes: Counter[str]) -> ProgramShape:
+    """A program with its tokens and gaps multiplied, as those of a trace are."""
+    replay = Replay(scales, notes)
+    for call in program.calls:
+        replay.call(
+            call.node,
+            call.prompt_tokens,
+            call.output_tokens,
+            after=call.after,
+            extends=call.extends,
+            gap_s=call.gap_s,
+            human=call.human,
+            tool=call.tool,
+        )
+    system = replay.system_tokens(program.system_tokens)
+    return replace(program, calls=tuple(replay.calls), system_tokens=system)

@@ -1,0 +1,183 @@
+"""The registry: the books of all programs, kept in step: runs, their DAGs, the process table.
+
+It is synchronous and knows no engine, so that whoever watches a program, wherever its code
+runs, can write into it. Each entry is one short critical section: programs of a foreign
+framework write from threads and event loops of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from threading import RLock
+
+from agentrt import tracking
+from agentrt.events import Event, NodeEnded, NodeStarted, ProgramEnded, ProgramStarted
+from agentrt.graph import ExecutionDAG, Node, NodeKind, NodeState
+from agentrt.request import CallReport
+from agentrt.runtime.run import Run, RunState
+from agentrt.scheduler.table import ProcessTable
+from agentrt.tracking.scope import Scope
+
+Listener = Callable[[Event], None]
+
+
+class RunRegistry:
+    """Runs by id, and the process ``table`` over the live ones. ``clock`` gives seconds.
+
+    ``lock`` is held for each entry; whoever changes a scope of a program that is kept here, by
+    a fork or a join, holds it too. ``mark`` stands between a program's type and its number:
+    the programs of two ledgers may meet in one engine.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:
+        self.clock = clock
+        self._mark = mark
+        self.table = ProcessTable()
+        self.runs: dict[str, Run] = {}
+        self._opened = 0
+        self.lock = RLock()
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Tell ``listener`` of every event from now on. It must be quick and not raise.
+
+        Events of a program come from the thread that its code runs in.
+        """
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        """Tell ``listener`` no more."""
+        self._listeners.remove(listener)
+
+    # -- programs ----------------------------------------------------------------------
+
+    def open(
+        self,
+        type: str,
+        *,
+        tenant: str = "default",
+        session: str | None = None,
+        size_hint: float | None = None,
+    ) -> Run:
+        """A program of this type began."""
+        with self.lock:
+            self._opened += 1
+            run_id, now = f"{type}{self._mark}{self._opened}", self.clock()
+            row = self.table.start_program(run_id, type, now, tenant=tenant, session=session)
+            row.size_hint = size_hint
+            dag = ExecutionDAG(run_id, type)
+            run = Run(run_id, type, row, dag, started_at=now, registry=self)
+            self.runs[run_id] = run
+            self._tell(ProgramStarted(run_id, type, now))
+            return run
+
+    def rename(self, run: Run, type: str) -> None:
+        """A program's type became known only after its beginning, but before its first node."""
+        with self.lock:
+            run.type = run.row.type = run.dag.program_type = type
+
+    def close(self, run: Run, state: RunState, error: BaseException | None = None) -> None:
+        """A program ended, with ``error`` where it failed. What is open of it is called off.
+
+        One that is done, but has asked what nobody has answered, is interrupted.
+        """
+        with self.lock:
+            if state is RunState.DONE and run.row.humans:
+                state = RunState.INTERRUPTED
+            run.state, run.error = state, error
+            run.ended_at = self.clock()
+            run.dag.close(run.ended_at, NodeState(str(state)))
+            self.table.end_program(run.id)
+            self.runs.pop(run.id, None)
+            self._tell(ProgramEnded(run.id, str(state), run.ended_at))
+
+    # -- calls -------------------------------------------------------------------------
+
+    def begin_call(self, run: Run, scope: Scope, name: str, after: Iterable[int] = ()) -> Node:
+        """The code in ``scope`` emitted a call, which also comes after the nodes ``after``."""
+        with self.lock:
+            node = self._begin(run, scope, NodeKind.CALL, name, after)
+            self.table.call_arrived(run.row, call_id(run, node), node.created_at)
+            return node
+
+    def end_call(
+        self,
+        run: Run,
+        scope: Scope,
+        node: Node,
+        report: CallReport,
+        *,
+        cancelled: bool = False,
+        error: BaseException | None = None,
+    ) -> None:
+        """The call that is ``node`` is over; ``report`` is what it used."""
+        with self.lock:
+            now, dag = self.clock(), run.dag
+            # A program of a foreign framework may end before its calls do.
+            if not node.state.ended:
+                if report.steps:
+                    dag.start(node.id, min(now, node.created_at + report.waiting_s))
+                if cancelled:
+                    dag.cancel(node.id, now, report)
+                elif error is not None:
+                    dag.fail(node.id, now, f"{type(error).__name__}: {error}", report)
+                else:
+                    dag.finish(node.id, now, report)
+            self.table.call_ended(run.row, call_id(run, node), now, node.path_s, report)
+            run.saw_steps(report)
+            self._leave(run, scope, node, now)
+
+    # -- interrupts --------------------------------------------------------------------
+
+    def begin_interrupt(
+        self, run: Run, scope: Scope, kind: NodeKind, name: str, after: Iterable[int] = ()
+    ) -> Node:
+        """The code in ``scope`` went to a tool, or to a human."""
+        with self.lock:
+            node = self._begin(run, scope, kind, name, after)
+            run.dag.start(node.id, node.created_at)
+            human = kind is NodeKind.HUMAN
+            self.table.interrupt_started(run.row, node.created_at, human=human)
+            return node
+
+    def end_interrupt(
+        self, run: Run, scope: Scope, node: Node, error: BaseException | None = None
+    ) -> None:
+        """The interrupt is over: an `Exception` failed it, any other error called it off."""
+        with self.lock:
+            now = self.clock()
+            if not node.state.ended:
+                if error is None:
+                    run.dag.finish(node.id, now)
+                elif isinstance(error, Exception):
+                    run.dag.fail(node.id, now, f"{type(error).__name__}: {error}")
+                else:
+                    run.dag.cancel(node.id, now)
+            seconds, human = now - node.created_at, node.kind is NodeKind.HUMAN
+            self.table.interrupt_ended(run.row, now, human=human, seconds=seconds)
+            self._leave(run, scope, node, now)
+
+    # -- both --------------------------------------------------------------------------
+
+    def _begin(
+        self, run: Run, scope: Scope, kind: NodeKind, name: str, after: Iterable[int]
+    ) -> Node:
+        parents = tracking.emission_parents(scope, run.dag, after)
+        now = self.clock()
+        node = run.dag.add(kind, name, scope.path, parents, now)
+        self._tell(NodeStarted(run.id, node, now))
+        return node
+
+    def _leave(self, run: Run, scope: Scope, node: Node, now: float) -> None:
+        scope.frontier.advance(node.id, node.parents)
+        self._tell(NodeEnded(run.id, node, now))
+
+    def _tell(self, event: Event) -> None:
+        for listener in tuple(self._listeners):
+            listener(event)
+
+
+def call_id(run: Run, node: Node) -> str:
+    """The name of a call, for engines and people: its program and its node."""
+    return f"{run.id}/{node.id}"

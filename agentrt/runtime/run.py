@@ -1,0 +1,128 @@
+"""One run of a program: its state, its DAG, and what it cost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from agentrt.graph import ExecutionDAG
+from agentrt.request import CallReport
+from agentrt.scheduler.table import ProgramRow
+
+if TYPE_CHECKING:
+    from agentrt.runtime.registry import RunRegistry
+
+
+class RunState(StrEnum):
+    """How a run stands. An interrupted one returned with questions to a human: it is idle,
+    and what answers them is a new program in the same session.
+    """
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What a run cost; times in seconds.
+
+    ``service_s`` and ``waiting_s`` are sums over its calls, ``critical_path_s`` the
+    longest path of service through its DAG, ``interrupt_s`` the time in tools and
+    humans, summed.
+    """
+
+    id: str
+    type: str
+    state: str
+    wall_s: float
+    service_s: float
+    waiting_s: float
+    interrupt_s: float
+    critical_path_s: float
+    calls: int
+    output_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    recomputed_tokens: int
+    returned_tokens: int
+    lost_tokens: int
+    preemptions: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Run:
+    """A program's run. `Runtime.start` hands it out; there, await `wait` for its result.
+
+    ``type`` is its program's name, and ``registry`` has its books. A run whose code a foreign
+    framework runs is a guest: it has no ``task``.
+    """
+
+    id: str
+    type: str
+    row: ProgramRow
+    dag: ExecutionDAG
+    started_at: float
+    state: RunState = RunState.RUNNING
+    ended_at: float | None = None
+    result: Any = None
+    error: BaseException | None = None
+    first_step: int | None = None
+    last_step: int = 0
+    registry: RunRegistry | None = field(default=None, repr=False)
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    async def wait(self) -> Any:
+        """The program's result. Raises its own error, or `CancelledError` if it was cancelled."""
+        assert self.task is not None
+        await asyncio.wait([self.task])
+        self.task.result()  # the program's errors are in `error`; what is raised here is our bug
+        if self.error is not None:
+            raise self.error
+        if self.state is RunState.CANCELLED:
+            raise asyncio.CancelledError(f"program {self.id} was cancelled")
+        return self.result
+
+    def cancel(self) -> None:
+        """Stop the program: its calls are aborted, its DAG and its row are closed."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def saw_steps(self, report: CallReport) -> None:
+        """Widen the run's span of engine steps by one call's."""
+        if report.steps:
+            first = self.first_step
+            self.first_step = (
+                report.arrived_step if first is None else min(first, report.arrived_step)
+            )
+            self.last_step = max(self.last_step, report.finished_step)
+
+    def report(self, now: float) -> RunReport:
+        """The cost so far, or in all once it ended."""
+        row = self.row
+        return RunReport(
+            id=self.id,
+            type=self.type,
+            state=str(self.state),
+            wall_s=(now if self.ended_at is None else self.ended_at) - self.started_at,
+            service_s=row.service_s,
+            waiting_s=row.waiting_s,
+            interrupt_s=row.interrupt_s,
+            critical_path_s=self.dag.critical_path().seconds,
+            calls=row.finished_calls,
+            output_tokens=row.output_tokens,
+            prompt_tokens=row.prompt_tokens,
+            cached_tokens=row.cached_tokens,
+            recomputed_tokens=row.recomputed_tokens,
+            returned_tokens=row.returned_tokens,
+            lost_tokens=row.lost_tokens,
+            preemptions=row.preemptions,
+            first_step=self.first_step or 0,
+            last_step=self.last_step,
+        )

@@ -1,0 +1,227 @@
+"""The runtime: the one async shell around programs, the registry and the engine.
+
+Everything that decides is pure and lives below; here programs are started and ended,
+and every task has an owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from agentrt import tracking
+from agentrt.errors import AgentrtError, UsageError
+from agentrt.events import Event, ProgramEnded
+from agentrt.executors.base import Executor, Progress
+from agentrt.executors.boundary import Boundary, HearsBoundaries, boundary_of
+from agentrt.graph import Frontier
+from agentrt.program import Context, Program
+from agentrt.runtime.emitter import AskHuman, RunEmitter, Services
+from agentrt.runtime.registry import Listener, RunRegistry
+from agentrt.runtime.run import Run, RunState
+from agentrt.scheduler.table import ProcessTable
+from agentrt.scheduler.totals import ProgramTotals
+from agentrt.tracking.scope import Scope
+
+T = TypeVar("T")
+
+
+async def no_human(program_id: str, question: str) -> str:
+    """The default `AskHuman`: there is nobody to ask."""
+    raise UsageError(
+        f"program {program_id} asks a human, and there is none here: {question!r}. "
+        "Run it on a terminal, or give the answer in advance"
+    )
+
+
+def _quiet(message: str) -> None:
+    """Progress that nobody reads."""
+
+
+class Runtime:
+    """Runs programs on an executor. An async context manager; one event loop.
+
+    ``registry`` has the books of all programs, those too whose code somebody else runs. ``seed``
+    makes the seeds that are drawn for sampled calls repeatable. ``ask_human`` answers
+    `Context.human`.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        ask_human: AskHuman = no_human,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        registry: RunRegistry | None = None,
+    ) -> None:
+        self.executor = executor
+        self.registry = RunRegistry(clock) if registry is None else registry
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open = False
+        self._guests: dict[str, Run] = {}
+        self._heard: list[RunRegistry] = []
+        self._ends: set[asyncio.Task[None]] = set()
+        self._services = Services(executor, ask_human, seed)
+
+    @property
+    def table(self) -> ProcessTable:
+        """The process table over all live programs."""
+        return self.registry.table
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The live runs, by id."""
+        return self.registry.runs
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open(self, progress: Progress = _quiet) -> None:
+        """Start the engine. Raises what `Executor.start` raises."""
+        self._loop = asyncio.get_running_loop()
+        tracking.install(self._loop)
+        self._open = True
+        if isinstance(self.executor, HearsBoundaries):
+            self._hear(self.registry)
+        try:
+            await self.executor.start(progress)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Cancel what still runs, then stop the engine. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        live = [run.task for run in self.runs.values() if run.task is not None]
+        live += self._services.foreign
+        for task in live:
+            task.cancel()
+        while self._heard:
+            self._heard.pop().unlisten(self._saw)
+        if left := [*live, *self._ends]:
+            await asyncio.wait(left)
+        try:
+            await self.executor.close()
+        finally:
+            tracking.uninstall(asyncio.get_running_loop())
+
+    def listen(self, listener: Listener) -> None:
+        """Tell ``listener`` of every event from now on. It must be quick and not raise."""
+        self.registry.listen(listener)
+
+    def now(self) -> float:
+        """The runtime's clock, in seconds."""
+        return self.registry.clock()
+
+    def emitter(self, run: Run) -> RunEmitter:
+        """The door to the engine for the calls of ``run``; to be used on the runtime's loop.
+
+        A run without a task, whose code a foreign framework runs, is a guest: the engine
+        is told when the registry says that it ended.
+        """
+        if run.task is None and run.ended_at is None:
+            self._welcome(run)
+        return RunEmitter(run, run.registry or self.registry, self._services)
+
+    def _welcome(self, guest: Run) -> None:
+        books = guest.registry or self.registry
+        self._guests[guest.id] = guest
+        self._hear(books)
+
+    def _hear(self, books: RunRegistry) -> None:
+        if books not in self._heard:
+            self._heard.append(books)
+            books.listen(self._saw)
+
+    def start(
+        self,
+        program: Program,
+        input: Any = None,
+        *,
+        tenant: str = "default",
+        session: str | None = None,
+        size_hint: float | None = None,
+    ) -> Run:
+        """Start a program. It runs as a task of its own; await `Run.wait` for its result.
+
+        ``size_hint`` is a guess of its size for a policy that learns, such as a budget of
+        tokens: in any unit, the same for all programs of its type.
+        """
+        run = self.registry.open(program.name, tenant=tenant, session=session, size_hint=size_hint)
+        scope = Scope(owner=run, frontier=Frontier(), path=program.name)
+        run.task = tracking.start_task(self._run(run, program, input), scope, name=run.id)
+        return run
+
+    async def _run(self, run: Run, program: Program, input: Any) -> None:
+        context = Context(run.id, run.type, self.emitter(run))
+        state, error = RunState.DONE, None
+        try:
+            run.result = await program(context, input)
+        except asyncio.CancelledError:
+            state = RunState.CANCELLED
+        except Exception as raised:
+            state, error = RunState.FAILED, raised
+        # Nothing of a program outlives it: no task, no call, no row. A foreign framework's
+        # tasks end by themselves, or serve others too; its threads' calls are still its own.
+        if program.owns_tasks:
+            await tracking.cancel_tasks(run)
+        await self._cancel_foreign(run.id)
+        self.registry.close(run, state, error)
+        await self._forget(run)
+
+    async def _cancel_foreign(self, program_id: str) -> None:
+        """Abort the calls that threads and other loops still make for the program."""
+        me = asyncio.current_task()
+        foreign = self._services.foreign.items()
+        calling = [task for task, owner in foreign if owner == program_id and task is not me]
+        for task in calling:
+            task.cancel()
+        if calling:
+            await asyncio.wait(calling)
+
+    async def _forget(self, run: Run) -> None:
+        await self._cancel_foreign(run.id)
+        with contextlib.suppress(AgentrtError):
+            await self.executor.end_program(run.id, ProgramTotals.of(run.row))
+
+    def _saw(self, event: Event) -> None:
+        """Any thread: the engine has to know of a guest's end, and may want to of tools."""
+        if isinstance(event, ProgramEnded):
+            guest = self._guests.pop(event.program_id, None)
+            if guest is not None:
+                self._on_loop(self._start_to_forget, guest)
+        elif isinstance(self.executor, HearsBoundaries):
+            note = boundary_of(event)
+            if note is not None:
+                self._on_loop(self._pass_on, note)
+
+    def _on_loop(self, do: Callable[[T], None], what: T) -> None:
+        if self._loop is not None and self._open:
+            with tracking.outside():
+                self._loop.call_soon_threadsafe(do, what)
+
+    def _pass_on(self, note: Boundary) -> None:
+        if self._open and isinstance(self.executor, HearsBoundaries):
+            self.executor.boundary(note)
+
+    def _start_to_forget(self, guest: Run) -> None:
+        if self._open:
+            task = asyncio.create_task(self._forget(guest), name=f"{guest.id}/forget")
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)

@@ -1,0 +1,318 @@
+"""Which calls had to end before this one, found out from plain asyncio code.
+
+A task starts from its creator's frontier; whoever waits for it takes over its own. A task
+factory and a `Task` subclass see both, with nothing of asyncio patched. Limits: see
+`emission_parents`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from types import CellType
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from agentrt.errors import InvariantError
+from agentrt.graph.dag import ExecutionDAG
+from agentrt.tracking import frameworks
+from agentrt.tracking.scope import Scope, family_of
+
+T = TypeVar("T")
+
+
+_SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentrt_scope", default=None)
+# Tasks that `bind` gave a scope; for a TaskGroup, which knows only its task.
+_BOUND: WeakKeyDictionary[asyncio.Task[Any], Scope] = WeakKeyDictionary()
+
+
+def current_scope() -> Scope | None:
+    """The scope of the code that asks, or None outside any program."""
+    scope = _SCOPE.get()
+    while scope is not None and scope.over:
+        scope = scope.back
+    return scope
+
+
+@contextmanager
+def _inside(scope: Scope | None) -> Iterator[Scope | None]:
+    token = _SCOPE.set(scope)
+    try:
+        yield scope
+    finally:
+        _SCOPE.reset(token)
+
+
+@contextmanager
+def bind(scope: Scope) -> Iterator[Scope]:
+    """Run the body, a program's root, in ``scope``, inside the current task."""
+    task = _running_task()
+    if task is None:
+        raise InvariantError("a program's scope is bound to a task, and there is none")
+    before = _BOUND.get(task)
+    _BOUND[task] = scope
+    try:
+        with _inside(scope):
+            yield scope
+    finally:
+        del _BOUND[task]
+        if before is not None:
+            _BOUND[task] = before
+
+
+def enter_node(name: str) -> AbstractContextManager[Scope | None]:
+    """Run the body inside the node function ``name``: its emissions' path ends with it.
+
+    Outside any program this does nothing, so that a node function can be tested alone.
+    """
+    scope = current_scope()
+    return _inside(None if scope is None else scope.within(name))
+
+
+def enter(scope: Scope | None) -> None:
+    """From here on, the code of this context (a task, or a thread's copy) is in ``scope``.
+
+    For callbacks of a foreign framework, which run before and after code that they cannot
+    wrap. Where they can, `bind` and `enter_node` are better.
+    """
+    if scope is not None:
+        scope.entered_in = id(_running_task())
+    _SCOPE.set(scope)
+
+
+def is_alone_in(scope: Scope) -> bool:
+    """Whether the code that asks runs in the task that ``scope`` is of, and not beside others."""
+    task = _running_task()
+    if task is None:
+        return False
+    return scope.entered_in == id(task) or getattr(task, "scope", None) is scope
+
+
+def outside() -> AbstractContextManager[object]:
+    """Run the body outside any program: a task that it starts is nobody's, and outlives it.
+
+    For machinery shared by programs, such as an engine that starts its reader task inside
+    the first call.
+    """
+    return _inside(None)
+
+
+def start_task(
+    coro: Coroutine[Any, Any, T], scope: Scope, *, name: str | None = None
+) -> TrackedTask[T]:
+    """Start a program's root as a task in ``scope``, on the running loop."""
+    context = contextvars.copy_context()
+    context.run(_SCOPE.set, scope)
+    loop = asyncio.get_running_loop()
+    return TrackedTask(coro, scope=scope, loop=loop, name=name, context=context)
+
+
+async def cancel_tasks(owner: object) -> None:
+    """Cancel every open task of ``owner`` but the current one, and wait until all are over."""
+    family = family_of(owner)
+    me = asyncio.current_task()
+    # A task can start others while it is being cancelled.
+    while left := [task for task in family if task is not me and not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
+
+
+def emission_parents(scope: Scope, dag: ExecutionDAG, after: Iterable[int] = ()) -> tuple[int, ...]:
+    """The parents of a node that ``scope``'s task emits now, in rising order.
+
+    ``after`` names more nodes of ``dag``, by hand; they must have ended. When the node has
+    ended, tell ``scope.frontier.advance(node_id, parents)``.
+
+    Exact: awaiting a task, wait, wait_for, as_completed, a gather or shield that is awaited
+    before the next emission, TaskGroup, ``result()`` and ``exception()`` of a task. When a
+    gather fails early, only the task that failed counts. Approximate:
+
+    - A gather or shield that is not awaited yet counts once it is over (an edge too many),
+      and counts for the task that made it, even if another awaits it (an edge too few).
+    - So does a task whose result a callback of the program reads.
+    - What passes through a queue, an event, a lock or a plain future is not seen (an edge too
+      few): name it in ``after``. Nor are ``done()`` and ``cancelled()``.
+    - Tasks that share one context object, given as ``context=``, share a frontier.
+    """
+    scope.settle()
+    if after:
+        scope.frontier.include(after)
+    return scope.frontier.prune(dag)
+
+
+class TrackedTask(asyncio.Task[T]):
+    """A task of a program. ``scope`` is its own; at its end it holds its last frontier."""
+
+    def __init__(self, coro: Any, *, scope: Scope, **kwargs: Any) -> None:
+        # First, because an eager task runs inside the constructor.
+        self.scope = scope
+        self._waited = False
+        super().__init__(coro, **kwargs)
+        if not self.done():
+            scope.family.add(self)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        try:
+            return (yield from super().__await__())
+        finally:
+            self._observed()
+
+    __iter__ = __await__
+
+    def result(self) -> T:
+        """The task's result; whoever reads it comes after the task."""
+        self._observed()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        """The task's exception or None; whoever reads it comes after the task."""
+        try:
+            error = super().exception()
+        except asyncio.CancelledError:
+            self._observed()
+            raise
+        # A callback that sees success so far and goes on to read the result says so.
+        if error is not None or _running_task() is not None:
+            self._observed()
+        return error
+
+    def add_done_callback(
+        self, fn: Callable[[Any], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        """As asyncio's; learns here which gather, shield or TaskGroup waits for the task."""
+        scope = current_scope() if context is None else context.get(_SCOPE)
+        outer = _outer_cell(fn)
+        group = getattr(fn, "__self__", None)
+        if isinstance(group, asyncio.TaskGroup):
+            scope = _scope_of(group) or scope
+            self._expect(scope, group, None)
+        elif outer is not None:
+            self._expect(scope, fn, outer)
+        # An explicit None would mean the context of whoever ends the task, that is, its own.
+        context = contextvars.copy_context() if context is None else context
+        super().add_done_callback(fn, context=context)
+
+    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+        """As asyncio's; learns here that asyncio.wait is over."""
+        # The last thing that asyncio.wait does, in the task that waited.
+        if _running_task() is not None:
+            self._observed()
+        return super().remove_done_callback(fn)
+
+    def _expect(self, scope: Scope | None, key: Any, outer: CellType | None) -> None:
+        if scope is None or scope.owner is not self.scope.owner:
+            return
+        wait = scope.pending.wait_for(key, is_group=outer is None)
+        wait.expected += 1
+        self._waited = True
+        super().add_done_callback(partial(wait.arrived, scope, outer))
+
+    def _observed(self) -> None:
+        """The code that runs now knows that this task is over, if it is."""
+        scope = current_scope()
+        if scope is None or scope.owner is not self.scope.owner or not self.done():
+            return
+        if _running_task() is not None:
+            scope.join(self.scope)
+        elif not self._waited:
+            # A callback: the task that it runs for may be in the middle of an emission.
+            self.scope.seal()
+            scope.pending.seen.append(self.scope)
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # an OS thread without a loop
+        return None
+
+
+def _outer_cell(fn: Callable[[Any], object]) -> CellType | None:
+    """The cell of the future that asyncio's gather or shield made, if ``fn`` is its callback."""
+    closure = getattr(fn, "__closure__", None)
+    if not closure or getattr(fn, "__module__", "") != "asyncio.tasks":
+        return None
+    names: tuple[str, ...] = fn.__code__.co_freevars
+    return closure[names.index("outer")] if "outer" in names else None
+
+
+def _scope_of(group: asyncio.TaskGroup) -> Scope | None:
+    """The scope of the task that opened ``group``: it waits, whoever adds tasks."""
+    task = getattr(group, "_parent_task", None)
+    if task is None:
+        return None
+    return _BOUND.get(task) or getattr(task, "scope", None)
+
+
+class _Part(asyncio.Task[T]):
+    """A task that is awaited at once: no more than a part of the code that started it."""
+
+    __slots__ = ("scope",)
+
+    scope: Scope
+
+
+def _part(coro: Any, scope: Scope, **kwargs: Any) -> asyncio.Task[Any]:
+    if frameworks.is_thread(coro):
+        kwargs["context"].run(_SCOPE.set, scope.alias())
+        return asyncio.Task(coro, **kwargs)
+    part: _Part[Any] = _Part(coro, **kwargs)
+    part.scope = scope
+    return part
+
+
+class _Factory:
+    """The task factory. ``installs`` counts; at 0 it only passes on to the one before it."""
+
+    def __init__(self, previous: Callable[..., Any] | None) -> None:
+        self.previous = previous
+        self.installs = 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> Any:
+        scope = current_scope()
+        if scope is None or not self.installs or frameworks.is_machinery(coro):
+            if self.previous is None:
+                return asyncio.Task(coro, loop=loop, **kwargs)
+            return self.previous(loop, coro, **kwargs)
+        if self.previous is not None and self.previous is _EAGER:
+            kwargs.setdefault("eager_start", True)
+        context = kwargs.pop("context", None)
+        if context is None:
+            context = contextvars.copy_context()
+        if frameworks.awaits_at_once():
+            return _part(coro, scope, loop=loop, context=context, **kwargs)
+        child = scope.fork()
+        context.run(_SCOPE.set, child)
+        return TrackedTask(coro, scope=child, loop=loop, context=context, **kwargs)
+
+
+_EAGER = getattr(asyncio, "eager_task_factory", None)
+_FACTORIES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Factory] = WeakKeyDictionary()
+
+
+def install(loop: asyncio.AbstractEventLoop) -> None:
+    """Track tasks that programs create on ``loop``. Each call needs one `uninstall`."""
+    factory = _FACTORIES.get(loop)
+    if factory is None:
+        factory = _FACTORIES[loop] = _Factory(loop.get_task_factory())
+        loop.set_task_factory(factory)
+    factory.installs += 1
+
+
+def uninstall(loop: asyncio.AbstractEventLoop) -> None:
+    """Undo one `install`. The last one puts back the factory that was there before."""
+    factory = _FACTORIES.get(loop)
+    if factory is None:
+        raise InvariantError("tracking was uninstalled more often than installed")
+    factory.installs -= 1
+    if factory.installs:
+        return
+    previous = factory.previous
+    del _FACTORIES[loop]
+    # Somebody may have wrapped ours since: then it stays, and only passes on.
+    if loop.get_task_factory() is factory:
+        loop.set_task_factory(previous)

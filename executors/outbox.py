@@ -1,0 +1,56 @@
+"""Notes to an engine that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from agentrt import tracking
+from agentrt.errors import EngineDiedError
+
+_LOG = logging.getLogger(__name__)
+NoteT = TypeVar("NoteT")
+
+
+class Outbox(Generic[NoteT]):
+    """Takes notes at once, and sends them in batches. What is for a dead engine is lost with it.
+
+    One message is under way at a time, with all notes that came up during the one before:
+    a busy engine is not flooded, and an idle one is told at once.
+    """
+
+    def __init__(self, send: Callable[[list[NoteT]], Awaitable[object]]) -> None:
+        self._send = send
+        self._notes: list[NoteT] = []
+        self._under_way: asyncio.Task[None] | None = None
+
+    def post(self, note: NoteT) -> None:
+        """Send a note on its way. Only on a running loop."""
+        self._notes.append(note)
+        if self._under_way is None or self._under_way.done():
+            with tracking.outside():  # it is nobody's own
+                self._under_way = asyncio.create_task(self._deliver(), name="agentrt/mail")
+
+    async def sent(self) -> None:
+        """Wait until there is no note left to send."""
+        while self._under_way is not None and not self._under_way.done():
+            await asyncio.wait([self._under_way])
+
+    async def close(self) -> None:
+        """Drop what has not been sent."""
+        self._notes.clear()
+        if self._under_way is not None:
+            self._under_way.cancel()
+            await asyncio.wait([self._under_way])
+
+    async def _deliver(self) -> None:
+        while self._notes:
+            notes, self._notes = self._notes, []
+            try:
+                await self._send(notes)
+            except EngineDiedError:
+                return
+            except Exception as error:  # whatever the core's answer is, nobody waits for it
+                _LOG.warning("an engine did not take a note: %s", error)

@@ -1,0 +1,256 @@
+"""The way from any thread and any event loop to a runtime, which lives on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import sys
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+
+from agentrt import tracking
+from agentrt.errors import CallTimeoutError, ConfigError
+from agentrt.executors.base import Chunk
+from agentrt.executors.served import check_served, display_name, is_model, served_models
+from agentrt.integrations.langchain.heartbeat import Beat, Pulse
+from agentrt.integrations.langchain.job import Job, running_loop
+from agentrt.integrations.langchain.onecall import alone, run_call, run_stream
+from agentrt.request import CallSpec, Reply
+from agentrt.runtime import Runtime
+from agentrt.tracking.scope import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a call is made, beside what it asks.
+
+    ``model`` must be one that is served; None takes the first. ``timeout`` is in seconds, from
+    the moment that the engine is there. ``heartbeat`` is given while the call is under way.
+    ``scope`` is where in a program the code is that calls; None is outside any.
+    """
+
+    model: str | None = None
+    timeout: float | None = None
+    heartbeat: Beat | None = None
+    scope: Scope | None = None
+
+
+_ANY = Terms()
+
+
+class Portal:
+    """Takes calls from everywhere to one runtime.
+
+    ``Portal(make)`` owns its runtime: ``make`` is called, and the engine started, at the first
+    call, on a thread with an event loop of its own, until `close`. `Portal.borrow` lends one
+    that is open already.
+    """
+
+    def __init__(self, make: Callable[[], Runtime]) -> None:
+        self._make: Callable[[], Runtime] | None = make
+        self._runtime: Runtime | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._opening: asyncio.Task[Runtime] | None = None
+        self._lock = threading.Lock()
+        self._pulse = Pulse()
+        self._numbers = itertools.count(1)
+        self.closed = False
+
+    @classmethod
+    def borrow(cls, runtime: Runtime, loop: asyncio.AbstractEventLoop | None = None) -> Portal:
+        """A door to an open runtime, on ``loop``: by default the one that runs now."""
+        door = cls(lambda: runtime)
+        door._make, door._runtime = None, runtime
+        door._loop = loop or running_loop()
+        if door._loop is None:
+            raise ConfigError(
+                "a runtime is borrowed on its own event loop: make the chat model inside "
+                "'async with Runtime(…) as runtime:', or give Portal.borrow(runtime, loop)"
+            )
+        return door
+
+    def open(self) -> None:
+        """Start the engine now, and block until it is there. Raises what its start raises."""
+        Job(self._loop_for_threads(), self._opened).wait()
+
+    # -- calls -------------------------------------------------------------------------
+
+    def call(self, spec: CallSpec, terms: Terms = _ANY) -> Reply:
+        """Make a call and block until its reply is there."""
+        loop = self._loop_for_threads()
+        return Job(loop, lambda: self._call(spec, terms)).wait()
+
+    async def acall(self, spec: CallSpec, terms: Terms = _ANY) -> Reply:
+        """Make a call. Cancelling it aborts it in the engine."""
+        loop = self._home()
+        if loop is asyncio.get_running_loop():
+            return await alone(self._call(spec, terms))
+        return await Job(loop, lambda: self._call(spec, terms)).wait_async()
+
+    def stream(self, spec: CallSpec, terms: Terms = _ANY) -> Generator[Chunk, None, None]:
+        """The reply as it grows. Closing the iterator aborts the call."""
+        loop = self._loop_for_threads()
+        box: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        job = Job(loop, lambda: self._stream(spec, terms, box.put))
+        try:
+            job.start()
+            while (chunk := box.get()) is not None:
+                yield chunk
+            job.wait()
+        finally:
+            job.stop()
+
+    async def astream(self, spec: CallSpec, terms: Terms = _ANY) -> AsyncGenerator[Chunk, None]:
+        """The reply as it grows. Closing the iterator aborts the call."""
+        box: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        here = asyncio.get_running_loop()
+
+        def put(chunk: Chunk | None) -> None:
+            with suppress(RuntimeError):  # the loop that asked is closed: nobody reads
+                here.call_soon_threadsafe(box.put_nowait, chunk)
+
+        job = Job(self._home(), lambda: self._stream(spec, terms, put))
+        try:
+            job.start()
+            while (chunk := await box.get()) is not None:
+                yield chunk
+            await job.wait_async()
+        finally:
+            await job.stop_async()
+
+    # -- what is behind it -------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        """The name of the model that is served; "" before the first call, or if nobody says."""
+        name: str = getattr(self._runtime and self._runtime.executor, "model", "")
+        return display_name(name)
+
+    def name_of(self, model: str | None) -> str:
+        """The name of the model that a call which asks for ``model`` gets."""
+        served = served_models(self._runtime and self._runtime.executor)
+        found = [one for one in served if model is not None and is_model(model, one)]
+        return display_name(found[0]) if found else self.model
+
+    @property
+    def native_tools(self) -> bool:
+        """Whether the executor's text is the answer's own, whatever tools a call has."""
+        return bool(getattr(self._runtime and self._runtime.executor, "native_tools", False))
+
+    def next_number(self) -> int:
+        """1, 2, 3, …: tells calls apart that ask the same."""
+        return next(self._numbers)
+
+    def close(self) -> None:
+        """Cancel the calls, stop the engine that it owns, and end its thread. Idempotent."""
+        with self._lock:
+            self.closed = True
+            thread, self._thread = self._thread, None
+        if thread is None or self._loop is None:
+            return
+        if thread is threading.current_thread():
+            raise ConfigError("a door cannot be closed from its own event loop")
+        Job(self._loop, self._shut).wait()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        thread.join()
+        self._loop.close()
+
+    # -- on the runtime's loop ---------------------------------------------------------
+
+    async def _call(self, spec: CallSpec, terms: Terms) -> Reply:
+        async with self._under(terms) as runtime:
+            return await run_call(runtime, replace(spec, model=terms.model), terms.scope)
+
+    async def _stream(
+        self, spec: CallSpec, terms: Terms, put: Callable[[Chunk | None], None]
+    ) -> None:
+        try:
+            async with self._under(terms) as runtime:
+                await run_stream(runtime, replace(spec, model=terms.model), terms.scope, put)
+        finally:
+            put(None)
+
+    @asynccontextmanager
+    async def _under(self, terms: Terms) -> AsyncIterator[Runtime]:
+        with self._pulse.beating(terms.heartbeat):
+            runtime = await self._opened()
+            check_served(runtime.executor, terms.model)
+            try:
+                async with asyncio.timeout(terms.timeout):
+                    yield runtime
+            except TimeoutError as error:
+                raise CallTimeoutError(
+                    f"the call took longer than its timeout of {terms.timeout:g} s and was "
+                    "aborted; give a longer timeout, or fewer max_tokens"
+                ) from error
+
+    async def _opened(self) -> Runtime:
+        """The runtime, its engine started. Several callers wait for one start."""
+        if self._make is None:
+            assert self._runtime is not None
+            return self._runtime
+        if self._opening is None:
+            with tracking.outside():
+                self._opening = asyncio.create_task(self._open(self._make()))
+        opening = self._opening
+        try:
+            # Who gives up waiting does not stop the start for the others.
+            return await asyncio.shield(opening)
+        except Exception:
+            if self._opening is opening:  # and no later call tries again already
+                self._opening = None
+            raise
+
+    async def _open(self, runtime: Runtime) -> Runtime:
+        await runtime.open(_tell)
+        self._runtime = runtime
+        return runtime
+
+    async def _shut(self) -> None:
+        opening, loop = self._opening, asyncio.get_running_loop()
+        if opening is not None:
+            opening.cancel()  # nothing, if it is open
+            await asyncio.wait([opening])
+            if not opening.cancelled() and opening.exception() is None:
+                await opening.result().close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await loop.shutdown_asyncgens()
+        await loop.shutdown_default_executor()
+
+    # -- where the runtime's loop is ---------------------------------------------------
+
+    def _home(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self.closed:
+                raise ConfigError("this door to the runtime is closed; make a new one")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="agentrt", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def _loop_for_threads(self) -> asyncio.AbstractEventLoop:
+        loop = self._home()
+        if running_loop() is loop:
+            raise ConfigError(
+                "a blocking call (invoke, stream, batch) on the event loop that runs the "
+                "engine would wait for itself: use ainvoke, astream or abatch there"
+            )
+        if self._make is None and not loop.is_running():
+            raise ConfigError("the event loop of the borrowed runtime does not run")
+        return loop
+
+
+def _tell(message: str) -> None:
+    """What a slow start does now, where a human may be waiting for it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"agentrt: {message}\n")

@@ -1,0 +1,166 @@
+"""How the engines stand: which calls run and wait, and why; read from an executor's snapshot.
+
+What a snapshot does not tell is simply not known here. Times are seconds on the registry's
+clock, which on one machine is the engine's, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ONE_ENGINE = "engine"
+"""The name of an engine that is no replica of a set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A call in an engine. ``since`` is when it began to run, or to wait, as it does now.
+
+    ``waited_s`` is how long it waited before, in all. A waiting one says ``why``;
+    ``preempted_by`` is the program that it gave way to.
+    """
+
+    call_id: str
+    program_id: str
+    running: bool
+    replica: str
+    level: int | None = None
+    since: float | None = None
+    served_s: float = 0.0
+    waited_s: float = 0.0
+    preemptions: int = 0
+    why: str = ""
+    preempted_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """An engine: its state, its batch, its KV cache (blocks; 0 where unknown), its work so far."""
+
+    name: str
+    state: str = "ready"
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    free_blocks: int = 0
+    steps: int = 0
+    computed_tokens: int | None = None
+    deaths: int = 0
+    last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """The engines ``at`` some time. ``up`` says whether they answered.
+
+    ``outside`` are the tenants with calls that wait before the engines, for their share of them.
+    """
+
+    at: float = 0.0
+    calls: Mapping[str, Placed] = field(default_factory=dict)
+    replicas: tuple[Replica, ...] = ()
+    up: bool = True
+    outside: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, snapshot: Mapping[str, Any], at: float) -> EngineView:
+        """Read an executor's snapshot, taken ``at`` this time."""
+        running = [*(snapshot.get("running") or ())]
+        waiting = [*(snapshot.get("waiting") or ())]
+        engines = snapshot.get("replicas") or [{"name": ONE_ENGINE, **snapshot}]
+        calls: dict[str, Placed] = {}
+        for engine in engines:
+            name = engine["name"]
+            runs = [call for call in running if call.get("replica", name) == name]
+            waits = [call for call in waiting if call.get("replica", name) == name]
+            queue = _Queue(engine, runs)
+            placed = [*(_placed(call, name, engine) for call in runs), *queue.places(waits)]
+            calls.update((one.call_id, one) for one in placed)
+        shares = snapshot.get("tenants") or {}
+        outside = frozenset(name for name, share in shares.items() if share.get("waiting"))
+        replicas = tuple(_replica(engine, calls.values()) for engine in engines)
+        return cls(at, calls, replicas, outside=outside)
+
+    def moved(self, later: EngineView) -> set[str]:
+        """The programs with a call that is not in the ``later`` view as it is here."""
+        here, there = self.calls, later.calls
+        moved = {one.program_id for call, one in there.items() if here.get(call) != one}
+        moved.update(one.program_id for call, one in here.items() if call not in there)
+        return moved
+
+    def ready(self) -> bool:
+        """Whether an engine takes calls."""
+        return self.up and any(replica.state == "ready" for replica in self.replicas)
+
+
+class _Queue:
+    """The waiting calls of one engine, in order: what is each waiting for?"""
+
+    def __init__(self, engine: Mapping[str, Any], running: Iterable[Mapping[str, Any]]) -> None:
+        self._engine = engine
+        self._levelled = engine.get("levelled", True)
+        self._worst = max((call.get("level", 0) for call in running), default=None)
+        self._seats = engine.get("free_slots", 0) > 0
+        self._short = engine.get("needs_blocks", 0) > engine.get("free_blocks", 0)
+
+    def places(self, waiting: Iterable[Mapping[str, Any]]) -> Iterable[Placed]:
+        before = self._worst
+        for call in waiting:
+            yield _placed(call, self._engine["name"], self._engine, self._why(call, before))
+            before = call.get("level", 0)
+
+    def _why(self, call: Mapping[str, Any], before: int | None) -> str:
+        if call.get("gave_way_to"):
+            return "preempted"
+        if call.get("held") or (self._seats and self._short):
+            return "preempted, no KV space" if call.get("preemptions") else "no KV space"
+        if self._seats:
+            return "next in line"
+        here = _level_name(call, self._levelled)
+        if not here:
+            return "queued, the batch is full"
+        behind = "" if before is None else f" behind Q{before + 1}"
+        return f"queued at {here}{behind}"
+
+
+def _level_name(call: Mapping[str, Any], levelled: bool) -> str:
+    if call.get("in_lane"):
+        return "the lane"
+    return f"Q{call.get('level', 0) + 1}" if levelled else ""
+
+
+def _placed(
+    call: Mapping[str, Any], replica: str, engine: Mapping[str, Any], why: str = ""
+) -> Placed:
+    return Placed(
+        call_id=str(call.get("call_id")),
+        program_id=call["program_id"],
+        running=not why,
+        replica=replica,
+        level=call.get("level") if engine.get("levelled", True) else None,
+        since=call.get("since"),
+        served_s=call.get("served_s", 0.0),
+        waited_s=call.get("waited_s", 0.0),
+        preemptions=call.get("preemptions", 0),
+        why=why,
+        preempted_by=call.get("gave_way_to", "") if why else "",
+    )
+
+
+def _replica(engine: Mapping[str, Any], calls: Iterable[Placed]) -> Replica:
+    here = Counter(call.running for call in calls if call.replica == engine["name"])
+    return Replica(
+        name=engine["name"],
+        state=engine.get("state", "ready"),
+        running=here[True],
+        waiting=here[False],
+        blocks=engine.get("blocks", 0),
+        free_blocks=engine.get("free_blocks", 0),
+        steps=engine.get("steps") or 0,
+        computed_tokens=engine.get("computed_tokens"),
+        deaths=engine.get("deaths", 0),
+        last_error=engine.get("last_error", ""),
+    )

@@ -1,0 +1,145 @@
+"""Programs, nodes and engines as JSON. Times are seconds on the server's clock.
+
+Every answer has that clock's ``at``, since it counts from nowhere in particular.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from agentrt.graph import Node, NodeKind
+from agentrt.runtime.registry import call_id
+from agentrt.runtime.run import Run
+from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.program_log import ProgramLog
+from agentrt.serving.observability.status import clipped, node_state, status_of
+
+JSON = dict[str, Any]
+
+_FOREIGN = "another tenant's program"
+
+
+class Renderer:
+    """Renders for one ``tenant``, or with None for all. Under the registry's lock."""
+
+    def __init__(self, books: ProgramLog, view: EngineView, tenant: str | None) -> None:
+        self.now = books.registry.clock()
+        self.view = view
+        self._books = books
+        self._tenant = tenant
+
+    def program(self, run: Run) -> JSON:
+        """A program's row."""
+        row = run.row
+        status = status_of(run, self.view, self.now, self._name)
+        return {
+            "id": run.id,
+            "type": clipped(run.type),
+            "tenant": row.tenant,
+            "session": row.session,
+            "state": str(status.state),
+            "wait": status.wait,
+            "level": status.level,
+            "replica": status.replica,
+            "started_at": run.started_at,
+            "ended_at": run.ended_at,
+            "attained_s": status.attained_s,
+            "service_s": row.service_s,
+            "waiting_s": row.waiting_s,
+            "waited_s": status.waited_s,
+            "waiting_calls": status.waiting_calls,
+            "waiting_since": status.waiting_since,
+            "interrupt_s": row.interrupt_s,
+            "critical_path_s": row.path_s,
+            "calls": row.finished_calls,
+            "open_calls": len(row.calls),
+            "prompt_tokens": row.prompt_tokens,
+            "output_tokens": row.output_tokens,
+            "cached_tokens": row.cached_tokens,
+            "preemptions": row.preemptions,
+            "error": None if run.error is None else clipped(_error(run.error)),
+        }
+
+    def node(self, run: Run, node: Node) -> JSON:
+        """A node of a program; for a call, with when and where it was in a batch."""
+        state, wait = node_state(run, node, self.view, self._name)
+        report = node.report
+        found: JSON = {
+            "program": run.id,
+            "id": node.id,
+            "kind": str(node.kind),
+            "name": clipped(node.name),
+            "scope": clipped(node.scope),
+            "parents": node.parents,
+            "state": state,
+            "wait": wait,
+            "created_at": node.created_at,
+            "ended_at": node.ended_at,
+            "service_s": node.service_s,
+            "path_s": node.path_s,
+            "error": None if node.error is None else clipped(node.error),
+        }
+        if report is not None:
+            for name in ("waiting_s", "prompt_tokens", "cached_tokens", "output_tokens"):
+                found[name] = getattr(report, name)
+            found["preemptions"] = report.preemptions
+        if node.kind is NodeKind.CALL:
+            track = self._books.tracks.get(call_id(run, node))
+            found["replica"] = track.replica if track else ""
+            found["spans"] = [list(span) for span in track.spans] if track else []
+        return found
+
+    def graph(self, run: Run) -> JSON:
+        """A program with its whole execution DAG."""
+        nodes = run.dag.nodes()
+        return {
+            "at": self.now,
+            "program": self.program(run),
+            "nodes": [self.node(run, node) for node in nodes],
+            "edges": [[parent, node.id] for node in nodes for parent in node.parents],
+            "critical_path": run.dag.critical_path().nodes,
+        }
+
+    def engines(self) -> JSON:
+        """The engines and their queues. A tenant's levels count its own calls alone."""
+        levels = queue_levels(self.view, self.sees)
+        return {
+            "up": self.view.up,
+            "replicas": [asdict(replica) for replica in self.view.replicas],
+            "levels": [
+                {"replica": replica, "level": level, "running": running, "waiting": waiting}
+                for (replica, level), (running, waiting) in sorted(levels.items(), key=_by_place)
+            ],
+        }
+
+    def sees(self, program_id: str) -> bool:
+        """Whether the program is there to be seen by this tenant."""
+        if self._tenant is None:
+            return True
+        run = self._books.find(program_id)
+        return run is not None and run.row.tenant == self._tenant
+
+    def _name(self, program_id: str) -> str:
+        return program_id if self.sees(program_id) else _FOREIGN
+
+
+def queue_levels(
+    view: EngineView, sees: Callable[[str], bool]
+) -> dict[tuple[str, int | None], tuple[int, int]]:
+    """How many calls run and wait at each level of each replica; None: there are no levels."""
+    calls = [call for call in view.calls.values() if sees(call.program_id)]
+    running = Counter((call.replica, call.level) for call in calls if call.running)
+    waiting = Counter((call.replica, call.level) for call in calls if not call.running)
+    return {place: (running[place], waiting[place]) for place in running | waiting}
+
+
+def _by_place(item: tuple[tuple[str, int | None], tuple[int, int]]) -> tuple[str, int]:
+    (replica, level), _ = item
+    return replica, -1 if level is None else level
+
+
+def _error(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,176 @@
+"""Decisions are O(log n) in the live programs, by a count of executed lines, not by a clock."""
+
+from __future__ import annotations
+
+import heapq
+import importlib.util
+import math
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import ClassVar
+
+import pytest
+
+from agentrt.lab.bench.crowd import SLOTS, Crowd
+from agentrt.lab.bench.decisions import PARTS, Sample, growth_table, measure
+from agentrt.scheduler import Policy, ProgramRow, QueuedCall, SchedulerConfig, policy_names
+from agentrt.scheduler.policies import Place
+from tests.lab.bench.lines import lines_run
+
+SMALL, LARGE = 100, 10_000
+STEPS = 100
+
+
+# -- counting --------------------------------------------------------------------------
+
+
+def heapq_in_python() -> ModuleType:
+    """The standard library's heapq without its C half, so that what it does can be counted."""
+    spec = importlib.util.find_spec("heapq")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _countable_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.MonkeyPatch.context() as without_c:
+        without_c.setitem(sys.modules, "_heapq", None)
+        module = heapq_in_python()
+    for name in ("heapify", "heappop", "heappush", "heappushpop", "heapreplace"):
+        monkeypatch.setattr(heapq, name, getattr(module, name))
+
+
+def lines_per_decision(live: int, name: str = "fcfs", policy: Policy | None = None) -> float:
+    """Lines for a call to arrive, be chosen once, be charged once, and end, among ``live``."""
+    crowd = Crowd(SchedulerConfig(policy=name), live, policy=policy)
+    for _ in range(2 * STEPS):
+        crowd.prepare()
+        for act in crowd.parts.values():
+            act()
+    started = crowd.started
+    spent = dict.fromkeys(crowd.parts, 0)
+    for _ in range(STEPS):
+        crowd.prepare()
+        for part, act in crowd.parts.items():
+            spent[part] += lines_run(act)
+    crowd.queues.check_integrity()
+    crowd.table.check_integrity()
+    times = {"choose": crowd.started - started, "charge": STEPS * (SLOTS - 1)}
+    return sum(lines / times.get(part, STEPS) for part, lines in spent.items())
+
+
+def is_logarithmic(small: float, large: float) -> bool:
+    """What is at most a multiple of log n (with any constant) grows no more than log n does."""
+    return large / small <= math.log(LARGE) / math.log(SMALL)
+
+
+# -- the bound, and that it can be missed ----------------------------------------------
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_decision_is_logarithmic(name: str) -> None:
+    small, large = (lines_per_decision(live, name) for live in (SMALL, LARGE))
+    assert is_logarithmic(small, large), f"{small:.0f} lines at {SMALL}, {large:.0f} at {LARGE}"
+
+
+class LooksAtAll(Policy):
+    """Looks at every waiting call that it knows of, at moments of one kind."""
+
+    name: ClassVar[str] = "looks-at-all"
+
+    def __init__(self, when: str) -> None:
+        super().__init__(SchedulerConfig())
+        self._when = when
+        self._known: dict[str, QueuedCall] = {}
+
+    def place(self, call: QueuedCall, now: float) -> Place:
+        self._known[call.call_id] = call
+        return Place(0, 0.1, self._look("arrive"))
+
+    def expire(self, call: QueuedCall, now: float) -> Place:
+        return Place(0, 0.1, self._look("expire"))
+
+    def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
+        del self._known[call.call_id]
+        self._look("leave")
+        return ()
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        if self._when == "program ends":
+            min(self._known.values())  # which calls back: see `lines_run`
+
+    def _look(self, when: str) -> float:
+        return max(c.arrived_at for c in self._known.values()) if when == self._when else 0.0
+
+
+@pytest.mark.parametrize("when", ["arrive", "expire", "leave", "program ends"])
+def test_a_linear_policy_misses_the_bound(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Such a policy takes a while to gather a crowd.
+    monkeypatch.setattr(f"{__name__}.LARGE", 1000)
+    small, large = (lines_per_decision(live, policy=LooksAtAll(when)) for live in (SMALL, LARGE))
+    assert not is_logarithmic(small, large), f"{small:.0f} lines, then {large:.0f}"
+
+
+def test_heaps_are_counted() -> None:
+    heap = list(range(1000))
+
+    def pop() -> None:
+        heapq.heappop(heap)
+
+    assert lines_run(pop) > math.log2(1000)
+
+
+# -- the crowd -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_crowd_keeps_its_size_and_its_batch_full(name: str) -> None:
+    crowd = Crowd(SchedulerConfig(policy=name), 50)
+    for _ in range(200):
+        crowd.prepare()
+        for act in crowd.parts.values():
+            act()
+        assert len(crowd.running) == SLOTS
+        assert len(crowd.queues) == 50
+        assert len(crowd.table) == 50 + SLOTS
+    crowd.queues.check_integrity()
+    crowd.table.check_integrity()
+
+
+def test_a_crowd_spreads_over_the_levels_and_all_types() -> None:
+    crowd = Crowd(SchedulerConfig(policy="plas"), 1000)
+    waiting = crowd.queues.in_order()
+    assert len({call.level for call in waiting}) >= 5
+    assert len({row.type for row in crowd.table}) == 8
+
+
+def test_policies_of_one_seed_meet_the_same_crowd() -> None:
+    crowds = [Crowd(SchedulerConfig(policy=name), 50, seed=3) for name in ("fcfs", "atlas")]
+    first, second = ([(r.type, r.service_s, r.waiting_s) for r in c.table] for c in crowds)
+    assert sorted(first) == sorted(second)
+
+
+# -- the tables ------------------------------------------------------------------------
+
+
+def test_growth_is_to_the_least_number_of_live_programs() -> None:
+    def cost(us: float) -> list[Sample]:
+        return [Sample(dict.fromkeys((*PARTS, "charge"), us), 1.0)]
+
+    lines = growth_table({("fcfs", 10): cost(1.0), ("fcfs", 1000): cost(1.5)}).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[2] == ["fcfs", "3.0", "1.50 (1.50-1.50)"]
+    assert cells[4] == ["n", "", "14.38"]
+    assert cells[3] == ["log n", "", "1.62"]
+
+
+def test_repeats_alternate_and_are_told() -> None:
+    told: list[str] = []
+    samples = measure(["fcfs", "plas"], [5, 10], 2, 3, 0, told.append)
+    assert list(samples) == [("fcfs", 5), ("fcfs", 10), ("plas", 5), ("plas", 10)]
+    assert {len(found) for found in samples.values()} == {2}
+    assert told[0] == "repeat 1 of 2: 5 live programs"

@@ -1,0 +1,62 @@
+"""The load of `agentrt bench serve`, on a server with a scripted engine, and its tables."""
+
+from __future__ import annotations
+
+from math import inf
+
+import httpx
+import pytest
+
+from agentrt.lab.bench.serving import CALLS, Footprint, ServingBench, Turn
+from agentrt.lab.bench.stock import StockServer
+from agentrt.serving.tenants import Limits
+from tests.serving.openai.house import MODEL, open_house
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StockServer, "NAME", MODEL)
+
+
+async def test_clients_are_programs_that_end() -> None:
+    async with open_house() as house:
+        bench = ServingBench(3, 0.2, lambda message: None)
+        turn = await bench._turn(f"{house.url}/v1", 3, 0.2)
+        assert turn.errors == 0
+        assert len(turn.latencies) == turn.statuses["200"] == len(house.engine.calls)
+        assert len(house.runtime.table) == 0
+        depths = {call.parents for call in house.engine.calls}
+        assert depths == {(), *((step,) for step in range(CALLS - 1))}
+
+
+async def test_what_fails_is_counted_and_being_busy_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rests: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr(ServingBench, "_rest", staticmethod(rest))
+    async with open_house(limits=Limits(requests_per_minute=1)) as house:
+        bench = ServingBench(1, 0.1, lambda message: None)
+        async with httpx.AsyncClient() as client:
+            turn = Turn()
+            await bench._program(client, f"{house.url}/v1", "a", inf, turn)
+            await bench._program(client, f"{house.url}/none", "b", inf, turn)
+            await bench._program(client, f"{house.url}/v1", "late", 0.0, turn)
+    assert turn.statuses == {"200": 1, "429": 1, "404": 1}
+    assert turn.errors == 1
+    assert rests == [60.0, 1.0]
+
+
+def test_the_tables_compare_turns_of_one_repeat() -> None:
+    bench = ServingBench(2, 1.0, lambda message: None)
+    for name, factor in (("stock", 1.0), ("agentrt", 1.05)):
+        turns = [Turn([0.1 * factor, 0.2 * factor * k], seconds=1.0) for k in (1, 2)]
+        bench.turns[name, 2] = turns
+    bench.footprints = [Footprint(100.4, 30, 5, 0)]
+    stock, ours = bench.table().splitlines()[2:]
+    assert stock.split("|")[1].strip() == "stock"
+    assert "1.05 (1.05-1.05)" in ours
+    assert bench.leaks().splitlines()[-1].replace(" ", "") == "|0|100|30|5|0|"

@@ -1,0 +1,157 @@
+"""Programs arrive at the rates asked for; a closed loop keeps its users busy."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrt.errors import ConfigError, InvariantError
+from agentrt.lab.workloads import (
+    Arrivals,
+    CallShape,
+    ClosedLoop,
+    Open,
+    ProgramShape,
+    at_once,
+    bursts,
+    closed_loop,
+    poisson,
+    rate_for_load,
+)
+
+
+def programs(n: int, output_tokens: int = 10) -> list[ProgramShape]:
+    return [ProgramShape(f"p{i}", "toy", (CallShape(output_tokens),)) for i in range(n)]
+
+
+def ids(some: object) -> list[str]:
+    assert isinstance(some, list | tuple)
+    return [program.program_id for program in some]
+
+
+def test_poisson_keeps_its_rate_and_spreads_as_it_should() -> None:
+    arrived = poisson(programs(5000), rate_per_s=4.0, seed=1)
+    assert arrived[-1].arrives_s == pytest.approx(5000 / 4, rel=0.05)
+    gaps = [b.arrives_s - a.arrives_s for a, b in pairwise(arrived)]
+    mean = sum(gaps) / len(gaps)
+    variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    assert variance == pytest.approx(mean**2, rel=0.1)
+
+
+def test_bursts_keep_the_mean_rate() -> None:
+    arrived = bursts(programs(8000), 5.0, seed=2, period_programs=100)
+    assert arrived[-1].arrives_s == pytest.approx(8000 / 5, rel=0.06)
+
+
+def test_bursts_alternate_between_the_two_loads() -> None:
+    """With a mean load of 0.8, high 1.9 and low 0.1, 7/18 of each period is high."""
+    period_s, rate = 200 / 5.0, 5.0
+    arrived = bursts(programs(8000), rate, seed=2, period_programs=200)
+    bins: dict[int, int] = {}
+    for program in arrived:
+        slot = int(program.arrives_s / (period_s / 18))
+        bins[slot] = bins.get(slot, 0) + 1
+    slots = range(max(bins))
+    loads = [bins.get(slot, 0) / (period_s / 18) / rate * 0.8 for slot in slots]
+    assert sum(load > 1.0 for load in loads) / len(loads) == pytest.approx(7 / 18, abs=0.05)
+    high = [load for load in loads if load > 1.3]
+    low = [load for load in loads if load < 0.6]
+    assert sum(high) / len(high) == pytest.approx(1.9, rel=0.08)
+    assert sum(low) / len(low) == pytest.approx(0.1, abs=0.05)
+
+
+def test_bursts_may_be_factors_and_silent_between() -> None:
+    arrived = bursts(programs(2000), 1.0, seed=3, load=1, high=2, low=0, period_programs=50)
+    gaps = [b.arrives_s - a.arrives_s for a, b in pairwise(arrived)]
+    assert sum(gap > 20 for gap in gaps) == pytest.approx(40, abs=4)
+    assert arrived[-1].arrives_s == pytest.approx(2000, rel=0.08)
+
+
+@given(
+    n=st.integers(0, 60),
+    rate=st.floats(1e-3, 1e3),
+    seed=st.integers(0, 2**30),
+    low=st.floats(0, 0.7),
+    high=st.floats(0.9, 10),
+    period=st.floats(0.5, 500),
+)
+@settings(max_examples=100, deadline=None)
+def test_arrivals_rise_and_lose_nobody(
+    n: int, rate: float, seed: int, low: float, high: float, period: float
+) -> None:
+    some = programs(n)
+    burst = bursts(some, rate, seed, low=low, high=high, period_programs=period)
+    for arrived in (burst, poisson(some, rate, seed), at_once(some)):
+        assert ids(arrived) == ids(some)
+        times = [program.arrives_s for program in arrived]
+        assert times == sorted(times)
+        assert all(at_s >= 0 for at_s in times)
+    assert poisson(some, rate, seed)[: n // 2] == poisson(some[: n // 2], rate, seed)
+
+
+@given(n=st.integers(0, 40), seed=st.integers(0, 2**30))
+def test_a_shuffle_changes_the_order_only(n: int, seed: int) -> None:
+    some = programs(n)
+    shuffled = poisson(some, 1.0, 0, shuffle_seed=seed)
+    assert sorted(ids(shuffled)) == sorted(ids(some))
+    assert [p.arrives_s for p in shuffled] == [p.arrives_s for p in poisson(some, 1.0, 0)]
+    assert shuffled == poisson(some, 1.0, 0, shuffle_seed=seed)
+    assert ids(at_once(some, shuffle_seed=seed)) == ids(shuffled)
+
+
+def test_the_rate_for_a_load() -> None:
+    """32 calls at 50 tokens/s make 1,600 tokens/s: 8 programs/s of 100 tokens are half."""
+    assert rate_for_load(programs(3, 100), 0.5, 32, 0.02) == pytest.approx(8.0)
+
+
+def test_open_arrivals_come_in_order_and_ask_for_nothing() -> None:
+    first, second = programs(2)
+    stream: Arrivals = Open([second.arriving(5.0), first.arriving(2.0)])
+    assert ids(stream.first()) == ["p0", "p1"]
+    assert list(stream.after_end("p0", 9.0)) == []
+
+
+@given(n=st.integers(0, 30), users=st.integers(1, 10), data=st.data())
+def test_a_closed_loop_keeps_its_users_busy(n: int, users: int, data: st.DataObject) -> None:
+    loop: Arrivals = closed_loop(programs(n), users)
+    for _ in range(2):  # a second run is like the first
+        alive = ids(loop.first())
+        seen, now = list(alive), 0.0
+        while alive:
+            assert len(alive) == min(users, n - len(seen) + len(alive))
+            now += 1.0
+            ended = alive.pop(data.draw(st.integers(0, len(alive) - 1)))
+            came = loop.after_end(ended, now)
+            assert all(program.arrives_s == now for program in came)
+            alive += [program.program_id for program in came]
+            seen += [program.program_id for program in came]
+        assert seen == ids(programs(n))
+
+
+def test_a_program_cannot_end_twice() -> None:
+    loop = ClosedLoop(programs(3), 1)
+    loop.first()
+    loop.after_end("p0", 1.0)
+    with pytest.raises(InvariantError, match="p0 ended"):
+        loop.after_end("p0", 2.0)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    some = programs(2)
+    with pytest.raises(ConfigError, match="rate of arrival"):
+        poisson(some, 0.0, 1)
+    with pytest.raises(ConfigError, match="low < load < high"):
+        bursts(some, 1.0, 1, load=2.0)
+    with pytest.raises(ConfigError, match="period"):
+        bursts(some, 1.0, 1, period_programs=0)
+    with pytest.raises(ConfigError, match="1 or more"):
+        closed_loop(some, 0)
+    with pytest.raises(ConfigError, match="two programs have the id 'p0'"):
+        Open([some[0], some[0]])
+    with pytest.raises(ConfigError, match="no programs"):
+        rate_for_load([], 0.5, 32, 0.02)
+    with pytest.raises(ConfigError, match="a load"):
+        rate_for_load(some, float("nan"), 32, 0.02)

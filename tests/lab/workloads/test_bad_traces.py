@@ -1,0 +1,164 @@
+"""Whatever is in a file, the complaint names it, its line, and what is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentrt.errors import ConfigError
+from agentrt.lab.workloads import read_programs
+
+CALL = {"t": 0.0, "in": 10, "out": 2, "gap": 0.0, "stop": "tool_use", "api": 1.0}
+SESSION = {"id": "s", "calls": [CALL]}
+NODE = {"id": 0, "kind": "call", "name": "m", "scope": "", "parents": [], "created_at": 0.0}
+DAG = {"version": 1, "program": {"id": "p", "type": "t"}, "nodes": [NODE]}
+LOG = {"user": "u", "created": 5, "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+
+
+def good_then(line: object) -> str:
+    return json.dumps(SESSION) + "\n" + (line if isinstance(line, str) else json.dumps(line))
+
+
+def with_call(**fields: Any) -> str:
+    return good_then({"id": "s2", "calls": [CALL, {**CALL, **fields}]})
+
+
+def with_node(**fields: Any) -> str:
+    done = {"report": {"prompt_tokens": 4, "output_tokens": 2}, "ended_at": 1.0}
+    return json.dumps({**DAG, "nodes": [{**NODE, **done}, {**NODE, "id": 1, **fields}]})
+
+
+BAD = {
+    "empty": ("", "the file is empty"),
+    "blank": ("\n  \n", "the file is empty"),
+    "no programs": ("[]", "holds no programs"),
+    "not JSON": ("hello", "bad.jsonl:1: not JSON at column 1"),
+    "a broken line": (good_then('{"id": "s2", "calls": [}'), "bad.jsonl:2: not JSON at column"),
+    "a broken document": ('{\n "version": 1,\n "nodes": [,]\n}', "bad.jsonl:3: not JSON"),
+    "cut off": (json.dumps(DAG)[:-9], "bad.jsonl:1: not JSON"),
+    "not a number of JSON": (good_then('{"calls": NaN}'), ":2: not JSON: NaN is not JSON"),
+    "too long a number": (good_then('{"calls": ' + "1" * 5000 + "}"), ":2: not JSON: "),
+    "too deep": ("[" * 200_000, "bad.jsonl:1: not JSON"),
+    "a list": (good_then([1]), r":2: \[1\] where an object should be"),
+    "a text in an array": ('["x"]', r"\[0\]: 'x' where an object should be"),
+    "no known format": ('{"a": 1}', ":1: of no known format"),
+    "another format": (good_then(LOG), r":2: not of the format of the first entry \(sessions\)"),
+    "a report of a run": (
+        '{"results": [], "programs": [], "engine": {}}',
+        "--dag FILE.json",
+    ),
+    "calls are no list": ('{"id": "s", "calls": 5}', ":1: 'calls' is 5, not a list"),
+    "a call is no object": ('{"id": "s", "calls": [5]}', r"calls\[0\]: 5 where an object"),
+    "no tokens": (with_call(out=None), r":2, calls\[1\]: 'out' is missing"),
+    "negative tokens": (with_call(out=-1), r":2, calls\[1\]: 'out' is -1: it must be from 0"),
+    "tokens as text": (with_call(**{"in": "10"}), "'in' is '10', not a number"),
+    "half a token": (with_call(out=1.5), "'out' is 1.5, not a whole number"),
+    "a truth as tokens": (with_call(out=True), "'out' is True, not a number"),
+    "endless tokens": (with_call(out=1).replace('"out": 1,', '"out": 1e999,'), "'out' is inf"),
+    "many digits": (with_call(out=10**40), "a number of 41 digits"),
+    "no start": (with_call(t=None), "'t' is missing"),
+    "a stop that is no text": (
+        good_then({"id": "s2", "calls": [{**CALL, "stop": 5}, CALL]}),
+        "'stop' is 5, not a text",
+    ),
+    "no id": (good_then({"calls": [CALL]}), ":2: 'id' is missing"),
+    "twins": (good_then(SESSION), "2 programs have the id 's'"),
+    "only empty sessions": ('{"id": "s", "calls": []}', "no program is left to run .*left out: 1"),
+    "another version": (json.dumps({**DAG, "version": 2}), "version 2: .* reads version 1"),
+    "nodes are no list": (json.dumps({**DAG, "nodes": {}}), "'nodes' is {}, not a list"),
+    "an unknown kind": (with_node(kind="dream"), "'kind' is 'dream': it is call, tool or human"),
+    "an unknown parent": (with_node(parents=[7]), r"nodes\[1\]: the parent 7 is not a node"),
+    "a parent of another sort": (with_node(parents=[[0]]), "the parent .* is not a node"),
+    "its own parent": (with_node(parents=[1]), "the parent 1 is not a node before"),
+    "no parents": (with_node(parents=None), "'parents' is not a list"),
+    "two of an id": (with_node(id=0), "two nodes have the id 0"),
+    "a report without tokens": (with_node(report={"output_tokens": 3}), "'prompt_tokens' is miss"),
+    "no program": (json.dumps({"version": 1, "nodes": json.loads(with_node())["nodes"]}), "'prog"),
+    "usage is no object": (json.dumps({**LOG, "usage": 5}), "'usage': 5 where an object"),
+    "no prompt": (json.dumps({**LOG, "usage": {"total_tokens": 5}}), "'input_tokens' is missing"),
+    "no such day": (json.dumps({**LOG, "created": "2026-13-01"}), "no ISO 8601 time"),
+    "time goes back": (json.dumps({**LOG, "end_time": 2}), "'end_time' is before the start"),
+    "no request with tokens": ('{"usage": null}', "no program is left .*left out: 1"),
+}
+
+
+@pytest.mark.parametrize(("text", "complaint"), BAD.values(), ids=BAD.keys())
+def test_the_complaint_names_what_is_wrong(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        read_programs(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 300
+
+
+def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad"
+    with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
+        read_programs(path)
+    with pytest.raises(ConfigError, match=r"cannot read .*directory"):
+        read_programs(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot read .*null"):
+        read_programs("a\0b")
+    path.write_bytes(b'{"id": "s",\n"calls": "\xff"}')
+    with pytest.raises(ConfigError, match="bad:2: not UTF-8"):
+        read_programs(path)
+    packed = gzip.compress(json.dumps(SESSION).encode())
+    for damaged in (packed[:-6], packed[:12] + b"\xff" * 9 + packed[21:], packed[:3]):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="gzip data is damaged"):
+            read_programs(path)
+
+
+@pytest.mark.parametrize(
+    "scales", [{"context_scale": 0}, {"output_scale": -1}, {"gap_scale": float("nan")}]
+)
+def test_impossible_scales_are_refused(tmp_path: Path, scales: dict[str, float]) -> None:
+    path = tmp_path / "good.jsonl"
+    path.write_text(json.dumps(SESSION))
+    with pytest.raises(ConfigError, match=next(iter(scales))):
+        read_programs(path, **scales)  # type: ignore[arg-type]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@given(data=st.data(), base=st.sampled_from([SESSION, json.loads(with_node()), LOG]))
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_field_of_any_kind_is_read_or_refused(
+    tmp_path: Path, data: st.DataObject, base: dict[str, Any]
+) -> None:
+    """One field, at any depth, replaced by any JSON value: programs or a complaint."""
+    changed = json.loads(json.dumps(base))
+    place: Any = changed
+    while True:
+        key = data.draw(
+            st.sampled_from(list(place) if isinstance(place, dict) else range(len(place)))
+        )
+        inner = place[key]
+        if not (isinstance(inner, dict | list) and inner) or data.draw(st.booleans()):
+            break
+        place = inner
+    place[key] = data.draw(JSON)
+    path = tmp_path / "fuzz.json"
+    path.write_text(json.dumps(changed), encoding="utf-8")
+    try:
+        trace = read_programs(path)
+    except ConfigError as error:
+        said = str(error)
+    else:
+        said = trace.report()
+        assert trace.programs
+    assert str(path) in said

@@ -1,0 +1,278 @@
+"""The runtime around a scripted engine: DAGs, table, states, cancellation, interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agentrt import Context, Reply, Runtime, node, program
+from agentrt.errors import ConfigError, EngineStartError, UsageError
+from agentrt.events import NodeEnded, ProgramEnded, ProgramStarted
+from agentrt.graph import NodeKind, NodeState
+from agentrt.program import Program
+from agentrt.runtime.run import RunState
+from agentrt.scheduler import ProgramTotals
+from agentrt.testing.scripted import ScriptedExecutor
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[Runtime]:
+    async with Runtime(ScriptedExecutor(lambda call: "one two three")) as runtime:
+        yield runtime
+        assert len(runtime.table) == 0
+        assert not runtime.runs
+
+
+def edges(run_dag: object) -> dict[int, tuple[int, ...]]:
+    return {n.id: n.parents for n in run_dag.nodes()}  # type: ignore[attr-defined]
+
+
+async def test_a_dag_emerges_from_plain_asyncio(runtime: Runtime) -> None:
+    """0 leads to 1 and 2; a tool (3) follows 1 in its branch; 4 joins 2 and 3."""
+
+    @node
+    async def branch(ctx: Context, deep: bool) -> None:
+        await ctx.llm("branch")
+        if deep:
+            await ctx.tool(lambda: "sync tools run in a thread")
+
+    @program
+    async def shape(ctx: Context) -> None:
+        await ctx.llm("root")
+        task = ctx.spawn(branch, True)
+        await asyncio.gather(task, branch(ctx, False))
+        await ctx.llm("join")
+
+    run = runtime.start(shape)
+    await run.wait()
+    run.dag.check_integrity()
+    kinds = {n.id: n.kind for n in run.dag.nodes()}
+    tool = next(i for i, kind in kinds.items() if kind is NodeKind.TOOL)
+    found = edges(run.dag)
+    assert found[0] == ()
+    assert found[1] == found[2] == (0,)
+    before_tool = found[tool][0]
+    assert {before_tool} < {1, 2}
+    other = ({1, 2} - {before_tool}).pop()
+    assert set(found[4]) == {tool, other}
+    assert run.dag.node(1).scope == "shape/branch"
+    assert run.dag.node(4).scope == "shape"
+
+
+async def test_the_true_path_reaches_the_scheduler(runtime: Runtime) -> None:
+    @program
+    async def chain(ctx: Context) -> None:
+        await ctx.llm("a")
+        await asyncio.gather(ctx.llm("b"), ctx.llm("c"))
+        await ctx.llm("d")
+
+    run = runtime.start(chain)
+    await run.wait()
+    executor = runtime.executor
+    assert isinstance(executor, ScriptedExecutor)
+    step = run.dag.node(0).service_s
+    assert [call.path_s for call in executor.calls] == [0.0, step, step, 2 * step]
+    assert run.report(runtime.now()).critical_path_s == 3 * step
+    assert run.row.service_s == 4 * step
+    assert executor.ended == [run.id]
+    totals = executor.totals[run.id]
+    assert totals == ProgramTotals.of(run.row)
+    assert (totals.type, totals.service_s, totals.finished_calls) == ("chain", 4 * step, 4)
+
+
+async def test_a_program_that_raises_keeps_its_own_error(runtime: Runtime) -> None:
+    @program
+    async def broken(ctx: Context) -> None:
+        await ctx.llm("x")
+        raise KeyError("mine")
+
+    run = runtime.start(broken)
+    with pytest.raises(KeyError, match="mine"):
+        await run.wait()
+    assert run.state is RunState.FAILED
+    assert run.dag.state is NodeState.FAILED
+
+
+async def test_a_failing_node_is_in_the_dag_and_the_program_can_go_on(runtime: Runtime) -> None:
+    def fails() -> None:
+        raise OSError("disk")
+
+    @program
+    async def careful(ctx: Context) -> str:
+        try:
+            await ctx.tool(fails)
+        except OSError:
+            return str(await ctx.llm("what now"))
+        return "no error"
+
+    run = runtime.start(careful)
+    assert await run.wait() == "one two three"
+    failed, after = run.dag.nodes()
+    assert (failed.state, failed.error) == (NodeState.FAILED, "OSError: disk")
+    assert after.parents == (failed.id,)
+
+
+async def test_a_tool_that_takes_too_long_fails(runtime: Runtime) -> None:
+    @program
+    async def slow(ctx: Context) -> None:
+        await ctx.tool(asyncio.Event().wait, timeout=0.01)
+
+    run = runtime.start(slow)
+    with pytest.raises(TimeoutError):
+        await run.wait()
+    assert run.dag.node(0).state is NodeState.FAILED
+    assert run.row.tools == 0
+
+
+async def test_cancelling_leaves_no_task_and_closes_the_dag(runtime: Runtime) -> None:
+    never = asyncio.Event()
+
+    @program
+    async def stuck(ctx: Context) -> None:
+        ctx.spawn(background)
+        await ctx.tool(never.wait)
+
+    async def background(ctx: Context) -> None:
+        await ctx.human("still there?")
+
+    runtime._services = dataclasses.replace(runtime._services, ask_human=_ask_forever)
+    tasks = asyncio.all_tasks()
+    run = runtime.start(stuck)
+    while len(run.dag.nodes()) < 2:
+        await asyncio.sleep(0)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run.wait()
+    assert {n.state for n in run.dag.nodes()} == {NodeState.CANCELLED}
+    assert asyncio.all_tasks() == tasks
+
+
+async def _ask_forever(program_id: str, question: str) -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def test_a_task_that_is_not_awaited_ends_with_its_program(runtime: Runtime) -> None:
+    @program
+    async def careless(ctx: Context) -> str:
+        asyncio.create_task(ctx.tool(asyncio.Event().wait))  # noqa: RUF006
+        return str(await ctx.llm("x"))
+
+    run = runtime.start(careless)
+    assert await run.wait() == "one two three"
+    assert NodeState.CANCELLED in {n.state for n in run.dag.nodes()}
+
+
+async def test_a_human_is_asked_and_answers(runtime: Runtime) -> None:
+    async def ask(program_id: str, question: str) -> str:
+        return f"{question} yes"
+
+    @program
+    async def polite(ctx: Context) -> str:
+        return await ctx.human("may I?")
+
+    async with Runtime(ScriptedExecutor(), ask_human=ask) as other:
+        assert await other.start(polite).wait() == "may I? yes"
+    with pytest.raises(UsageError, match="there is none here"):
+        await runtime.start(polite).wait()
+
+
+async def test_streaming_gives_the_text_in_pieces(runtime: Runtime) -> None:
+    @program
+    async def streamed(ctx: Context) -> list[str]:
+        return [piece async for piece in ctx.llm("x", stream=True)]
+
+    run = runtime.start(streamed)
+    pieces = await run.wait()
+    assert len(pieces) > 1
+    assert "".join(pieces) == "one two three"
+    assert run.dag.node(0).state is NodeState.DONE
+
+
+async def test_after_names_a_parent_that_asyncio_cannot_show(runtime: Runtime) -> None:
+    @program
+    async def queued(ctx: Context) -> None:
+        queue: asyncio.Queue[Reply] = asyncio.Queue()
+
+        async def producer() -> None:
+            await queue.put(await ctx.llm("make"))
+
+        task = asyncio.create_task(producer())
+        reply = await queue.get()
+        await ctx.llm("use", after=[reply])
+        await task
+
+    run = runtime.start(queued)
+    await run.wait()
+    assert edges(run.dag) == {0: (), 1: (0,)}
+
+
+async def test_seeds_are_drawn_repeatably() -> None:
+    @program
+    async def sampled(ctx: Context) -> None:
+        await ctx.llm("x", temperature=1.0)
+        await ctx.llm("y", temperature=1.0)
+
+    async def seeds(seed: int) -> list[int | None]:
+        executor = ScriptedExecutor()
+        async with Runtime(executor, seed=seed) as runtime:
+            await runtime.start(sampled).wait()
+        return [call.spec.seed for call in executor.calls]
+
+    assert await seeds(1) == await seeds(1) != await seeds(2)
+    assert len(set(await seeds(1))) == 2
+
+
+async def test_listeners_hear_of_everything(runtime: Runtime) -> None:
+    heard: list[object] = []
+    runtime.listen(heard.append)
+
+    @program
+    async def one(ctx: Context) -> None:
+        await ctx.llm("x")
+
+    await runtime.start(one).wait()
+    assert [type(event) for event in heard][:1] == [ProgramStarted]
+    assert isinstance(heard[-1], ProgramEnded)
+    assert sum(isinstance(event, NodeEnded) for event in heard) == 1
+
+
+async def test_finished_programs_are_let_go(runtime: Runtime) -> None:
+    import gc
+    import weakref
+
+    @program
+    async def one(ctx: Context) -> None:
+        await ctx.llm("x")
+
+    run = runtime.start(one)
+    await run.wait()
+    ref = weakref.ref(run)
+    del run
+    await asyncio.sleep(0)
+    gc.collect()
+    assert ref() is None
+
+
+async def test_an_engine_that_does_not_start_is_closed_once() -> None:
+    class Dud(ScriptedExecutor):
+        async def start(self, progress: object) -> None:
+            raise EngineStartError("no memory")
+
+    runtime = Runtime(Dud())
+    with pytest.raises(EngineStartError, match="no memory"):
+        await runtime.open()
+    await runtime.close()
+
+
+def test_what_is_no_program_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be an 'async def'"):
+        Program(lambda ctx: None)  # type: ignore[arg-type, return-value]
+
+    async def no_context() -> None: ...
+
+    with pytest.raises(ConfigError, match="must take a context"):
+        Program(no_context)

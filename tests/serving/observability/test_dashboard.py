@@ -1,0 +1,296 @@
+"""The dashboard in headless Chromium: one browser for all tests here.
+
+Each test ends with a look at what must never happen: a complaint on the console, or a request
+to another host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from agentrt import Context, Runtime, program
+from agentrt.errors import UsageError
+from agentrt.request import Call
+from agentrt.serving.observability.beside import dashboard
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.observability.browser import Watched, opened_browser
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WAIT_MS = 30_000
+CHECK_LAYOUTS = Path(__file__).with_name("check_layouts.js")
+expect.set_options(timeout=WAIT_MS)
+
+
+class Gates:
+    """Steps that programs wait for, until the test opens them."""
+
+    def __init__(self) -> None:
+        self._gates: dict[str, asyncio.Event] = {}
+
+    def close(self) -> None:
+        """All of them, for the next test."""
+        self._gates.clear()
+
+    def __getitem__(self, name: str) -> asyncio.Event:
+        return self._gates.setdefault(name, asyncio.Event())
+
+
+gates = Gates()
+
+
+@program
+async def grower(ctx: Context) -> str:
+    await ctx.llm("plan")
+    await ctx.tool(first_step)
+    await asyncio.gather(ctx.llm("left"), ctx.llm("right"))
+    await ctx.tool(second_step)
+    return "done"
+
+
+async def first_step() -> None:
+    await gates["first"].wait()
+
+
+async def second_step() -> None:
+    await gates["second"].wait()
+
+
+@program
+async def sleeper(ctx: Context) -> None:
+    await ctx.tool(second_step)
+
+
+@program
+async def breaker(ctx: Context) -> None:
+    raise UsageError("<b>no</b> such luck")
+
+
+@program
+async def caller(ctx: Context) -> None:
+    await ctx.llm("wait for me")
+
+
+class Staged(ScriptedExecutor):
+    """Calls wait until ``gates["engine"]`` opens; meanwhile the engines say ``staged``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.staged: Mapping[str, Any] | None = None
+
+    async def generate(self, call: Call, *, stream: bool) -> Any:
+        await gates["engine"].wait()
+        async for chunk in super().generate(call, stream=stream):
+            yield chunk
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        return await super().snapshot() if self.staged is None else self.staged
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with opened_browser() as browser:
+        yield browser
+
+
+@asynccontextmanager
+async def watched(
+    browser: Browser, url: str, *, check: Any = None, expected: str | None = None
+) -> AsyncIterator[Page]:
+    """A page at ``url`` that must stay quiet, but for the complaint that is ``expected``.
+
+    ``check`` is asked first when the page asks for events.
+    """
+    context = await browser.new_context(viewport={"width": 1400, "height": 900})
+    watch = Watched.over(await context.new_page())
+    try:
+        if check is not None:
+            await watch.page.route("**/events*", check)
+        await watch.page.goto(url)
+        yield watch.page
+    finally:
+        await context.close()
+    assert [c for c in watch.complaints if expected is None or expected not in c] == []
+    assert watch.hosts == {urlsplit(url).netloc}
+
+
+@asynccontextmanager
+async def shown(
+    browser: Browser, executor: ScriptedExecutor | None = None
+) -> AsyncIterator[tuple[Runtime, Page]]:
+    """A runtime, and its dashboard in the browser."""
+    gates.close()
+    async with (
+        Runtime(executor or ScriptedExecutor()) as runtime,
+        dashboard(runtime) as url,
+        watched(browser, url) as page,
+    ):
+        await expect(page.locator("#link")).to_have_text("live")
+        yield runtime, page
+
+
+async def test_a_program_appears_its_graph_grows_and_it_ends(browser: Browser) -> None:
+    async with shown(browser) as (runtime, page):
+        await expect(page.locator("#none")).to_be_visible()
+        run = runtime.start(grower)
+        row = page.locator(f'tr[data-program="{run.id}"]')
+        await expect(row.locator(".dotted")).to_have_text("in tool")
+        await expect(row.locator(".at-wait")).to_have_text("first_step")
+        await row.click()
+        nodes = page.locator("#graph .node")
+        await expect(nodes).to_have_count(2)
+        await expect(nodes.nth(0)).to_have_attribute("data-state", "done")
+        await expect(nodes.nth(1)).to_have_attribute("data-live", "true")
+        gates["first"].set()
+        await expect(nodes).to_have_count(5)
+        await expect(page.locator("#graph .edge")).to_have_count(5)
+        await expect(page.locator("#graph .edge.critical")).not_to_have_count(0)
+        gates["second"].set()
+        await run.wait()
+        await expect(row.locator(".dotted")).to_have_text("done")
+        await expect(row).to_have_attribute("data-live", "false")
+        await expect(page.locator("#graph .node[data-live=true]")).to_have_count(0)
+        await expect(page.locator('[data-total="live"]')).to_have_text("0")
+
+
+async def test_it_is_usable_at_1000_live_programs(browser: Browser) -> None:
+    async with shown(browser) as (runtime, page):
+        runs = [runtime.start(sleeper) for _ in range(1000)]
+        await expect(page.locator('[data-total="live"]')).to_have_text("1,000")
+        await expect(page.locator("#pages span")).to_have_text("showing 1–100 of 1,000")
+        rows = page.locator("#rows tr")
+        await expect(rows).to_have_count(100)
+        await page.get_by_role("button", name="next").click()
+        await expect(page.locator("#pages span")).to_have_text("showing 101–200 of 1,000")
+        await expect(rows.first).to_have_attribute("data-program", runs[-101].id)
+        await page.locator("#filter").fill("sleeper-77")
+        await expect(rows).to_have_count(11)
+        await page.locator(f'tr[data-program="{runs[776].id}"]').click()
+        await expect(page.locator("#program-title")).to_have_text("sleeper-777")
+        await expect(page.locator("#graph .node")).to_have_count(1)
+        gates["second"].set()
+        await asyncio.gather(*(run.wait() for run in runs))
+        await expect(page.locator('[data-total="live"]')).to_have_text("0")
+
+
+async def test_rows_are_sorted_and_chosen_by_keyboard(browser: Browser) -> None:
+    async with shown(browser) as (runtime, page):
+        runs = [runtime.start(sleeper) for _ in range(3)]
+        rows = page.locator("#rows tr")
+        await expect(rows).to_have_count(3)
+        await expect(rows.first).to_have_attribute("data-program", runs[2].id)
+        await page.get_by_role("button", name="Program").click()
+        await expect(rows.first).to_have_attribute("data-program", runs[0].id)
+        await expect(page.locator("th").first).to_have_attribute("aria-sort", "ascending")
+        await rows.first.locator("button").focus()
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("Enter")
+        await expect(rows.nth(1)).to_have_attribute("aria-selected", "true")
+        await expect(page.locator("#program-title")).to_have_text(runs[1].id)
+        gates["second"].set()
+        await asyncio.gather(*(run.wait() for run in runs))
+
+
+async def test_what_programs_say_is_text_and_not_markup(browser: Browser) -> None:
+    async with shown(browser) as (runtime, page):
+        run = runtime.start(breaker)
+        row = page.locator(f'tr[data-program="{run.id}"]')
+        await expect(row.locator(".dotted")).to_have_text("failed")
+        await expect(row.locator(".at-wait")).to_have_text("UsageError: <b>no</b> such luck")
+        await expect(page.locator("#rows b")).to_have_count(0)
+
+
+async def test_engines_queues_and_wait_reasons_are_shown(browser: Browser) -> None:
+    engine = Staged()
+    async with shown(browser, engine) as (runtime, page):
+        runs = [runtime.start(caller) for _ in range(3)]
+        async with asyncio.timeout(30):
+            while not all(run.row.calls for run in runs):
+                await asyncio.sleep(0)
+        now = runtime.now()
+        ids = [next(iter(run.row.calls)) for run in runs]
+
+        def call(index: int, replica: str, **more: Any) -> dict[str, Any]:
+            place = {"call_id": ids[index], "program_id": runs[index].id, "replica": replica}
+            return {**place, "level": index, "since": now - 4 + index, "served_s": 0.5, **more}
+
+        engine.staged = {
+            "running": [call(0, "replica-0")],
+            "waiting": [
+                call(1, "replica-0", gave_way_to=runs[0].id, preemptions=1),
+                call(2, "replica-1"),
+            ],
+            "replicas": [
+                {"name": "replica-0", "state": "ready", "blocks": 200, "free_blocks": 50},
+                {
+                    "name": "replica-1",
+                    "state": "ready",
+                    "blocks": 200,
+                    "free_blocks": 9,
+                    "free_slots": 1,
+                    "needs_blocks": 12,
+                },
+            ],
+        }
+        waits = [page.locator(f'tr[data-program="{run.id}"] .at-wait') for run in runs]
+        await expect(waits[1]).to_have_text(f"preempted by {runs[0].id}")
+        await expect(waits[2]).to_have_text("no KV space")
+        await expect(page.locator(".replica").first).to_contain_text("KV cache 75 %")
+        await expect(page.locator("#queues b")).to_have_text(
+            ["Q1 replica-0", "Q2 replica-0", "Q3 replica-1"]
+        )
+        # The bar of the call that runs can be pointed at and chosen.
+        canvas = page.locator("#bars canvas")
+        box = await canvas.bounding_box()
+        assert box is not None
+        await canvas.click(position={"x": box["width"] - 10, "y": 16 + 20 + 5})
+        await expect(page.locator("#program-title")).to_have_text(runs[0].id)
+        engine.staged = None
+        gates["engine"].set()
+        await asyncio.gather(*(run.wait() for run in runs))
+
+
+async def test_it_asks_for_a_key_where_one_is_needed(browser: Browser) -> None:
+    keys: list[str | None] = []
+
+    async def check(route: Any) -> None:
+        keys.append(route.request.headers.get("authorization"))
+        await (route.continue_() if keys[-1] else route.fulfill(status=401))
+
+    async with (
+        Runtime(ScriptedExecutor()) as runtime,
+        dashboard(runtime) as url,
+        watched(browser, url, check=check, expected="401") as page,
+    ):
+        await page.locator("#key input").fill("secret")
+        await page.get_by_role("button", name="Open").click()
+        await expect(page.locator("#link")).to_have_text("live")
+        await expect(page.locator("#key")).to_be_hidden()
+    assert keys == [None, "Bearer secret"]
+
+
+async def test_the_page_comes_back_with_its_server(browser: Browser) -> None:
+    gates.close()
+    async with Runtime(ScriptedExecutor()) as runtime, AsyncExitStack() as stack:
+        async with dashboard(runtime) as url:
+            page = await stack.enter_async_context(watched(browser, url, expected="ERR_"))
+            await expect(page.locator("#link")).to_have_text("live")
+        await expect(page.locator("#link")).to_have_text("no server; trying again")
+        run = runtime.start(sleeper)
+        async with dashboard(runtime, urlsplit(url).port or 0):
+            await expect(page.locator("#link")).to_have_text("live")
+            await expect(page.locator(f'tr[data-program="{run.id}"]')).to_have_count(1)
+
+
+async def test_layouts_never_overlap_and_keep_their_layers_as_they_grow(browser: Browser) -> None:
+    async with shown(browser) as (_, page):
+        assert await page.evaluate(CHECK_LAYOUTS.read_text(encoding="utf-8")) == ""

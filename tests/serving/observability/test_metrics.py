@@ -1,0 +1,153 @@
+"""Metrics: they agree with the registry's own reports, parse, and keep their labels bounded."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agentrt.request import CallReport
+from agentrt.runtime.registry import RunRegistry
+from agentrt.runtime.run import Run, RunState
+from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.gauges import Gauges
+from agentrt.serving.observability.labels import Labels
+from agentrt.serving.observability.metrics import OfTenant
+from agentrt.serving.observability.program_log import ProgramLog
+from agentrt.serving.observability.render import Renderer
+from agentrt.tracking.scope import Scope
+from tests.serving.observability.story import TENANTS, TYPES, Deed, Story, deeds
+
+Values = dict[tuple[str, str, str], float]
+
+
+def parsed(text: str) -> dict[str, Values]:
+    """The samples that have a tenant: by name, then by tenant, type and what else there is."""
+    found: dict[str, Values] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            rest = {k: v for k, v in sample.labels.items() if k not in ("tenant", "type")}
+            key = (sample.labels.get("tenant", ""), sample.labels.get("type", ""), str(rest or ""))
+            found.setdefault(sample.name, {})[key] = sample.value
+    return found
+
+
+def summed(runs: list[Run], field: str) -> Values:
+    sums: Counter[tuple[str, str, str]] = Counter()
+    for run in runs:
+        sums[run.row.tenant, run.type, ""] += getattr(run.report(0), field)
+    return {key: value for key, value in sums.items() if value}
+
+
+@settings(max_examples=60, deadline=None)
+@given(deeds)
+def test_counters_equal_the_reports_of_all_runs(told: list[Deed]) -> None:
+    """Those of cancelled programs too, whose calls ended after them."""
+    story = Story()
+    books = ProgramLog(story.registry)
+    books.open()
+    story.tell(told)
+    values = parsed(generate_latest(books.metrics.registry).decode())
+    for name, field in {
+        "agentrt_calls_total": "calls",
+        "agentrt_preemptions_total": "preemptions",
+        "agentrt_prompt_tokens_total": "prompt_tokens",
+        "agentrt_cached_tokens_total": "cached_tokens",
+        "agentrt_output_tokens_total": "output_tokens",
+        "agentrt_service_seconds_total": "service_s",
+        "agentrt_waiting_seconds_total": "waiting_s",
+    }.items():
+        counted = {key: value for key, value in values.get(name, {}).items() if value}
+        assert counted == pytest.approx(summed(story.runs, field)), name
+
+
+@settings(max_examples=40, deadline=None)
+@given(deeds)
+def test_histograms_and_gauges_count_ended_and_live_programs(told: list[Deed]) -> None:
+    story = Story()
+    books = ProgramLog(story.registry)
+    books.open()
+    story.tell(told)
+    values = parsed(generate_latest(books.metrics.registry).decode())
+    ended = [run for run in story.runs if run.state is not RunState.RUNNING]
+    by_type = Counter((run.row.tenant, run.type, "") for run in ended)
+    assert values.get("agentrt_program_latency_seconds_count", {}) == by_type
+    walls = Counter[tuple[str, str, str]]()
+    for run in ended:
+        walls[run.row.tenant, run.type, ""] += run.report(0).wall_s  # type: ignore[assignment]
+    assert values.get("agentrt_program_latency_seconds_sum", {}) == pytest.approx(dict(walls))
+    states = Counter((r.row.tenant, r.type, str({"state": str(r.state)})) for r in ended)
+    assert values.get("agentrt_programs_ended_total", {}) == states
+    gauges = Gauges(
+        books.of(None), Renderer(books, EngineView(), None), books.metrics.labels
+    ).collect()
+    [live] = [family for family in gauges if family.name == "agentrt_programs"]
+    assert sum(sample.value for sample in live.samples) == len(story.registry.runs)
+
+
+@settings(max_examples=30, deadline=None)
+@given(deeds)
+def test_a_tenants_metrics_are_its_own(told: list[Deed]) -> None:
+    story = Story()
+    books = ProgramLog(story.registry)
+    books.open()
+    story.tell(told)
+    whole = parsed(generate_latest(books.metrics.registry).decode())
+    for tenant in TENANTS:
+        own = [m for m in OfTenant(books.metrics.registry, tenant).collect() if m.samples]
+        for metric in own:
+            for sample in metric.samples:
+                assert sample.labels["tenant"] == tenant
+        names = {sample.name for metric in own for sample in metric.samples}
+        assert names == {n for n, v in whole.items() if any(k[0] == tenant for k in v)}
+
+
+def test_what_clients_name_does_not_grow_the_labels() -> None:
+    labels = Labels(tenants=2, types=2)
+    assert labels.of("a", "x") == ("a", "x")
+    assert labels.of("b", "x") == ("b", "x")
+    assert labels.of("c", "x") == ("other", "other")
+    assert labels.of("a", "y") == ("a", "y")
+    assert labels.of("a", "z") == ("a", "other")
+    assert labels.of("a", "x") == ("a", "x")
+    assert labels.of("other", "x") == ("other", "other")
+    assert labels.of("b", "other") == ("b", "other")
+
+
+def test_a_type_is_bound_in_the_metrics_of_many_programs() -> None:
+    books = ProgramLog(RunRegistry())
+    books.metrics.labels = Labels(types=3)
+    books.open()
+    for number in range(50):
+        run = books.registry.open(f"type{number}")
+        books.registry.close(run, RunState.DONE)
+    values = parsed(generate_latest(books.metrics.registry).decode())
+    counts = {key[1]: n for key, n in values["agentrt_program_latency_seconds_count"].items()}
+    assert counts == {"type0": 1, "type1": 1, "type2": 1, "other": 47}
+
+
+def test_a_type_that_became_known_late_is_the_label() -> None:
+    books = ProgramLog(RunRegistry())
+    books.open()
+    run = books.registry.open("?")
+    books.registry.rename(run, "agent")
+    scope = Scope(run, "agent")
+    node = books.registry.begin_call(run, scope, "llm")
+    books.registry.end_call(run, scope, node, CallReport(cached_tokens=3, prompt_tokens=9))
+    values = parsed(generate_latest(books.metrics.registry).decode())
+    assert values["agentrt_prefix_hits_total"] == {("default", "agent", ""): 1}
+
+
+def test_what_is_kept_of_ended_programs_is_bounded() -> None:
+    """Also where their calls never end."""
+    books = ProgramLog(RunRegistry(), kept=10)
+    books.open()
+    for _ in range(40):
+        run = books.registry.open(TYPES[0])
+        books.registry.begin_call(run, Scope(run, run.type), "llm")
+        books.registry.close(run, RunState.CANCELLED)
+    assert (len(books.live), len(books.ended)) == (0, 10)
+    assert (len(books._accounts), len(books._trailing)) == (10, 10)

@@ -1,0 +1,331 @@
+"""The routes, over HTTP: lists, graphs, health, metrics, tenants, the page's files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tomllib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+
+from agentrt import Context, Runtime, program
+from agentrt.errors import ConfigError, EngineDiedError
+from agentrt.serving.app import opened_app
+from agentrt.serving.observability import room
+from agentrt.serving.observability.beside import dashboard
+from agentrt.serving.observability.snapshot_poller import SnapshotPoller
+from agentrt.serving.server import Server
+from agentrt.serving.tenants import KeyRing, new_key
+from agentrt.testing.scripted import ScriptedExecutor
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "serving" / "seeing" / "page"
+gate = asyncio.Event()
+
+
+@pytest.fixture(autouse=True)
+def closed_gate() -> None:
+    global gate
+    gate = asyncio.Event()
+
+
+async def until_open() -> None:
+    await gate.wait()
+
+
+@program
+async def agent(ctx: Context) -> str:
+    first = await ctx.llm("one")
+    await asyncio.gather(ctx.llm(first.text), ctx.llm(first.text))
+    await ctx.tool(until_open)
+    return "done"
+
+
+@program
+async def other(ctx: Context) -> None:
+    await ctx.tool(until_open)
+
+
+class Served:
+    """An app with this room alone, a client for it, and its server."""
+
+    def __init__(self, app: FastAPI, server: Server) -> None:
+        self.server = server
+        self.runtime = server.runtime
+        transport = httpx.ASGITransport(app)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://agentrt")
+
+    async def get(self, path: str, key: str = "", **params: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return await self.client.get(path, params=params or None, headers=headers)
+
+    async def json(self, path: str, key: str = "", **params: Any) -> Any:
+        answer = await self.get(path, key, **params)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@asynccontextmanager
+async def served(
+    executor: ScriptedExecutor | None = None, keys: KeyRing | None = None
+) -> AsyncIterator[Served]:
+    async with Runtime(executor or ScriptedExecutor()) as runtime:
+        server = Server(runtime, ("scripted",), keys=keys)
+        async with opened_app(server, [room]) as app:
+            yield Served(app, server)
+
+
+def made_keys(folder: Path, *tenants: str, operator: str) -> tuple[KeyRing, list[str]]:
+    """A key for each tenant, of whom one runs the server."""
+    path = folder / "keys.json"
+    made = [new_key(path, tenant) for tenant in tenants]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["tenants"][operator]["operator"] = True
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return KeyRing(path), made
+
+
+async def in_tools(runtime: Runtime, programs: int) -> None:
+    """Until all programs have come to their tool."""
+    async with asyncio.timeout(30):
+        while sum(run.row.tools for run in runtime.runs.values()) < programs:
+            await asyncio.sleep(0)
+
+
+async def test_programs_are_listed_by_state_type_and_page() -> None:
+    async with served() as at:
+        runs = [at.runtime.start(agent) for _ in range(3)] + [at.runtime.start(other)]
+        await in_tools(at.runtime, 4)
+        page = await at.json("/programs")
+        assert [one["id"] for one in page["programs"]] == [run.id for run in runs]
+        assert {one["state"] for one in page["programs"]} == {"in tool"}
+        assert {one["wait"] for one in page["programs"]} == {"until_open"}
+        first, report = page["programs"][0], runs[0].report(0)
+        assert first["calls"] == report.calls == 3
+        assert first["critical_path_s"] == report.critical_path_s
+        assert first["output_tokens"] == report.output_tokens
+        page = await at.json("/programs", type="agent", limit=2, offset=1)
+        assert [one["id"] for one in page["programs"]] == [run.id for run in runs[1:3]]
+        assert (page["live"], page["ended"]) == (3, 0)
+        assert (await at.json("/programs", state="running"))["live"] == 0
+        gate.set()
+        await asyncio.gather(*(run.wait() for run in runs))
+        page = await at.json("/programs", state="done", type="agent")
+        assert [one["id"] for one in page["recent"]] == [run.id for run in reversed(runs[:3])]
+        assert (page["live"], page["ended"]) == (0, 3)
+
+
+async def test_a_programs_graph_has_nodes_edges_and_times() -> None:
+    async with served() as at:
+        run = at.runtime.start(agent)
+        await in_tools(at.runtime, 1)
+        graph = await at.json(f"/programs/{run.id}")
+        assert [node["kind"] for node in graph["nodes"]] == ["call", "call", "call", "tool"]
+        assert [node["state"] for node in graph["nodes"]] == ["done"] * 3 + ["running"]
+        assert graph["edges"] == [[0, 1], [0, 2], [1, 3], [2, 3]]
+        assert graph["critical_path"] == list(run.dag.critical_path().nodes)
+        for node in graph["nodes"][:3]:
+            assert node["created_at"] < node["ended_at"] <= graph["at"]
+            assert len(node["spans"]) == 1
+        missing = await at.get("/programs/nobody-7")
+        assert missing.status_code == 404
+        assert "nobody-7" in missing.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/programs?limit=0", "/programs?limit=5000", "/programs?offset=x", "/programs?state=runing"],
+)
+async def test_bad_pages_are_refused(path: str) -> None:
+    async with served() as at:
+        assert (await at.get(path)).status_code == 422
+
+
+async def test_a_tenant_sees_its_own_alone(tmp_path: Path) -> None:
+    keys, (ann, bob, root) = made_keys(tmp_path, "ann", "bob", "root", operator="root")
+    async with served(keys=keys) as at:
+        anns = at.runtime.start(agent, tenant="ann")
+        bobs = at.runtime.start(other, tenant="bob")
+        await in_tools(at.runtime, 2)
+        assert [one["id"] for one in (await at.json("/programs", ann))["programs"]] == [anns.id]
+        assert [one["id"] for one in (await at.json("/programs", bob))["programs"]] == [bobs.id]
+        assert len((await at.json("/programs", root))["programs"]) == 2
+        assert (await at.get("/programs")).status_code == 401
+        for path in (f"/programs/{bobs.id}", f"/events?program={bobs.id}"):
+            assert (await at.get(path, ann)).status_code == 404
+        gate.set()
+        await asyncio.gather(anns.wait(), bobs.wait())
+        assert [one["id"] for one in (await at.json("/programs", ann))["recent"]] == [anns.id]
+        assert (await at.get(f"/programs/{bobs.id}", ann)).status_code == 404
+        metrics = (await at.get("/metrics", ann)).text
+        assert 'tenant="ann"' in metrics
+        assert "bob" not in metrics
+        assert 'tenant="bob"' in (await at.get("/metrics", root)).text
+
+
+async def test_without_keys_everybody_sees_all() -> None:
+    async with served() as at:
+        runs = [at.runtime.start(agent, tenant=tenant) for tenant in ("ann", "bob")]
+        await in_tools(at.runtime, 2)
+        assert len((await at.json("/programs"))["programs"]) == 2
+        gate.set()
+        await asyncio.gather(*(run.wait() for run in runs))
+
+
+async def test_metrics_parse_and_say_what_happened() -> None:
+    async with served() as at:
+        run = at.runtime.start(agent)
+        await in_tools(at.runtime, 1)
+        answer = await at.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        samples = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(answer.text)
+            for sample in family.samples
+        }
+        mine = (("tenant", "default"), ("type", "agent"))
+        assert samples["agentrt_programs", (("state", "in tool"), *mine)] == 1
+        assert samples["agentrt_calls_total", mine] == 3
+        assert samples["agentrt_output_tokens_total", mine] == run.row.output_tokens
+        ready = (("replica", "engine"), ("state", "ready"))
+        assert samples["agentrt_replica_state", ready] == 1
+        gate.set()
+        await run.wait()
+
+
+class Mortal(ScriptedExecutor):
+    """An engine that may be gone."""
+
+    up = True
+
+    def alive(self) -> bool:
+        return self.up
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        if not self.up:
+            raise EngineDiedError("gone")
+        return await super().snapshot()
+
+
+async def test_ready_is_not_health() -> None:
+    engine = Mortal()
+    async with served(engine) as at:
+        assert await at.json("/ready") == {"ready": True, "why": None}
+        engine.up = False
+        answer = await at.get("/ready")
+        assert (answer.status_code, answer.json()["why"]) == (503, "no engine is up")
+        assert (await at.get("/programs")).status_code == 200
+        assert (await at.get("/metrics")).status_code == 200
+        engine.up = True
+        at.server.draining = True
+        answer = await at.get("/ready")
+        assert (answer.status_code, answer.json()["why"]) == (503, "draining")
+        assert await at.json("/health") == {"status": "ok"}
+
+
+class Stuck(ScriptedExecutor):
+    """An engine that answers no question after the first."""
+
+    asked = 0
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        self.asked += 1
+        if self.asked > 1:
+            await asyncio.Event().wait()
+        return await super().snapshot()
+
+
+async def test_nobody_who_looks_waits_for_an_engine_that_hangs() -> None:
+    engine, ticks = Stuck(), iter(range(100))
+    poller = SnapshotPoller(engine, lambda: float(next(ticks)), patience_s=0.01)
+    first = await poller.fresh(0.5)
+    assert (first.up, engine.asked) == (True, 1)
+    assert await poller.fresh(0.5) is first
+    assert engine.asked == 2
+    assert await poller.fresh(0.5) is first  # it is left alone for a while
+    assert engine.asked == 2
+
+
+# -- the stream --------------------------------------------------------------------------
+
+
+async def messages(answer: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
+    name = ""
+    async for line in answer.aiter_lines():
+        if line.startswith("event:"):
+            name = line.removeprefix("event:").strip()
+        elif line.startswith("data:"):
+            yield name, json.loads(line.removeprefix("data:"))
+
+
+async def test_events_come_over_http_as_they_happen() -> None:
+    async with Runtime(ScriptedExecutor()) as runtime, dashboard(runtime) as page:
+        url = page.replace("/dashboard", "/events")
+        first = runtime.start(other)
+        await in_tools(runtime, 1)
+        async with httpx.AsyncClient(timeout=30) as client, client.stream("GET", url) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            stream = messages(answer)
+            name, body = await anext(stream)
+            assert (name, [one["id"] for one in body["programs"]]) == ("snapshot", [first.id])
+            second = runtime.start(agent)
+            gate.set()
+            states: dict[str, str] = {}
+            async for name, body in stream:
+                assert name == "change"
+                states.update({one["id"]: one["state"] for one in body["programs"]})
+                if states.get(second.id) == states.get(first.id) == "done":
+                    break
+
+
+async def test_a_draining_server_ends_its_streams() -> None:
+    async with served() as at:
+        at.server.draining = True
+        answer = await asyncio.wait_for(at.get("/events"), 30)
+        assert answer.text.startswith("event: snapshot")
+
+
+async def test_a_port_in_use_is_said() -> None:
+    async with Runtime(ScriptedExecutor()) as runtime, dashboard(runtime) as page:
+        port = int(re.findall(r":(\d+)/", page)[0])
+        with pytest.raises(ConfigError, match=rf"--dashboard {port}: .*another port"):
+            async with dashboard(runtime, port):
+                pass
+
+
+# -- the page ----------------------------------------------------------------------------
+
+
+async def test_the_page_and_its_parts_are_served_and_nothing_else() -> None:
+    async with served() as at:
+        page = await at.get("/dashboard")
+        assert page.headers["content-type"].startswith("text/html")
+        assert page.headers["content-security-policy"].startswith("default-src 'self'")
+        parts = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert len(parts) >= 4
+        for part in parts:
+            assert (await at.get(f"/{part}")).status_code == 200, part
+        for name in ("routes.py", "..%2Froutes.py", "%2e%2e/routes.py", "nothing.js"):
+            assert (await at.get(f"/dashboard/{name}")).status_code == 404, name
+
+
+def test_the_page_names_no_other_host_and_its_files_are_small() -> None:
+    for file in PAGE.iterdir():
+        text = file.read_text(encoding="utf-8")
+        hosts = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}
+        assert (file.name, hosts) == (file.name, set())
+        assert len(text.splitlines()) <= 300, file.name
+
+
+def test_a_wheel_has_the_page() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    data = settings["tool"]["setuptools"]["package-data"]
+    assert data["agentrt.serving.observability"] == ["page/*"]

@@ -1,0 +1,245 @@
+"""The stream of events: a snapshot and its changes are what the registry has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrt import Runtime
+from agentrt.runtime.registry import call_id
+from agentrt.runtime.run import Run, RunState
+from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.program_log import ProgramLog
+from agentrt.serving.observability.readers import Readers, TooManyReadersError, TooSlowError
+from agentrt.serving.observability.render import JSON, Renderer
+from agentrt.serving.observability.snapshot_poller import SnapshotPoller
+from agentrt.serving.observability.stream import Watching
+from agentrt.serving.server import Server
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.observability.story import TENANTS, Deed, Story, deeds
+
+
+class Mirror:
+    """What a client knows that puts in place whatever it is told."""
+
+    def __init__(self) -> None:
+        self.programs: dict[str, JSON] = {}
+        self.nodes: dict[tuple[str, int], JSON] = {}
+        self.engines: JSON = {}
+
+    def hear(self, body: JSON | None) -> None:
+        if body is None:
+            return
+        body = json.loads(json.dumps(body))
+        self.programs.update({program["id"]: program for program in body["programs"]})
+        self.nodes.update({(node["program"], node["id"]): node for node in body["nodes"]})
+        self.engines = body["engines"] or self.engines
+
+
+def watching(story: Story, books: ProgramLog, tenant: str | None, program: Run | None) -> Watching:
+    executor = ScriptedExecutor()
+    server = Server(Runtime(executor, registry=story.registry), ("scripted",))
+    return Watching(server, books, SnapshotPoller(executor, story.registry.clock), tenant, program)
+
+
+def a_view(story: Story, rng: random.Random) -> EngineView:
+    """Some of the open calls, running or waiting."""
+    calls = [call for run in story.registry.runs.values() for call in run.row.calls]
+    chosen = rng.sample(calls, rng.randint(0, len(calls)))
+    entries = [{"call_id": c, "program_id": c.split("/")[0], "level": 0} for c in chosen]
+    cut = rng.randint(0, len(entries))
+    snapshot = {"running": entries[:cut], "waiting": entries[cut:], "steps": rng.randint(0, 9)}
+    return EngineView.of(snapshot, story.registry.clock())
+
+
+def as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(deeds, min_size=1, max_size=6), st.sampled_from((None, *TENANTS)), st.integers())
+def test_a_snapshot_and_its_changes_are_what_the_ledger_has(
+    chapters: list[list[Deed]], tenant: str | None, seed: int
+) -> None:
+    async def read() -> None:
+        story, mirror, rng = Story(), Mirror(), random.Random(seed)
+        books = ProgramLog(story.registry)
+        books.open()
+        story.tell(chapters[0])
+        view, watch = a_view(story, rng), watching(story, books, tenant, None)
+        with books.readers.opened(tenant, watch.wants) as reader:
+            mirror.hear(watch.snapshot(view))
+            for chapter in chapters[1:]:
+                story.tell(chapter)
+                if rng.random() < 0.5:
+                    view = a_view(story, rng)
+                    books.saw_engines(view)
+                mirror.hear(watch.change(reader, view))
+        # What nothing has been told of since the last view is as that view had it.
+        render = Renderer(books, view, tenant)
+        wanted = [run for run in story.runs if tenant in (None, run.row.tenant)]
+        assert mirror.programs.keys() == {run.id for run in wanted}
+        for run in wanted:
+            assert mirror.programs[run.id] == as_json(render.program(run))
+            for node in run.dag.nodes():
+                if not node.state.ended:
+                    assert mirror.nodes[run.id, node.id] == as_json(render.node(run, node))
+        live = {run.id for run in wanted if run.state is RunState.RUNNING}
+        still_open = {
+            key for key, node in mirror.nodes.items() if node["ended_at"] is None and key[0] in live
+        }
+        assert still_open == {
+            (run.id, node.id) for run in wanted for node in run.dag.nodes() if not node.state.ended
+        }
+        assert mirror.engines == as_json(render.engines())
+
+    asyncio.run(read())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(deeds, min_size=2, max_size=6), st.integers(0, 99))
+def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pick: int) -> None:
+    async def read() -> None:
+        story, mirror = Story(), Mirror()
+        books = ProgramLog(story.registry)
+        books.open()
+        story.tell([("open", pick), *chapters[0]])
+        run = story.runs[pick % len(story.runs)]
+        watch, view = watching(story, books, None, run), EngineView()
+        with books.readers.opened(None, watch.wants) as reader:
+            mirror.hear(watch.snapshot(view))
+            for chapter in chapters[1:]:
+                story.tell(chapter)
+                mirror.hear(watch.change(reader, view))
+        render = Renderer(books, view, None)
+        assert mirror.programs == {run.id: as_json(render.program(run))}
+        assert [mirror.nodes[run.id, node.id] for node in run.dag.nodes()] == [
+            as_json(render.node(run, node)) for node in run.dag.nodes()
+        ]
+        assert len(mirror.nodes) == len(run.dag)
+
+    asyncio.run(read())
+
+
+async def test_nothing_is_told_when_nothing_changed() -> None:
+    story = Story()
+    books = ProgramLog(story.registry)
+    books.open()
+    story.tell([("open", 0), ("call", 0)])
+    watch, view = watching(story, books, None, None), EngineView(at=1.0)
+    with books.readers.opened(None, watch.wants) as reader:
+        watch.snapshot(view)
+        assert watch.change(reader, view) is None
+        assert watch.change(reader, EngineView(at=2.0)) is None
+        story.tell([("end", 1)])
+        change = watch.change(reader, view)
+        assert change is not None
+        assert [node["state"] for node in change["nodes"]] == ["done"]
+
+
+async def test_a_reader_that_falls_behind_is_cut_and_nobody_waits_for_it() -> None:
+    story = Story()
+    books = ProgramLog(story.registry)
+    books.readers = Readers(buffer=4)
+    books.open()
+    with books.readers.opened(None, lambda run: True) as slow:
+        story.tell([("open", 0)] * 5)
+        with pytest.raises(TooSlowError, match="buffer"):
+            slow.take()
+        assert slow._changes == {}
+
+
+async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
+    story = Story()
+    books = ProgramLog(story.registry)
+    books.readers = Readers(buffer=2)
+    books.open()
+    watch = watching(story, books, None, None)
+    events = watch._events()
+    assert (await anext(events)).event == "snapshot"
+    story.tell([("open", 0)] * 5)
+    cut = await anext(events)
+    assert (cut.event, "buffer" in str(cut.data)) == ("cut", True)
+    with pytest.raises(StopAsyncIteration):
+        await anext(events)
+    assert len(books.readers) == 0
+    again = watch._events()
+    assert len(json.loads(str((await anext(again)).data))["programs"]) == 5
+    await again.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() -> None:
+    story = Story()
+    books = ProgramLog(story.registry)
+    books.open()
+    story.tell([("open", 0)])
+    watch = watching(story, books, None, None)
+    events = watch._events()
+    assert (await anext(events)).event == "snapshot"
+    watch.server.draining = True
+    story.tell([("close", 0)])
+    rest = [json.loads(str(event.data)) async for event in events]
+    assert [[program["state"] for program in body["programs"]] for body in rest] == [["done"]]
+
+
+async def test_what_changes_again_takes_no_more_room() -> None:
+    story = Story()
+    books = ProgramLog(story.registry)
+    books.readers = Readers(buffer=4)
+    books.open()
+    with books.readers.opened(None, lambda run: True) as reader:
+        story.tell([("open", 0), ("call", 0), ("end", 1), ("close", 0)])
+        changes = reader.take()
+    run = story.runs[0]
+    assert [(r.id, node and node.id) for r, node in changes] == [(run.id, None), (run.id, 0)]
+
+
+async def test_readers_are_bounded_for_each_tenant_and_in_all() -> None:
+    readers = Readers(most=2, most_of_one=1)
+    with readers.opened("ann", lambda run: True):
+        with pytest.raises(TooManyReadersError, match="1 of your readers"):
+            readers.check("ann")
+        readers.check("bob")
+        with (
+            readers.opened("bob", lambda run: True),
+            pytest.raises(TooManyReadersError, match="2 in all"),
+        ):
+            readers.check("eve")
+    assert len(readers) == 0
+
+
+async def test_a_reader_wakes_when_another_thread_writes() -> None:
+    story = Story()
+    books = ProgramLog(story.registry)
+    books.open()
+    with books.readers.opened(None, lambda run: True) as reader:
+        assert reader.take() == []
+        wait = asyncio.create_task(reader.wait(60.0))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(story.tell, [("open", 0)])
+        await asyncio.wait_for(wait, 10.0)
+        assert [run.id for run, _ in reader.take()] == [story.runs[0].id]
+
+
+def test_calls_called_off_by_their_programs_end_are_told() -> None:
+    async def read() -> None:
+        story, mirror = Story(), Mirror()
+        books = ProgramLog(story.registry)
+        books.open()
+        story.tell([("open", 0), ("call", 0)])
+        watch, view = watching(story, books, None, None), EngineView()
+        with books.readers.opened(None, watch.wants) as reader:
+            mirror.hear(watch.snapshot(view))
+            story.tell([("close", 2)])
+            mirror.hear(watch.change(reader, view))
+        [node] = mirror.nodes.values()
+        assert node["state"] == "cancelled"
+        assert call_id(story.runs[0], story.runs[0].dag.node(0)) == f"{story.runs[0].id}/0"
+
+    asyncio.run(read())
