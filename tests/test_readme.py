@@ -1,4 +1,4 @@
-"""What README.md shows works: its programs run, and its command lines are understood."""
+"""What README.md and docs/programs.md show works: programs run, command lines are understood."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from agentrt.testing.scripted import ScriptedExecutor
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROGRAMS_PAGE = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
 def command_lines(word: str) -> list[str]:
@@ -34,7 +35,8 @@ def command_lines(word: str) -> list[str]:
     return [line for line in "".join(blocks("sh")).splitlines() if line.split()[:1] == [word]]
 
 
-PROGRAM, SCRIPT, AGENT = blocks("python")
+PROGRAM, AGENT = blocks("python")
+[SCRIPT] = blocks("python", PROGRAMS_PAGE)
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 

@@ -1,4 +1,4 @@
-"""What docs/replicas.md shows works: its code makes replicas, and its commands are understood."""
+"""What docs/replicas.md and docs/ray.md show works: code makes replicas, commands are understood."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.commands.bench.chaos import chaos
 from agentrt.testing.scripted import ScriptedExecutor
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "replicas.md").read_text("utf-8")
-COMMANDS = re.findall(r"^    agentrt (.+)$", PAGE, re.MULTILINE)
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = (DOCS / "replicas.md").read_text("utf-8")
+BOTH = [PAGE, *((DOCS / name).read_text("utf-8") for name in ("ray.md", "results/chaos.md"))]
+COMMANDS = [line for page in BOTH for line in re.findall(r"^    agentrt (.+)$", page, re.MULTILINE)]
 KNOWN: dict[str, click.Command] = {"run": run, "bench chaos": chaos}
 
 

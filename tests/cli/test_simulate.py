@@ -336,10 +336,10 @@ def test_help_imports_nothing_heavy() -> None:
     assert run("simulate", "sweep", "--help").stdout.splitlines()[-1] == "heavy:"
 
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("line", re.findall(r"^agentrt (simulate .*)$", README, re.MULTILINE))
+@pytest.mark.parametrize("line", re.findall(r"^agentrt (simulate .*)$", PAGE, re.MULTILINE))
 def test_what_the_readme_shows_is_understood(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
