@@ -1,4 +1,4 @@
-"""What docs/replicas.md and docs/ray.md show works: code makes replicas, commands are understood."""
+"""What docs/replicas.md and docs/ray.md show works: replicas are made, commands are understood."""
 
 from __future__ import annotations
 

@@ -132,7 +132,8 @@ def test_ctrl_c_keeps_what_is_done(
     assert "interrupted: 1 of 8 runs" in err
 
 
-BENCHMARKS = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+RESULTS = (Path(__file__).parents[2] / "docs" / "results").glob("*.md")
+BENCHMARKS = "".join(page.read_text(encoding="utf-8") for page in RESULTS)
 
 
 @pytest.mark.parametrize("line", re.findall(r"`agentrt (bench --[^`]*)`", BENCHMARKS))

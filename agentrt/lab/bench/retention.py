@@ -26,7 +26,7 @@ from agentrt.scheduler.config import SchedulerConfig
 
 BASELINE = "lru"
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")
-"""About what a step of a small model takes on one core (docs/benchmarks.md)."""
+"""About what a step of a small model takes on one core (docs/results/overhead.md)."""
 
 
 @dataclass(frozen=True, slots=True)

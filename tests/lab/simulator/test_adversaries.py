@@ -29,7 +29,7 @@ from tests.cli.test_bad_input import check
 
 LYING = [name for name, scenario in SCENARIOS.items() if not scenario.everyone]
 PAYING = ("split-2", "split-4", "new-names")
-"""Those that cost the others more than a tenth on some seeds: see docs/policies.md."""
+"""Those that cost the others more than a tenth on some seeds: see docs/results/adversaries.md."""
 SMALL = ("--programs", "12", "--batch", "4", "--seeds", "1", "--load", "0.9")
 
 

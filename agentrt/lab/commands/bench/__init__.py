@@ -1,4 +1,4 @@
-"""``agentrt bench``: the measurements behind the tables in docs/benchmarks.md and docs/barrier.md.
+"""``agentrt bench``: the measurements behind the tables in docs/results and docs/barrier.md.
 
 Nothing heavy is imported before a command runs.
 """
