@@ -12,11 +12,7 @@ from inspect import isabstract
 from agentrt.errors import ConfigError
 from agentrt.router.base import ReplicaView, Router, RouterCall
 from agentrt.router.dispatch import Dispatcher, Trip
-from agentrt.router.policies.agentix import Agentix
-from agentrt.router.policies.cost import Cost
-from agentrt.router.policies.least_used import LeastUsed
-from agentrt.router.policies.prefix import Prefix
-from agentrt.router.policies.round_robin import RoundRobin
+from agentrt.router.policies import Agentix, Cost, LeastUsed, Prefix, RoundRobin
 
 ENTRY_POINT_GROUP = "agentrt.routers"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import ClassVar
 
 from agentrt.request import NO_LIMIT
@@ -13,10 +12,6 @@ from agentrt.router.speed import Speed
 
 LEVELS = 8
 """Queue levels that a replica's load is told apart by; the last holds all that are worse."""
-
-
-def _nothing() -> Sequence[int]:
-    return ()
 
 
 @dataclass(slots=True)
@@ -30,7 +25,7 @@ class RouterCall:
     ``attained_s`` is what the scheduler will rank it by (seconds of service).
 
     The dispatcher fills in ``level``, ``output_tokens`` (expected), ``home`` (the replica that
-    the program's last call went to, None for its first), and what `held` answers.
+    the program's last call went to, None for its first), and ``match``, which finds `cached`.
     """
 
     program_id: str
@@ -39,40 +34,32 @@ class RouterCall:
     kind: str = ""
     output_limit: int = NO_LIMIT
     block_size: int = 0
-    blocks: Callable[[], Sequence[int]] = _nothing
+    blocks: Callable[[], Sequence[int]] = tuple
     level: int = 0
     output_tokens: float = 0.0
     home: ReplicaView | None = None
     match: Callable[[], Sequence[int]] | None = None
-    _held: Sequence[int] | None = None
+    _cached: Sequence[int] | None = None
 
     @property
-    def holdings(self) -> Sequence[int]:
-        """Leading tokens of the prompt that each replica holds, by `ReplicaView.index`.
+    def cached(self) -> Sequence[int]:
+        """Leading tokens of the prompt in each replica's cache, by `ReplicaView.index`.
 
         Looked up once, for all replicas together; empty where nothing is known.
         """
-        if self._held is None:
-            self._held = () if self.match is None else self.match()
-        return self._held
+        if self._cached is None:
+            self._cached = () if self.match is None else self.match()
+        return self._cached
 
-    def held(self, replica: ReplicaView) -> int:
+    def cached_on(self, replica: ReplicaView) -> int:
         """Leading tokens of the prompt that a replica need not compute."""
-        holdings = self.holdings
-        return holdings[replica.index] if holdings else 0
+        return self.cached[replica.index] if self.cached else 0
 
-    def held_by(self, replicas: Sequence[ReplicaView]) -> Sequence[int]:
-        """What `held` says of each of several."""
-        holdings = self.holdings
-        if not holdings:
-            return [0] * len(replicas)
-        if len(holdings) == len(replicas):  # all there are, and in their order
-            return holdings
-        return [holdings[replica.index] for replica in replicas]
-
-
-def _none_yet() -> list[float]:
-    return [0.0] * LEVELS
+    def cached_on_each(self, replicas: Sequence[ReplicaView]) -> Sequence[int]:
+        """What `cached_on` says of each of several."""
+        if len(self.cached) == len(replicas):  # all there are, and in their order
+            return self.cached
+        return [self.cached_on(replica) for replica in replicas]
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +80,7 @@ class ReplicaView:
     slots: int = 0
     calls: int = 0
     transfer_s: float = 0.0
-    waits_s: list[float] = field(default_factory=_none_yet)
+    waits_s: list[float] = field(default_factory=lambda: [0.0] * LEVELS)
     speed: Speed = field(default_factory=Speed)
     pace: float = 1.0
 
@@ -101,8 +88,8 @@ class ReplicaView:
 class Router(ABC):
     """Chooses a replica for each call. One for all replicas; it may remember programs.
 
-    One that ``reads_blocks`` asks what replicas hold: for it prompts are hashed, and the
-    engines tell what they store and remove.
+    One that ``reads_blocks`` asks what is cached where: for it prompts are hashed, and the
+    engines send their KV events.
     """
 
     name: ClassVar[str]
@@ -121,7 +108,4 @@ class Router(ABC):
 
 def least_used(replicas: Sequence[ReplicaView]) -> ReplicaView:
     """The replica with the fewest tokens in flight; of equals, the first."""
-    return min(replicas, key=_in_flight)
-
-
-_in_flight = attrgetter("in_flight")
+    return min(replicas, key=lambda replica: replica.in_flight)

@@ -1,4 +1,4 @@
-"""The books of a router: what is under way where, what replicas hold, how long calls take.
+"""What routers decide from: calls under way, what is cached where, how long calls take.
 
 A `Dispatcher` stands between a router's one question and whoever sends calls to replicas,
 real or simulated, so that both are routed by the same code from the same knowledge.
@@ -63,7 +63,7 @@ class Dispatcher:
     ) -> None:
         self.router = router
         self.speed = Speed() if speed is None else speed
-        self.holdings = CachedBlocks()
+        self.cached_blocks = CachedBlocks()
         self._ends = list(level_ends[: LEVELS - 1])
         self._ahead: list[_Ahead] = []
         self._paces: list[Pace] = []
@@ -71,10 +71,10 @@ class Dispatcher:
         self._outputs: OrderedDict[str, float] = OrderedDict()
 
     def join(self, name: str, slots: int = 0, transfer_s: float = 0.0) -> ReplicaView:
-        """A new replica, which holds nothing and has nothing to do."""
+        """A new replica, with an empty cache and nothing to do."""
         view = ReplicaView(
             name,
-            index=self.holdings.join(),
+            index=self.cached_blocks.join(),
             slots=slots,
             transfer_s=transfer_s,
             waits_s=[transfer_s] * LEVELS,
@@ -103,10 +103,11 @@ class Dispatcher:
             call.match = partial(self._match, call, blocks, home)
         view = self.router.choose(call, replicas)
         tokens = call.prompt_tokens + int(call.output_tokens)
-        trip = Trip(call, view, tokens, call.prompt_tokens - call.held(view), view.calls, blocks)
+        missing = call.prompt_tokens - call.cached_on(view)
+        trip = Trip(call, view, tokens, missing, view.calls, blocks)
         view.in_flight += tokens
         view.calls += 1
-        self._ahead[view.index].add(call.level, 1, trip.missing, view)
+        self._ahead[view.index].add(call.level, 1, missing, view)
         if home is None:
             home = self._homes[call.program_id] = _Home(view)
         home.replica, home.tokens = view, tokens
@@ -115,19 +116,19 @@ class Dispatcher:
         return trip
 
     def _match(self, call: RouterCall, blocks: Sequence[int], home: _Home | None) -> list[int]:
-        """Leading tokens that each replica holds, as engines told, and what is likely beside."""
+        """Leading tokens in each replica's cache: what engines told, and what is likely beside."""
         size, most = call.block_size, call.prompt_tokens - 1
-        held = self.holdings.match(blocks, size, most)
+        cached = self.cached_blocks.match(blocks, size, most)
         if home is None:
-            return held
+            return cached
         if not size:
             # Nobody tells: its program's context is where it was left, as far as we know.
-            held[home.replica.index] = max(0, min(home.tokens, most))
+            cached[home.replica.index] = max(0, min(home.tokens, most))
         for trip in home.trips:
             # A guess: what its calls under way will store. When they end, their engines tell.
             index, guess = trip.replica.index, common(trip.blocks, blocks) * size
-            held[index] = max(held[index], min(guess, most))
-        return held
+            cached[index] = max(cached[index], min(guess, most))
+        return cached
 
     def ended(self, trip: Trip, report: CallReport | None = None) -> None:
         """The call is over; ``report`` is its engine's account of it, if it has one."""
@@ -163,17 +164,17 @@ class Dispatcher:
 
     # -- replicas ----------------------------------------------------------------------
 
-    def heard(self, view: ReplicaView, note: KVEventBatch) -> None:
-        """A replica told what it stored and removed; the notes come in order (`KVEventStream`)."""
-        if note.whole:
-            self.holdings.replace(view.index, note.stored)
+    def cache_changed(self, view: ReplicaView, batch: KVEventBatch) -> None:
+        """A replica stored and removed blocks; batches come in order (`KVEventStream`)."""
+        if batch.whole:
+            self.cached_blocks.replace(view.index, batch.stored)
             return
-        self.holdings.remove(view.index, note.removed)
-        self.holdings.store(view.index, note.stored)
+        self.cached_blocks.remove(view.index, batch.removed)
+        self.cached_blocks.store(view.index, batch.stored)
 
     def lost(self, view: ReplicaView) -> None:
         """A replica died: its memory is empty, and its calls are about to end."""
-        self.holdings.clear(view.index)
+        self.cached_blocks.clear(view.index)
         self._homes = {pid: home for pid, home in self._homes.items() if home.replica is not view}
         self.router.replica_lost(view.name)
 

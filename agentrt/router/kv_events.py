@@ -1,8 +1,8 @@
-"""What an engine tells of its prefix cache, note by note, and how a reader stays right.
+"""What an engine tells of its prefix cache, batch by batch, and how a reader stays right.
 
-Each note has the number after the one before it. A reader that misses one cannot trust what it
-has: it asks for a snapshot, which is a note that replaces everything, and goes on from there.
-Notes that come late, twice or in another order do no harm.
+Batches are numbered. A reader that misses one cannot trust what it has: it asks for a snapshot,
+which is a batch that replaces everything, and goes on from there. Batches that come late, twice
+or in another order do no harm.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-KV_EVENTS = "agentrt_held"
-"""Where a note lies among what an engine sends with a call's last output."""
+KV_EVENTS = "agentrt_kv_events"
+"""The key of a batch among what an engine sends with a call's last output."""
 
 _WAITING = 64
-"""Notes that are kept while an earlier one is missing."""
+"""Batches that are kept while an earlier one is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVEventBatch:
-    """Blocks that an engine stored and removed since its note before, by 64 bits of their hash.
+    """Blocks that an engine stored and removed since its last batch, by 64 bits of their hash.
 
-    A ``whole`` one is a snapshot: what it stored is all that it holds.
+    A ``whole`` one is a snapshot: what it stored is all that is in its cache.
     """
 
     number: int
@@ -57,31 +57,31 @@ class KVEventBatch:
 
 
 class KVEventStream:
-    """Puts the notes of one engine into order. At first it has missed everything."""
+    """Puts the batches of one engine into order. At first it has missed everything."""
 
     def __init__(self) -> None:
         self.number = -1
-        """That of the last note in order; -1 where nothing is known."""
+        """That of the last batch in order; -1 where nothing is known."""
         self._early: dict[int, KVEventBatch] = {}
 
     @property
     def gap(self) -> bool:
-        """Whether a note is missing, so that a snapshot is needed."""
+        """Whether a batch is missing, so that a snapshot is needed."""
         return self.number < 0 or bool(self._early)
 
-    def take(self, note: KVEventBatch) -> list[KVEventBatch]:
-        """The notes that can be applied now, in order."""
+    def take(self, batch: KVEventBatch) -> list[KVEventBatch]:
+        """The batches that can be applied now, in order."""
         ready = []
-        if note.whole and note.number >= self.number:
-            self.number = note.number
-            ready = [note]
-        elif note.number > self.number:
-            self._early[note.number] = note
+        if batch.whole and batch.number >= self.number:
+            self.number = batch.number
+            ready = [batch]
+        elif batch.number > self.number:
+            self._early[batch.number] = batch
         return ready + self._follow()
 
     def _follow(self) -> list[KVEventBatch]:
         ready = []
-        self._early = {n: note for n, note in self._early.items() if n > self.number}
+        self._early = {n: batch for n, batch in self._early.items() if n > self.number}
         while self.number >= 0 and self.number + 1 in self._early:
             self.number += 1
             ready.append(self._early.pop(self.number))

@@ -42,7 +42,7 @@ class Speed:
         self.step_s, self.beside_s, self.prefill_s = step_s, beside_s, prefill_s
         self.service_s = 100 * step_s
         """The mean service of calls (seconds)."""
-        self._sums = (0.0,) * 9
+        self._sums: list[_Row] = [[0.0] * 4 for _ in range(3)]
         self._seen = 0
 
     def learn(self, report: CallReport, beside: float) -> None:
@@ -54,21 +54,11 @@ class Speed:
         self.service_s += max(_MEAN, 1 / self._seen) * (service_s - self.service_s)
         # The row of the equation (a, b, c) * coefficients = 1, and its products so far.
         a = report.steps / service_s
-        b = a * beside
-        c = max(0, report.prompt_tokens - report.cached_tokens) / service_s
-        aa, ab, ac, bb, bc, cc, ya, yb, yc = self._sums
-        keep = _FORGET
-        self._sums = (
-            aa * keep + a * a,
-            ab * keep + a * b,
-            ac * keep + a * c,
-            bb * keep + b * b,
-            bc * keep + b * c,
-            cc * keep + c * c,
-            ya * keep + a,
-            yb * keep + b,
-            yc * keep + c,
-        )
+        row = (a, a * beside, max(0, report.prompt_tokens - report.cached_tokens) / service_s)
+        self._sums = [
+            [value * _FORGET + x * y for value, y in zip(sums, (*row, 1.0), strict=True)]
+            for sums, x in zip(self._sums, row, strict=True)
+        ]
         if self._seen % _EVERY == 0 or self._seen == _FIRST_FIT:
             self._fit()
 
@@ -79,14 +69,13 @@ class Speed:
 
     def _fit(self) -> None:
         """Solve for the coefficients, held to the present ones where the calls say little."""
-        before = [self.step_s, self.beside_s, self.prefill_s]
-        aa, ab, ac, bb, bc, cc, *answers = self._sums
-        rows = [[aa, ab, ac], [ab, bb, bc], [ac, bc, cc]]
+        before = (self.step_s, self.beside_s, self.prefill_s)
+        equations = [list(sums) for sums in self._sums]
         for i, value in enumerate(before):
             pull = _TRUST / max(value, 1e-12) ** 2
-            rows[i][i] += pull
-            answers[i] += pull * value
-        found = _solve(rows, answers)
+            equations[i][i] += pull
+            equations[i][3] += pull * value
+        found = _solve(equations)
         self.step_s, self.beside_s, self.prefill_s = (
             max(new, old / 4) for new, old in zip(found, before, strict=True)
         )
@@ -109,16 +98,15 @@ class Pace:
         return self._mean if sure else 1.0
 
 
-def _solve(rows: list[_Row], answers: _Row) -> _Row:
-    """Three positive definite equations, by elimination."""
+def _solve(rows: list[_Row]) -> _Row:
+    """Three positive definite equations, each with its right side last, by elimination."""
     for i in range(3):
         for k in range(i + 1, 3):
             factor = rows[k][i] / rows[i][i]
-            for j in range(i, 3):
-                rows[k][j] -= factor * rows[i][j]
-            answers[k] -= factor * answers[i]
+            pairs = zip(rows[k], rows[i], strict=True)
+            rows[k] = [value - factor * above for value, above in pairs]
     found = [0.0] * 3
     for i in (2, 1, 0):
         rest = sum(rows[i][j] * found[j] for j in range(i + 1, 3))
-        found[i] = (answers[i] - rest) / rows[i][i]
+        found[i] = (rows[i][3] - rest) / rows[i][i]
     return found

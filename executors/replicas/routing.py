@@ -45,7 +45,7 @@ class Routing:
         replica.view.slots = getattr(engine, "max_num_seqs", None) or 0
         if self.dispatcher.router.reads_blocks and isinstance(engine, ShowsCachedBlocks):
             self._forget(replica)  # the last words of the one before it may have come since
-            self.dispatcher.holdings.clear(replica.view.index)
+            self.dispatcher.cached_blocks.clear(replica.view.index)
             engine.hear_held(partial(self._heard, replica, engine))
             self._ask(replica, engine)
 
@@ -124,7 +124,7 @@ class Routing:
             return  # the last words of one that was replaced
         stream = self._streams[replica.name]
         for ready in stream.take(note):
-            self.dispatcher.heard(replica.view, ready)
+            self.dispatcher.cache_changed(replica.view, ready)
         if stream.gap:
             self._ask(replica, engine)
 
@@ -147,7 +147,7 @@ class Routing:
                 return
             note, self._sizes[replica.name] = found
             for ready in stream.take(note):
-                self.dispatcher.heard(replica.view, ready)
+                self.dispatcher.cache_changed(replica.view, ready)
 
 
 def _hashed(engine: Executor, spec: CallSpec) -> Sequence[int]:

@@ -60,4 +60,4 @@ async def knows_what_they_hold(replicas: ReplicaSet) -> None:
         assert found is not None
         note, _ = found
         assert note.stored
-        assert dispatcher.holdings.blocks(replica.view.index) == set(note.stored)
+        assert dispatcher.cached_blocks.blocks(replica.view.index) == set(note.stored)

@@ -120,7 +120,7 @@ async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]
         assert len(ids) > 2 * size
         cached = -1
         for number in range(2):
-            expected = dispatcher.holdings.match(engine.block_hashes(ids), size, len(ids) - 1)
+            expected = dispatcher.cached_blocks.match(engine.block_hashes(ids), size, len(ids) - 1)
             call = Call(f"s/{number}", "s", "t", CallSpec(messages=chat, max_tokens=4))
             reply = [chunk.reply async for chunk in replicas.generate(call, stream=False)][-1]
             assert reply is not None

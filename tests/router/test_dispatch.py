@@ -41,7 +41,9 @@ class Fleet:
         self.views = [self.dispatcher.join(f"replica-{i}", 4) for i in range(3)]
 
     def tell(self, replica: int, stored: list[int], removed: list[int] | None = None) -> None:
-        self.dispatcher.heard(self.views[replica], KVEventBatch.of(1, stored, removed or ()))
+        self.dispatcher.cache_changed(
+            self.views[replica], KVEventBatch.of(1, stored, removed or ())
+        )
 
     def send(self, program: str, hashes: list[int], attained_s: float = 0.0) -> Trip:
         return self.dispatcher.send(call_of(program, hashes, attained_s), self.views)
@@ -151,16 +153,16 @@ def test_a_guess_stands_until_the_call_ends() -> None:
     trip = fleet.send("p", prompt)
     again = call_of("p", [*prompt, *blocks("more", 4)])
     second = fleet.dispatcher.send(again, fleet.views)
-    assert again.held(trip.replica) == 100 * SIZE
-    assert fleet.dispatcher.holdings.blocks(trip.replica.index) == set()
+    assert again.cached_on(trip.replica) == 100 * SIZE
+    assert fleet.dispatcher.cached_blocks.blocks(trip.replica.index) == set()
     other = call_of("q", prompt)
     third = fleet.dispatcher.send(other, fleet.views)
-    assert other.held(trip.replica) == 0
+    assert other.cached_on(trip.replica) == 0
     for one in (trip, second, third):
         fleet.dispatcher.ended(one)
     last = call_of("p", prompt)
     fleet.dispatcher.send(last, fleet.views)
-    assert last.holdings == [0, 0, 0]
+    assert last.cached == [0, 0, 0]
 
 
 def test_where_nobody_tells_a_program_s_last_replica_is_the_guess() -> None:
@@ -169,11 +171,11 @@ def test_where_nobody_tells_a_program_s_last_replica_is_the_guess() -> None:
     home = fleet.dispatcher.send(first, fleet.views).replica
     second = RouterCall("p", 4200)
     assert fleet.dispatcher.send(second, fleet.views).replica is home
-    assert second.held(home) == 4000 + int(first.output_tokens)
+    assert second.cached_on(home) == 4000 + int(first.output_tokens)
     fleet.dispatcher.program_ended("p")
     third = RouterCall("p", 4400)
     fleet.dispatcher.send(third, fleet.views)
-    assert third.holdings == [0, 0, 0]
+    assert third.cached == [0, 0, 0]
 
 
 def test_a_call_holds_no_more_than_all_but_its_last_token() -> None:
@@ -181,7 +183,7 @@ def test_a_call_holds_no_more_than_all_but_its_last_token() -> None:
     fleet.tell(0, prompt)
     call = RouterCall("p", 160, block_size=SIZE, blocks=lambda: prompt)
     fleet.dispatcher.send(call, fleet.views)
-    assert call.held(fleet.views[0]) == 159
+    assert call.cached_on(fleet.views[0]) == 159
 
 
 @pytest.mark.parametrize("name", ["cost", "prefix", "agentix", "least-used", "round-robin"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
 from agentrt.router import ROUTERS, ReplicaView, RouterCall, make_router
-from agentrt.router.policies.agentix import Agentix
+from agentrt.router.policies import Agentix
 
 SHORT, LONG = RouterCall("p", 2048), RouterCall("p", 2049)
 

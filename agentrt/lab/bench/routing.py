@@ -109,13 +109,13 @@ def footprint(router: str, replicas: int, live: int, seed: int = 0) -> Footprint
                 getattr(traffic, part)()
             traffic.grow()
         gc.collect()
-        held = _bytes_of("holdings.py")
-        homes = _bytes_of("dispatch.py") + _bytes_of("agentix.py")
+        index = _bytes_of("cached_blocks.py")
+        homes = _bytes_of("dispatch.py") + _bytes_of("policies.py")
         known = max(1, traffic.dispatcher.programs)
-        blocks = len(traffic.dispatcher.holdings)
+        blocks = len(traffic.dispatcher.cached_blocks)
     finally:
         tracemalloc.stop()
-    return Footprint(homes / known, held / blocks if blocks else 0.0, blocks)
+    return Footprint(homes / known, index / blocks if blocks else 0.0, blocks)
 
 
 def _bytes_of(file: str) -> int:

@@ -132,7 +132,7 @@ class Traffic:
     def hear(self) -> None:
         """Its engine tells what it has stored and removed."""
         if self.over is not None and self.note is not None:
-            self.dispatcher.heard(self.over[0].replica, self.note)
+            self.dispatcher.cache_changed(self.over[0].replica, self.note)
 
     def grow(self) -> None:
         """The program's context is longer after its call: not the router's work."""

@@ -164,7 +164,7 @@ class _Fleet(Driver):
 
     def _heard(self, lane: _Lane, note: KVEventBatch) -> None:
         for ready in lane.stream.take(note):
-            self._dispatcher.heard(lane.view, ready)
+            self._dispatcher.cache_changed(lane.view, ready)
 
     # -- programs ----------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ async def run(
 
 def known(replicas: ReplicaSet, number: int) -> set[int]:
     view = replicas.replicas[number].view
-    return replicas.routing.dispatcher.holdings.blocks(view.index)
+    return replicas.routing.dispatcher.cached_blocks.blocks(view.index)
 
 
 @pytest.mark.parametrize("salt", [None, "alice"])

@@ -48,8 +48,8 @@ def test_caches_stay_within_their_size() -> None:
         for part in PARTS:
             getattr(traffic, part)()
         traffic.grow()
-    traffic.dispatcher.holdings.check_integrity()
-    sizes = [len(traffic.dispatcher.holdings.blocks(view.index)) for view in traffic.views]
+    traffic.dispatcher.cached_blocks.check_integrity()
+    sizes = [len(traffic.dispatcher.cached_blocks.blocks(view.index)) for view in traffic.views]
     assert max(sizes) <= BLOCKS
     assert min(sizes) > BLOCKS // 2
 

@@ -1,1 +1,0 @@
-"""The routers, one in each file, with its rule at the top."""
