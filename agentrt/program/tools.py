@@ -1,4 +1,8 @@
-"""A Python function as a tool that a model may call: its signature as a JSON schema."""
+"""A Python function as a tool that a model may call: its signature as a JSON schema.
+
+LangChain's `convert_to_openai_tool` is no substitute: it takes ``*args``, allows arguments that
+the function lacks, and gives the whole docstring to the model. Prompts would change with it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ def tool_spec(function: Callable[..., Any]) -> ToolSpec:
     from pydantic import ConfigDict, create_model
     from pydantic.errors import PydanticUserError
 
-    name = getattr(function, "__name__", type(function).__name__)
+    name = name_of(function)
     hints = get_type_hints(function)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -44,3 +48,9 @@ def tool_spec(function: Callable[..., Any]) -> ToolSpec:
     schema.pop("title", None)
     doc = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
     return ToolSpec(name, doc, schema)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function's name, or the type of a callable that has none."""
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return name

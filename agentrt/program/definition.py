@@ -1,0 +1,86 @@
+"""Agent programs: plain async functions, and the decorators that mark them and their nodes.
+
+A program declares no graph. It awaits calls and tools, starts nodes, joins them with
+ordinary asyncio, and its execution DAG emerges.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar, overload
+
+from agentrt.errors import ConfigError
+from agentrt.program.context import Context
+from agentrt.program.tools import name_of
+from agentrt.tracking import enter_node
+
+P = ParamSpec("P")
+T = TypeVar("T")
+ProgramFunction = Callable[..., Awaitable[Any]]
+
+
+class Program:
+    """An agent program: an async function of a `Context` and an input.
+
+    ``name`` is the program's type. A program ``owns_tasks`` that its code starts: they are
+    cancelled at its end. Calling a `Program` calls the function itself.
+    """
+
+    def __init__(
+        self, function: ProgramFunction, name: str | None = None, *, owns_tasks: bool = True
+    ) -> None:
+        if not inspect.iscoroutinefunction(function):
+            raise ConfigError(f"program {name_of(function)} must be an 'async def' function")
+        parameters = list(inspect.signature(function).parameters.values())
+        if not parameters or len([p for p in parameters if p.default is p.empty]) > 2:
+            raise ConfigError(
+                f"program {name_of(function)} must take a context and at most one input: "
+                f"async def {name_of(function)}(ctx, input)"
+            )
+        self.function = function
+        self.owns_tasks = owns_tasks
+        self.name = name or name_of(function)
+        self.takes_input = len(parameters) > 1
+        self.needs_input = self.takes_input and parameters[1].default is parameters[1].empty
+        functools.update_wrapper(self, function)
+
+    async def __call__(self, ctx: Context, input: Any = None) -> Any:
+        """Run the function. An input of None leaves the function's own default in force."""
+        if self.takes_input and (input is not None or self.needs_input):
+            return await self.function(ctx, input)
+        return await self.function(ctx)
+
+    def __repr__(self) -> str:
+        return f"<program {self.name}>"
+
+
+@overload
+def program(function: ProgramFunction, /) -> Program: ...
+
+
+@overload
+def program(*, name: str | None = None) -> Callable[[ProgramFunction], Program]: ...
+
+
+def program(
+    function: ProgramFunction | None = None, /, *, name: str | None = None
+) -> Program | Callable[[ProgramFunction], Program]:
+    """Turn an async function into an agent program, named after it or by ``name``."""
+    if function is not None:
+        return Program(function)
+    return lambda given: Program(given, name)
+
+
+def node(
+    function: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Mark an async function as a node: what it emits bears its name in the DAG."""
+
+    @functools.wraps(function)
+    async def named(*args: P.args, **kwargs: P.kwargs) -> T:
+        with enter_node(name_of(function)):
+            return await function(*args, **kwargs)
+
+    return named
