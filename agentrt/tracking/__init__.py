@@ -1,18 +1,18 @@
-"""Which calls had to end before this one, found out from plain asyncio code."""
+"""Which calls had to end before this one, found out from plain asyncio code.
+
+`scope` has what is known of one task's past, `current` which scope code is in, `tasks` the task
+factory and `emission_parents`, `frameworks` whose tasks are no branches of a program, and
+`_compat` what is read inside asyncio.
+"""
 
 from __future__ import annotations
 
+from agentrt.tracking.current import bind, current_scope, enter, enter_node, is_alone_in, outside
 from agentrt.tracking.tasks import (
     TrackedTask,
-    bind,
     cancel_tasks,
-    current_scope,
     emission_parents,
-    enter,
-    enter_node,
     install,
-    is_alone_in,
-    outside,
     start_task,
     uninstall,
 )

@@ -1,6 +1,7 @@
-"""Which asyncio tasks are a foreign framework's own, and no branches of the program that it runs.
+"""Which asyncio tasks are a framework's own, and no branches of the program that it runs.
 
-A framework names its modules once, at import; the tracking asks for every task that starts.
+A framework's integration names its modules once, at import; the task factory asks for every
+task that starts.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-_MACHINERY: set[str] = set()
-_CODES: set[CodeType] = set()  # those of `_MACHINERY` that were seen
+from agentrt.tracking._compat import STARTING_MODULES
+
+_INTERNAL: set[str] = set()
+_INTERNAL_CODES: set[CodeType] = set()  # functions of those modules that were seen
 _AWAITING: set[str] = set()
 _THREADS: set[CodeType] = set()
-_ASYNCIO = frozenset({"asyncio.base_events", "asyncio.events", "asyncio.tasks"})
 
 
-def see_through(module: str) -> None:
+def add_internal(module: str) -> None:
     """Tasks whose coroutine is of this module run in the scope of whoever starts them.
 
-    They are machinery: it starts what the program asked for, and nobody waits for the
-    machinery itself.
+    They start what the program asked for, and nobody waits for these tasks themselves.
     """
-    _MACHINERY.add(module)
+    _INTERNAL.add(module)
 
 
-def see_through_calls_of(module: str, *threads: Callable[..., Any]) -> None:
+def add_awaiting(module: str, *threads: Callable[..., Any]) -> None:
     """Tasks that this module's code starts run in its own scope: it awaits each at once.
 
     The async functions ``threads`` go on in a thread when nobody waits for them any more.
@@ -35,14 +36,14 @@ def see_through_calls_of(module: str, *threads: Callable[..., Any]) -> None:
     _THREADS.update(function.__code__ for function in threads)
 
 
-def is_machinery(coro: Any) -> bool:
-    """Whether ``coro`` is of a module that is seen through."""
-    if getattr(coro, "cr_code", None) in _CODES:
+def is_internal(coro: Any) -> bool:
+    """Whether ``coro`` is of a module that `add_internal` named."""
+    if getattr(coro, "cr_code", None) in _INTERNAL_CODES:
         return True
     frame = getattr(coro, "cr_frame", None)
-    if frame is None or frame.f_globals.get("__name__") not in _MACHINERY:
+    if frame is None or frame.f_globals.get("__name__") not in _INTERNAL:
         return False
-    _CODES.add(frame.f_code)
+    _INTERNAL_CODES.add(frame.f_code)
     return True
 
 
@@ -51,7 +52,7 @@ def awaits_at_once() -> bool:
     if not _AWAITING:
         return False
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__") in _ASYNCIO:
+    while frame is not None and frame.f_globals.get("__name__") in STARTING_MODULES:
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") in _AWAITING
 

@@ -1,4 +1,4 @@
-"""Where a program's code runs, and what it has seen end: one scope for each task.
+"""Where a program's code runs, and which nodes ended before it: one scope for each task.
 
 A scope learns of other tasks at once, where the task itself waits for them, or from
 asyncio's own futures (gather, shield, TaskGroup), which it settles before it is used.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from types import CellType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 from agentrt.graph.frontier import Frontier
+from agentrt.tracking._compat import is_exiting
 
-if TYPE_CHECKING:
-    from agentrt.tracking import TrackedTask
+Family = WeakSet[asyncio.Task[Any]]
 
 
 class Scope:
@@ -26,7 +26,7 @@ class Scope:
 
     A scope that is ``over`` sends whoever is still in it ``back``: its end was told by
     somebody who could not change the context of the code. ``entered_in`` is the id of the
-    task that was put into it in its midst.
+    task whose code entered it while it ran.
     """
 
     __slots__ = ("back", "entered_in", "family", "frontier", "over", "owner", "path", "pending")
@@ -36,7 +36,7 @@ class Scope:
         owner: object,
         path: str = "",
         frontier: Frontier | None = None,
-        family: WeakSet[TrackedTask[Any]] | None = None,
+        family: Family | None = None,
     ) -> None:
         self.owner = owner
         self.path = path
@@ -81,7 +81,7 @@ class Scope:
         self.pending.sealed = True
 
     def settle(self) -> None:
-        """Join what was waited for through asyncio's own futures and has come to its end."""
+        """Join what was waited for through asyncio's own futures and has ended."""
         pending = self.pending
         if pending.seen:
             seen, pending.seen = pending.seen, []
@@ -99,10 +99,10 @@ class Scope:
 
 # The open tasks of each owner, by the owner's identity: an owner need not be hashable. An id
 # is not given again while its entry lives, since only scopes hold it, and they hold the owner.
-_FAMILIES: WeakValueDictionary[int, WeakSet[TrackedTask[Any]]] = WeakValueDictionary()
+_FAMILIES: WeakValueDictionary[int, Family] = WeakValueDictionary()
 
 
-def family_of(owner: object) -> WeakSet[TrackedTask[Any]]:
+def family_of(owner: object) -> Family:
     """The tasks of one program, as long as they live."""
     family = _FAMILIES.get(id(owner))
     if family is None:
@@ -122,12 +122,13 @@ class Pending:
         # One per gather, shield or group, by asyncio's own object for it.
         self.known: WeakKeyDictionary[Any, Wait] | None = None
 
-    def wait_for(self, key: Any, is_group: bool) -> Wait:
+    def wait_for(self, key: Any) -> Wait:
+        """The wait that asyncio knows by ``key``: a TaskGroup, or the callback of another."""
         if self.known is None:
             self.known = WeakKeyDictionary()
         wait = self.known.get(key)
         if wait is None:
-            wait = self.known[key] = Wait(key if is_group else None)
+            wait = self.known[key] = Wait(key if isinstance(key, asyncio.TaskGroup) else None)
         return wait
 
 
@@ -145,26 +146,26 @@ class Wait:
         self.is_group = group is not None
         self.target: ref[Any] | None = None if group is None else ref(group)
 
-    def arrived(self, scope: Scope, outer: CellType | None, task: TrackedTask[Any]) -> None:
-        """``task`` has ended; runs just before asyncio's own callback for that."""
+    def arrived(self, waiting: Scope, outer: CellType | None, ended: Scope) -> None:
+        """The task of ``ended`` is over; runs just before asyncio's own callback for that."""
         if outer is not None:
             # gather() fills the cell only after it has added its callbacks.
             future = outer.cell_contents
             if future.done():
-                return  # failed or called off before: nobody waited for this task
+                return  # it failed or was cancelled before: nobody waited for this task
             if self.target is None:
                 self.target = ref(future)
-        task.scope.seal()
-        if not self.ended and not scope.pending.sealed:
-            scope.pending.waits.append(self)
-        self.ended.append(task.scope)
+        ended.seal()
+        if not self.ended and not waiting.pending.sealed:
+            waiting.pending.waits.append(self)
+        self.ended.append(ended)
 
     def over(self) -> bool:
         """True once the wait has ended. What nobody can reach any more has, too."""
         target = None if self.target is None else self.target()
         if target is None:
             return True
-        return bool(target._exiting if self.is_group else target.done())
+        return is_exiting(target) if self.is_group else bool(target.done())
 
     def causes(self) -> list[Scope]:
         """The tasks whose end ended the wait: all, or the one that failed first."""

@@ -1,17 +1,14 @@
-"""Which calls had to end before this one, found out from plain asyncio code.
+"""Tasks that know their scope: a task factory, and the `Task` subclass that it makes.
 
-A task starts from its creator's frontier; whoever waits for it takes over its own. A task
-factory and a `Task` subclass see both, with nothing of asyncio patched. Limits: see
-`emission_parents`.
+A task starts from its creator's frontier; whoever waits for it takes over its own. Nothing of
+asyncio is patched. What is seen and what is not: `emission_parents`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import CellType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -19,85 +16,11 @@ from weakref import WeakKeyDictionary
 from agentrt.errors import InvariantError
 from agentrt.graph.dag import ExecutionDAG
 from agentrt.tracking import frameworks
+from agentrt.tracking._compat import EAGER_FACTORY, outer_cell, task_of, waiting_group
+from agentrt.tracking.current import SCOPE, current_scope, running_task, scope_of
 from agentrt.tracking.scope import Scope, family_of
 
 T = TypeVar("T")
-
-
-_SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentrt_scope", default=None)
-# Tasks that `bind` gave a scope; for a TaskGroup, which knows only its task.
-_BOUND: WeakKeyDictionary[asyncio.Task[Any], Scope] = WeakKeyDictionary()
-
-
-def current_scope() -> Scope | None:
-    """The scope of the code that asks, or None outside any program."""
-    scope = _SCOPE.get()
-    while scope is not None and scope.over:
-        scope = scope.back
-    return scope
-
-
-@contextmanager
-def _inside(scope: Scope | None) -> Iterator[Scope | None]:
-    token = _SCOPE.set(scope)
-    try:
-        yield scope
-    finally:
-        _SCOPE.reset(token)
-
-
-@contextmanager
-def bind(scope: Scope) -> Iterator[Scope]:
-    """Run the body, a program's root, in ``scope``, inside the current task."""
-    task = _running_task()
-    if task is None:
-        raise InvariantError("a program's scope is bound to a task, and there is none")
-    before = _BOUND.get(task)
-    _BOUND[task] = scope
-    try:
-        with _inside(scope):
-            yield scope
-    finally:
-        del _BOUND[task]
-        if before is not None:
-            _BOUND[task] = before
-
-
-def enter_node(name: str) -> AbstractContextManager[Scope | None]:
-    """Run the body inside the node function ``name``: its emissions' path ends with it.
-
-    Outside any program this does nothing, so that a node function can be tested alone.
-    """
-    scope = current_scope()
-    return _inside(None if scope is None else scope.within(name))
-
-
-def enter(scope: Scope | None) -> None:
-    """From here on, the code of this context (a task, or a thread's copy) is in ``scope``.
-
-    For callbacks of a foreign framework, which run before and after code that they cannot
-    wrap. Where they can, `bind` and `enter_node` are better.
-    """
-    if scope is not None:
-        scope.entered_in = id(_running_task())
-    _SCOPE.set(scope)
-
-
-def is_alone_in(scope: Scope) -> bool:
-    """Whether the code that asks runs in the task that ``scope`` is of, and not beside others."""
-    task = _running_task()
-    if task is None:
-        return False
-    return scope.entered_in == id(task) or getattr(task, "scope", None) is scope
-
-
-def outside() -> AbstractContextManager[object]:
-    """Run the body outside any program: a task that it starts is nobody's, and outlives it.
-
-    For machinery shared by programs, such as an engine that starts its reader task inside
-    the first call.
-    """
-    return _inside(None)
 
 
 def start_task(
@@ -105,7 +28,7 @@ def start_task(
 ) -> TrackedTask[T]:
     """Start a program's root as a task in ``scope``, on the running loop."""
     context = contextvars.copy_context()
-    context.run(_SCOPE.set, scope)
+    context.run(SCOPE.set, scope)
     loop = asyncio.get_running_loop()
     return TrackedTask(coro, scope=scope, loop=loop, name=name, context=context)
 
@@ -176,7 +99,7 @@ class TrackedTask(asyncio.Task[T]):
             self._observed()
             raise
         # A callback that sees success so far and goes on to read the result says so.
-        if error is not None or _running_task() is not None:
+        if error is not None or running_task() is not None:
             self._observed()
         return error
 
@@ -184,12 +107,10 @@ class TrackedTask(asyncio.Task[T]):
         self, fn: Callable[[Any], object], *, context: contextvars.Context | None = None
     ) -> None:
         """As asyncio's; learns here which gather, shield or TaskGroup waits for the task."""
-        scope = current_scope() if context is None else context.get(_SCOPE)
-        outer = _outer_cell(fn)
-        group = getattr(fn, "__self__", None)
-        if isinstance(group, asyncio.TaskGroup):
-            scope = _scope_of(group) or scope
-            self._expect(scope, group, None)
+        scope = current_scope() if context is None else context.get(SCOPE)
+        group, outer = waiting_group(fn), outer_cell(fn)
+        if group is not None:
+            self._expect(scope_of(task_of(group)) or scope, group, None)
         elif outer is not None:
             self._expect(scope, fn, outer)
         # An explicit None would mean the context of whoever ends the task, that is, its own.
@@ -199,53 +120,29 @@ class TrackedTask(asyncio.Task[T]):
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
         """As asyncio's; learns here that asyncio.wait is over."""
         # The last thing that asyncio.wait does, in the task that waited.
-        if _running_task() is not None:
+        if running_task() is not None:
             self._observed()
         return super().remove_done_callback(fn)
 
     def _expect(self, scope: Scope | None, key: Any, outer: CellType | None) -> None:
         if scope is None or scope.owner is not self.scope.owner:
             return
-        wait = scope.pending.wait_for(key, is_group=outer is None)
+        wait = scope.pending.wait_for(key)
         wait.expected += 1
         self._waited = True
-        super().add_done_callback(partial(wait.arrived, scope, outer))
+        super().add_done_callback(lambda task: wait.arrived(scope, outer, task.scope))
 
     def _observed(self) -> None:
         """The code that runs now knows that this task is over, if it is."""
         scope = current_scope()
         if scope is None or scope.owner is not self.scope.owner or not self.done():
             return
-        if _running_task() is not None:
+        if running_task() is not None:
             scope.join(self.scope)
         elif not self._waited:
             # A callback: the task that it runs for may be in the middle of an emission.
             self.scope.seal()
             scope.pending.seen.append(self.scope)
-
-
-def _running_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # an OS thread without a loop
-        return None
-
-
-def _outer_cell(fn: Callable[[Any], object]) -> CellType | None:
-    """The cell of the future that asyncio's gather or shield made, if ``fn`` is its callback."""
-    closure = getattr(fn, "__closure__", None)
-    if not closure or getattr(fn, "__module__", "") != "asyncio.tasks":
-        return None
-    names: tuple[str, ...] = fn.__code__.co_freevars
-    return closure[names.index("outer")] if "outer" in names else None
-
-
-def _scope_of(group: asyncio.TaskGroup) -> Scope | None:
-    """The scope of the task that opened ``group``: it waits, whoever adds tasks."""
-    task = getattr(group, "_parent_task", None)
-    if task is None:
-        return None
-    return _BOUND.get(task) or getattr(task, "scope", None)
 
 
 class _Part(asyncio.Task[T]):
@@ -258,7 +155,7 @@ class _Part(asyncio.Task[T]):
 
 def _part(coro: Any, scope: Scope, **kwargs: Any) -> asyncio.Task[Any]:
     if frameworks.is_thread(coro):
-        kwargs["context"].run(_SCOPE.set, scope.alias())
+        kwargs["context"].run(SCOPE.set, scope.alias())
         return asyncio.Task(coro, **kwargs)
     part: _Part[Any] = _Part(coro, **kwargs)
     part.scope = scope
@@ -274,11 +171,11 @@ class _Factory:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> Any:
         scope = current_scope()
-        if scope is None or not self.installs or frameworks.is_machinery(coro):
+        if scope is None or not self.installs or frameworks.is_internal(coro):
             if self.previous is None:
                 return asyncio.Task(coro, loop=loop, **kwargs)
             return self.previous(loop, coro, **kwargs)
-        if self.previous is not None and self.previous is _EAGER:
+        if self.previous is not None and self.previous is EAGER_FACTORY:
             kwargs.setdefault("eager_start", True)
         context = kwargs.pop("context", None)
         if context is None:
@@ -286,11 +183,10 @@ class _Factory:
         if frameworks.awaits_at_once():
             return _part(coro, scope, loop=loop, context=context, **kwargs)
         child = scope.fork()
-        context.run(_SCOPE.set, child)
+        context.run(SCOPE.set, child)
         return TrackedTask(coro, scope=child, loop=loop, context=context, **kwargs)
 
 
-_EAGER = getattr(asyncio, "eager_task_factory", None)
 _FACTORIES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Factory] = WeakKeyDictionary()
 
 

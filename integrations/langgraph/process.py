@@ -37,8 +37,8 @@ def follow() -> Follower:
         if not _PROCESS:
             _PROCESS.append(Follower(RunRegistry(mark="~")))
             for module in _MACHINERY:
-                frameworks.see_through(module)
-            frameworks.see_through_calls_of(_RUNNABLES, run_in_executor)
+                frameworks.add_internal(module)
+            frameworks.add_awaiting(_RUNNABLES, run_in_executor)
             # As the variable's default, so that bare threads have it too.
             variable: ContextVar[Follower | None] = ContextVar(
                 "agentrt_follower", default=_PROCESS[0]

@@ -27,7 +27,7 @@ async def machine(coro):
 
 @pytest.fixture
 def framework(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name in ("_MACHINERY", "_CODES", "_AWAITING", "_THREADS"):
+    for name in ("_INTERNAL", "_INTERNAL_CODES", "_AWAITING", "_THREADS"):
         monkeypatch.setattr(frameworks, name, set(getattr(frameworks, name)))
     space: dict[str, Any] = {"__name__": "toy_framework"}
     exec(SOURCE, space)
@@ -37,7 +37,7 @@ def framework(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("named", [True, False])
 async def test_a_part_is_in_the_scope_of_who_calls_it(framework: Any, named: bool) -> None:
     if named:
-        frameworks.see_through_calls_of("toy_framework")
+        frameworks.add_awaiting("toy_framework")
     p, seen = Program(), []
 
     async def inside(outer: Any) -> None:
@@ -56,7 +56,7 @@ async def test_a_part_is_in_the_scope_of_who_calls_it(framework: Any, named: boo
 
 async def test_calls_side_by_side_are_branches(framework: Any) -> None:
     """Each call of the framework is in a task of the program; what that calls is a part of it."""
-    frameworks.see_through_calls_of("toy_framework")
+    frameworks.add_awaiting("toy_framework")
     p = Program()
 
     async def two(first: str, second: str) -> None:
@@ -71,7 +71,7 @@ async def test_calls_side_by_side_are_branches(framework: Any) -> None:
 
 
 async def test_a_group_in_a_part_waits_for_what_others_add(framework: Any) -> None:
-    frameworks.see_through_calls_of("toy_framework")
+    frameworks.add_awaiting("toy_framework")
     p = Program()
 
     async def grows(group: asyncio.TaskGroup) -> None:
@@ -90,7 +90,7 @@ async def test_a_group_in_a_part_waits_for_what_others_add(framework: Any) -> No
 
 
 async def test_a_thread_is_in_its_program_when_its_caller_is_over(framework: Any) -> None:
-    frameworks.see_through_calls_of("toy_framework", framework.in_thread)
+    frameworks.add_awaiting("toy_framework", framework.in_thread)
     p, seen = Program(), []
 
     async def main() -> None:
@@ -112,7 +112,7 @@ async def test_a_thread_is_in_its_program_when_its_caller_is_over(framework: Any
 
 
 async def test_machinery_runs_in_the_scope_of_who_starts_it(framework: Any) -> None:
-    frameworks.see_through("toy_framework")
+    frameworks.add_internal("toy_framework")
     p, seen = Program(), []
 
     async def look() -> None:
@@ -130,7 +130,7 @@ async def test_machinery_runs_in_the_scope_of_who_starts_it(framework: Any) -> N
 async def test_who_is_alone_in_a_scope(framework: Any) -> None:
     """A tracked task is, and so is a part. Machinery may have others beside it, but for the
     scope that it was put into itself."""
-    frameworks.see_through_calls_of("toy_framework")
+    frameworks.add_awaiting("toy_framework")
     p, seen = Program(), []
 
     async def look() -> None:
@@ -142,7 +142,7 @@ async def test_who_is_alone_in_a_scope(framework: Any) -> None:
         await look()
         await asyncio.create_task(look())
         await framework.call(look())
-        frameworks.see_through("toy_framework")
+        frameworks.add_internal("toy_framework")
         await asyncio.create_task(framework.machine(look()))
         await asyncio.create_task(framework.machine(enter_and_look()))
 

@@ -1,0 +1,45 @@
+"""What the tracking needs of asyncio that asyncio does not promise; no other module names it.
+
+Read in CPython 3.11 to 3.14. At another version run `tests/tracking/test_compat.py` first: it has
+a test for each name here, and says what depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import tasks
+from collections.abc import Callable
+from types import CellType
+from typing import Any
+
+PYTHON_VERSIONS = "3.11 to 3.14"
+STARTING_MODULES = frozenset({"asyncio.base_events", "asyncio.events", "asyncio.tasks"})
+"""The modules of asyncio that call a task factory for whoever starts a task."""
+EAGER_FACTORY: object = getattr(asyncio, "eager_task_factory", None)
+"""The task factory that starts tasks eagerly, from Python 3.12 on."""
+
+
+def outer_cell(callback: Callable[[Any], object]) -> CellType | None:
+    """The cell with the future of a gather or shield, if ``callback`` is what it waits with."""
+    closure = getattr(callback, "__closure__", None)
+    if not closure or getattr(callback, "__module__", "") != tasks.__name__:
+        return None
+    names: tuple[str, ...] = callback.__code__.co_freevars
+    return closure[names.index("outer")] if "outer" in names else None
+
+
+def waiting_group(callback: Callable[[Any], object]) -> asyncio.TaskGroup | None:
+    """The TaskGroup that waits with ``callback``, if it is one's."""
+    group = getattr(callback, "__self__", None)
+    return group if isinstance(group, asyncio.TaskGroup) else None
+
+
+def task_of(group: asyncio.TaskGroup) -> asyncio.Task[Any] | None:
+    """The task that opened ``group``: it waits at the group's end, whoever adds tasks."""
+    task: asyncio.Task[Any] | None = getattr(group, "_parent_task", None)
+    return task
+
+
+def is_exiting(group: asyncio.TaskGroup) -> bool:
+    """Whether the body of ``group`` has ended."""
+    return bool(group._exiting)  # type: ignore[attr-defined]  # no stub has it

@@ -1,0 +1,80 @@
+"""What the tracking reads inside asyncio is there: a failure here names what has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentrt.tracking import _compat
+
+
+def changed(what: str) -> str:
+    known, here = _compat.PYTHON_VERSIONS, sys.version.split()[0]
+    return f"asyncio of Python {here}: {what}; agentrt.tracking._compat knows Python {known}"
+
+
+class Watched(asyncio.Future[None]):
+    """Keeps the callbacks that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.callbacks: list[Callable[[Any], object]] = []
+
+    def add_done_callback(self, fn: Callable[[Any], object], *, context: Any = None) -> None:
+        self.callbacks.append(fn)
+        super().add_done_callback(fn, context=context)
+
+
+@pytest.mark.parametrize("wait", [asyncio.gather, asyncio.shield])
+async def test_gather_and_shield_keep_their_future_in_a_cell(wait: Callable[..., Any]) -> None:
+    inner = Watched()
+    outer = wait(inner)
+    cells = [_compat.outer_cell(callback) for callback in inner.callbacks]
+    futures = [cell.cell_contents for cell in cells if cell is not None]
+    assert futures == [outer], changed(f"{wait.__name__}'s callback has no `outer` in its closure")
+    inner.set_result(None)
+    await outer
+
+
+async def test_a_task_group_says_who_waits_and_when() -> None:
+    callbacks: list[Callable[[Any], object]] = []
+
+    class Task(asyncio.Task[Any]):
+        def add_done_callback(self, fn: Callable[[Any], object], *, context: Any = None) -> None:
+            callbacks.append(fn)
+            super().add_done_callback(fn, context=context)
+
+    async def inside() -> None:
+        assert _compat.is_exiting(group), changed("TaskGroup has no `_exiting` at its end")
+
+    asyncio.get_running_loop().set_task_factory(lambda loop, coro, **terms: Task(coro, loop=loop))
+    async with asyncio.TaskGroup() as group:
+        assert not _compat.is_exiting(group), changed("TaskGroup's `_exiting` is true in its body")
+        assert _compat.task_of(group) is asyncio.current_task(), changed("no `_parent_task`")
+        group.create_task(inside())
+    asyncio.get_running_loop().set_task_factory(None)
+    groups = [_compat.waiting_group(callback) for callback in callbacks]
+    assert group in groups, changed("a TaskGroup's callback is no method of it")
+
+
+async def test_a_task_factory_is_called_from_known_modules() -> None:
+    starters: list[str] = []
+
+    def factory(loop: asyncio.AbstractEventLoop, coro: Any, **terms: Any) -> Any:
+        frame = sys._getframe(1)
+        while (name := frame.f_globals["__name__"]) != __name__:
+            starters.append(name)
+            assert frame.f_back is not None
+            frame = frame.f_back
+        return asyncio.Task(coro, loop=loop)
+
+    asyncio.get_running_loop().set_task_factory(factory)
+    await asyncio.create_task(asyncio.sleep(0))
+    await asyncio.ensure_future(asyncio.sleep(0))
+    asyncio.get_running_loop().set_task_factory(None)
+    assert starters, changed("a task factory is not called by asyncio's Python code")
+    assert set(starters) <= _compat.STARTING_MODULES, changed(f"tasks start in {set(starters)}")
