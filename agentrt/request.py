@@ -82,8 +82,6 @@ class Call:
     ``size_hint`` is a guess of the program's size, in a unit of its type's own.
     ``parents`` are the program's calls that had to end last before this one, by their nodes'
     ids in its DAG; what lies between them, such as a tool, is left out.
-    ``priority`` is for an engine that runs vLLM's own scheduler with its policy
-    ``priority`` (lower goes first); ours ranks calls itself, and does not look at it.
     """
 
     call_id: str
@@ -99,7 +97,6 @@ class Call:
     node: str = ""
     size_hint: float | None = None
     parents: tuple[int, ...] = ()
-    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

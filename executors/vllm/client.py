@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError, EngineDiedError
@@ -76,22 +75,6 @@ class CoreClient:
         except Exception as error:
             raise ConfigError(f"the engine refuses these settings: {error}") from error
         self._scheduling = config
-
-    async def record(self, path: Path | None) -> None:
-        """Record the scheduler's events and decisions into a file, or with None stop.
-
-        A recording begins with an empty prefix cache and no programs. Raises
-        `ConfigError` while calls are unfinished, and for a file that cannot be written.
-        """
-        target = None if path is None else str(path.absolute())  # noqa: ASYNC240  # no I/O
-        try:
-            await self._engine().engine_core.call_utility_async("agentrt", "record", target)
-        except Exception as error:
-            raise ConfigError(f"the engine does not record: {error}") from error
-
-    async def probe(self, op: str) -> Any:
-        """``start`` or ``stop`` watching the scheduler: `agentrt.lab.engine.probe`."""
-        return await self._engine().engine_core.call_utility_async("agentrt_probe", op)
 
     async def forget_prefixes(self) -> None:
         """Empty the prefix cache, so that the next calls find nothing computed."""

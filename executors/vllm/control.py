@@ -13,7 +13,6 @@ from agentrt.errors import ConfigError
 from agentrt.executors.memory import Learned
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.scheduling import free_slots
-from agentrt.lab.engine.recording import record
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
@@ -77,11 +76,6 @@ def _learned(scheduler: ProgramScheduler, argument: Any) -> Learned | None:
     return scheduler.memory.learned()
 
 
-def _record(scheduler: ProgramScheduler, path: Any) -> Any:
-    """Record events and decisions into a file; None stops it."""
-    return record(scheduler, path)
-
-
 def _held(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any] | None:
     """All blocks that the prefix cache holds; None where there are no KV events."""
     return None if scheduler.held is None else scheduler.held.snapshot()
@@ -136,6 +130,5 @@ _OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
     "learn": _learn,
     "learned": _learned,
     "held": _held,
-    "record": _record,
     "snapshot": _snapshot,
 }

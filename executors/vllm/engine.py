@@ -33,6 +33,7 @@ from agentrt.request import Call, CallSpec, Reply
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.config import VllmConfig
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -156,7 +157,7 @@ class VLLMEngine(CoreClient):
         params = sampling_params(call, length, self.max_model_len, stream=stream)
         text, logprobs = "", logprobs_of(call.spec)
         try:
-            outputs = llm.generate(prompt, params, call.call_id, priority=call.priority)
+            outputs = self._submit(llm, call, prompt, params)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     piece, news = output.outputs[0].text, logprobs_of(call.spec, output)
@@ -167,6 +168,11 @@ class VLLMEngine(CoreClient):
             raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
             raise CallRejectedError(f"call {call.call_id}: {error}") from error
+
+    def _submit(
+        self, llm: AsyncLLM, call: Call, prompt: Any, params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        return llm.generate(prompt, params, call.call_id)
 
     def _reply(self, call: Call, output: RequestOutput, whole: str) -> Reply:
         params = output.kv_transfer_params or {}

@@ -17,8 +17,6 @@ from agentrt.scheduler.config import SchedulerConfig
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from agentrt.lab.engine.virtual import StockPolicy
-
 SCHEDULER = "agentrt.executors.vllm.scheduler.ProgramScheduler"
 
 # vLLM's default block of 128 tokens on a CPU makes a preempted call compute up to 127
@@ -45,9 +43,8 @@ class EngineOptions:
     ``flags`` are vLLM's own command-line flags, as `vllm serve` takes them; they win
     over what the machine suggests. ``replicas`` engines share the machine's cores.
     ``device_ids`` are the GPUs of this engine, counted among those that are visible; empty
-    leaves the choice to vLLM. With ``stock`` the engine keeps vLLM's own scheduler, under this
-    policy of it. With ``kv_events`` it tells what its prefix cache holds, for a router that
-    reads it.
+    leaves the choice to vLLM. With ``kv_events`` it tells what its prefix cache holds, for a
+    router that reads it.
     """
 
     model: str | None = None
@@ -57,7 +54,6 @@ class EngineOptions:
     verbose: bool = False
     replicas: int = 1
     device_ids: tuple[int, ...] = ()
-    stock: StockPolicy | None = None
     kv_events: bool = False
 
 
@@ -104,8 +100,6 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
 
 def _scheduling(options: EngineOptions, extra: Any) -> dict[str, Any]:
     """What makes the engine schedule as it should; ``extra`` is the user's additional config."""
-    if options.stock is not None:
-        return {"scheduling_policy": options.stock}
     if not isinstance(extra, Mapping):
         raise ConfigError("vLLM's --additional-config takes a JSON object")
     ours = {**options.scheduler.to_dict(), "embedded": True}

@@ -36,7 +36,6 @@ from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.retention import Retainer
-from agentrt.lab.engine.recording import Recorder
 from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
@@ -67,7 +66,6 @@ class ProgramScheduler(AsyncScheduler):
         self.table = ProcessTable()
         self.steps = 0
         self.computed_tokens = 0
-        self.recorder: Recorder | None = None
         self._accounts: dict[str, Account] = {}
         self.held = KVEventLog.of(self)
         self.aborted: OrderedDict[str, CallReport] = OrderedDict()

@@ -81,7 +81,7 @@ class MadeUpEngine:
 
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", MadeUpEngine)
+    monkeypatch.setattr("agentrt.lab.engine.engines.LabEngine", MadeUpEngine)
     monkeypatch.setattr("agentrt.lab.bench.calibrate.hardware", lambda: "an abacus")
     monkeypatch.setattr("agentrt.cli.interrupts.end_descendants", lambda: 0)
 

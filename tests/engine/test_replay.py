@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from agentrt import Context, Runtime, SchedulerConfig, program
-from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.engine.engines import LabEngine
 from agentrt.lab.engine.recorded import read
 from agentrt.lab.engine.replay import replay
 
@@ -62,7 +62,7 @@ async def quitter(ctx: Context) -> None:
 
 async def record_run(path: Path) -> None:
     """Programs in waves on a real engine, recorded."""
-    engine = VLLMEngine(EngineOptions(max_num_seqs=4, scheduler=SCHEDULER, flags=FLAGS))
+    engine = LabEngine(EngineOptions(max_num_seqs=4, scheduler=SCHEDULER, flags=FLAGS))
     async with Runtime(engine) as runtime:
         await runtime.start(chat, 1).wait()  # what came before must not matter
         await engine.record(path)

@@ -11,12 +11,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentrt.errors import CallRejectedError, ConfigError
-from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench.policies.plan import contenders
 from agentrt.lab.bench.policies.real import RealBench
+from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
-from agentrt.lab.engine.stock import StockEngine
 from agentrt.lab.simulator.pressure import Pressure
 from agentrt.lab.simulator.sweep import Source
 from agentrt.lab.workloads.cut import Cut
@@ -35,10 +34,10 @@ RESTLESS = SchedulerConfig(
 
 async def test_stock_and_ours_do_the_same_work_under_one_probe() -> None:
     """1. vLLM's priority policy. 2. Our scheduler. Each with four programs on two slots."""
-    opened: list[VLLMEngine] = []
+    opened: list[LabEngine] = []
 
     @asynccontextmanager
-    async def started(engine: VLLMEngine) -> AsyncIterator[None]:
+    async def started(engine: LabEngine) -> AsyncIterator[None]:
         await engine.start(lambda message: None)
         opened.append(engine)
         try:
@@ -60,7 +59,7 @@ async def test_stock_and_ours_do_the_same_work_under_one_probe() -> None:
         lambda done, what: told.append(what),
     )
     await bench.run()
-    assert [type(engine) for engine in opened] == [StockEngine, VLLMEngine]
+    assert [type(engine) for engine in opened] == [StockEngine, LabEngine]
     assert [result.spec.policy for result in bench.results] == ["priority-path", "atlas"]
     stock, ours = (result.summary for result in bench.results)
     assert (stock.programs, ours.programs) == (4, 4)
@@ -77,7 +76,7 @@ async def test_stock_and_ours_do_the_same_work_under_one_probe() -> None:
     assert told[1].endswith("priority-path")
 
 
-async def look(engine: VLLMEngine) -> None:
+async def look(engine: LabEngine) -> None:
     """What the engine is, and what it refuses."""
     config = engine._engine().vllm_config.scheduler_config
     if isinstance(engine, StockEngine):

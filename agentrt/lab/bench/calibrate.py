@@ -24,7 +24,7 @@ from agentrt.request import Call, CallSpec
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
-    from agentrt.executors.vllm.engine import VLLMEngine
+    from agentrt.lab.engine.engines import LabEngine
 
 # In every vocabulary, and seldom special.
 _TOKENS = range(100, 500)
@@ -58,7 +58,7 @@ def design(max_num_seqs: int, max_model_len: int) -> list[Case]:
 class Calibration:
     """One calibration of a started engine, whose scheduler it sets to ``fcfs``."""
 
-    def __init__(self, engine: VLLMEngine, tell: Callable[[str], None]) -> None:
+    def __init__(self, engine: LabEngine, tell: Callable[[str], None]) -> None:
         self._engine = engine
         self._tell = tell
         self._rng = random.Random(0)

@@ -122,10 +122,10 @@ async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:
     from agentrt.cli.engine_log import EngineLog
     from agentrt.cli.execute import root_cause
     from agentrt.errors import EngineStartError
-    from agentrt.executors.vllm.engine import VLLMEngine
     from agentrt.lab.bench.calibrate import Calibration
+    from agentrt.lab.engine.engines import LabEngine
 
-    engine = VLLMEngine(options)
+    engine = LabEngine(options)
     with EngineLog(verbose=options.verbose) as log:
         try:
             _note("loading the engine")

@@ -21,6 +21,8 @@ from agentrt.request import CallReport
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
+UTILITY = "agentrt_probe"
+"""The name under which a client calls `answer` in the engine core."""
 _WATCHED = ("add_request", "schedule", "update_from_output", "_preempt_request")
 
 

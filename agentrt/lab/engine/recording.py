@@ -27,6 +27,7 @@ from agentrt.scheduler.table import ProcessTable
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.lab.engine.schedulers import RecordedScheduler
 
 _NOTED_OPS = ("end", "learn", "boundary", "configure")
 
@@ -198,7 +199,7 @@ def _begin_anew(scheduler: ProgramScheduler) -> None:
     scheduler.use(scheduler.config)
 
 
-def record(scheduler: ProgramScheduler, path: str | None) -> dict[str, int]:
+def record(scheduler: RecordedScheduler, path: str | None) -> dict[str, int]:
     """Record into a file at ``path``, or with None stop. What was recorded before, counted.
 
     Recording begins anew: the prefix cache is emptied and live programs are forgotten.

@@ -39,6 +39,13 @@ StockPolicy = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True, slots=True)
+class PrioritizedCall(Call):
+    """A call with the ``priority`` that vLLM's own scheduler is told: lower goes first."""
+
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class VirtualOptions:
     """The engine's size, in vLLM's own words.
 
@@ -130,7 +137,7 @@ class VirtualEngine:
             max_tokens=call.spec.max_tokens,
             ignore_eos=True,
             extra_args=attach(call),
-            priority=call.priority,
+            priority=call.priority if isinstance(call, PrioritizedCall) else 0,
         )
 
     def submit(self, request: Request) -> None:

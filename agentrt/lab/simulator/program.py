@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agentrt.lab.engine.virtual import tokens
+from agentrt.lab.engine.virtual import PrioritizedCall, tokens
 from agentrt.lab.simulator.machine import prompt_tokens
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport, CallSpec
@@ -83,7 +83,7 @@ class LiveProgram:
         self.path_s[index] = max(
             (self.path_s[i] + self.reports[i].service_s for i in shape.after), default=0.0
         )
-        return Call(
+        return PrioritizedCall(
             call_id=self.call_id(index),
             program_id=row.program_id,
             program_type=row.type,

@@ -5,6 +5,7 @@ Importing this imports nothing of vLLM: clients do so before they load an engine
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,28 +13,25 @@ if TYPE_CHECKING:
 
 UTILITY = "agentrt"
 """The name under which a client reaches our scheduler: `EngineCore.agentrt(op, argument)`."""
-PROBE = "agentrt_probe"
-"""The name under which a client has any scheduler watched: `EngineCore.agentrt_probe(op)`."""
 
 
 def install_control() -> None:
-    """Let clients call ``scheduler.control(op, argument)`` in the engine core, and a `Probe`.
+    """Let clients call ``scheduler.control(op, argument)`` in the engine core."""
+    install_utility(UTILITY, lambda scheduler, *message: scheduler.control(*message))
 
-    vLLM looks utility methods up by name on the engine core when a message arrives, so
-    one class attribute, set where the scheduler class is imported, is the whole door.
+
+def install_utility(name: str, answer: Callable[..., Any]) -> None:
+    """Let clients call ``answer(scheduler, *message)`` in the engine core, by this name.
+
+    vLLM looks utility methods up on the engine core when a message arrives: setting one
+    class attribute where the scheduler class is imported is enough.
     """
     from vllm.v1.engine.core import EngineCore
 
-    def agentrt(self: Any, op: str, argument: Any = None) -> Any:
-        return self.scheduler.control(op, argument)
+    def utility(self: Any, *message: Any) -> Any:
+        return answer(self.scheduler, *message)
 
-    def agentrt_probe(self: Any, op: str) -> Any:
-        from agentrt.lab.engine.probe import answer
-
-        return answer(self.scheduler, op)
-
-    setattr(EngineCore, UTILITY, agentrt)
-    setattr(EngineCore, PROBE, agentrt_probe)
+    setattr(EngineCore, name, utility)
 
 
 def start_reader(llm: AsyncLLM) -> None:

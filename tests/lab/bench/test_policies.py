@@ -17,6 +17,7 @@ from agentrt.executors.boundary import Boundary
 from agentrt.lab.bench.policies.equal import Level, at_equal_latency, table
 from agentrt.lab.bench.policies.plan import all_runs, contenders, turns
 from agentrt.lab.bench.policies.replay import replay
+from agentrt.lab.engine.virtual import PrioritizedCall
 from agentrt.lab.simulator.compare import Cell
 from agentrt.lab.simulator.outcome import Summary
 from agentrt.lab.simulator.pressure import Pressure
@@ -255,7 +256,7 @@ async def test_a_replay_follows_the_edges_and_grows_prompts_by_what_was_said() -
     assert prompts["1"][:8] == (*prompts["0"], 9, 9)
     assert prompts["3"][:13] == (*prompts["1"], 9)
     assert prompts["2"][:4] == prompts["0"][:4]
-    assert [call.priority for call in engine.calls] == [0, 2, 2, 3]
+    assert [c.priority for c in engine.calls if isinstance(c, PrioritizedCall)] == [0, 2, 2, 3]
     assert all(call.spec.ignore_eos for call in engine.calls)
     assert engine.told == ["start", "tool", "returned", "p/run 1", "stop"]
     (outcome,) = done.outcomes

@@ -12,11 +12,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench.policies.plan import Contender, turns
 from agentrt.lab.bench.policies.replay import Replayed, replay
-from agentrt.lab.engine.stock import StockEngine
+from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.virtual import StockPolicy
 from agentrt.lab.simulator.machine import Machine
 from agentrt.lab.simulator.outcome import summarize
@@ -24,7 +23,7 @@ from agentrt.lab.simulator.pressure import Pressure
 from agentrt.lab.simulator.sweep import RunResult, Setting, Source
 from agentrt.lab.workloads.cut import Cut
 
-Open = Callable[[VLLMEngine], AbstractAsyncContextManager[object]]
+Open = Callable[[LabEngine], AbstractAsyncContextManager[object]]
 """Starts an engine for a body, and stops it whatever happens."""
 
 _WARM_UP = 3
@@ -71,7 +70,7 @@ class RealBench:
                     await self._on(engine, turns(group, repeat), repeat, seed)
 
     async def _on(
-        self, engine: VLLMEngine, order: Sequence[Contender], repeat: int, seed: int
+        self, engine: LabEngine, order: Sequence[Contender], repeat: int, seed: int
     ) -> None:
         """A repeat of those that share an engine."""
         self._fit(engine)
@@ -85,13 +84,13 @@ class RealBench:
                 spec = one.run(setting, seed, _NO_MACHINE)
                 self.results.append(RunResult(spec, summarize(done.outcomes, done.counts)))
 
-    def _fit(self, engine: VLLMEngine) -> None:
+    def _fit(self, engine: LabEngine) -> None:
         """Cut programs to the context that the engine has room for."""
         self.sizes = self.sizes or engine.sizes()
         calls = self.source.cut.calls
         self.source = replace(self.source, cut=Cut(calls, engine.max_model_len))
 
-    async def _warm_up(self, engine: VLLMEngine, one: Contender, seed: int) -> None:
+    async def _warm_up(self, engine: LabEngine, one: Contender, seed: int) -> None:
         """The first steps of an engine are slow; and the first of all tells what it can do."""
         short = replace(self.source, cut=replace(self.source.cut, calls=_WARM_UP))
         await self._once(engine, one, Setting(short, _AT_ONCE, _WARM_UP), seed)
@@ -108,7 +107,7 @@ class RealBench:
         return Pressure("rate", float(f"{pressure.value * self.per_s:.3g}"))
 
     async def _once(
-        self, engine: VLLMEngine, one: Contender, setting: Setting, seed: int
+        self, engine: LabEngine, one: Contender, setting: Setting, seed: int
     ) -> Replayed:
         if one.stock is None:
             await engine.configure(one.scheduler)
@@ -135,6 +134,8 @@ def _scheduling(one: Contender) -> StockPolicy | None:
     return None if one.stock is None else one.stock.scheduling
 
 
-def _engine(base: EngineOptions, one: Contender) -> VLLMEngine:
-    options = replace(base, stock=_scheduling(one), scheduler=one.scheduler)
-    return VLLMEngine(options) if one.stock is None else StockEngine(options)
+def _engine(base: EngineOptions, one: Contender) -> LabEngine:
+    options = replace(base, scheduler=one.scheduler)
+    if one.stock is None:
+        return LabEngine(options)
+    return StockEngine(options, one.stock.scheduling)

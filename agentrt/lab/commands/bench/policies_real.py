@@ -14,9 +14,9 @@ from agentrt.lab.commands.bench.policies import Asked, Measured
 from agentrt.lab.commands.bench.values import note
 
 if TYPE_CHECKING:
-    from agentrt.executors.vllm.engine import VLLMEngine
     from agentrt.executors.vllm.options import EngineOptions
     from agentrt.lab.bench.policies.real import RealBench
+    from agentrt.lab.engine.engines import LabEngine
 
 _SLOTS_ON_CPU = 4
 
@@ -71,7 +71,7 @@ def _engine_options(asked: Asked) -> EngineOptions:
 
 
 @asynccontextmanager
-async def started(engine: VLLMEngine) -> AsyncIterator[None]:
+async def started(engine: LabEngine) -> AsyncIterator[None]:
     """The engine for the body; its own words go into a log."""
     from agentrt.cli.engine_log import EngineLog
     from agentrt.cli.execute import root_cause

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.lab.engine.recorded import read, samples
 from agentrt.lab.engine.recording import Recorder
 from agentrt.lab.engine.replay import replay
+from agentrt.lab.engine.schedulers import RecordedScheduler
 from agentrt.scheduler import ProgramTotals
 
 pytestmark = pytest.mark.engine
@@ -25,7 +25,7 @@ EAGER = {"quanta": [4, 8, 16], "min_residency_steps": 0, "min_remaining_tokens":
 def engine(policy: str = "atlas", in_flight: int = 1, **size: Any) -> HeadlessEngine:
     size = {"max_num_seqs": 3, "blocks": 13, "max_num_batched_tokens": 48, **size}
     scheduler = make_scheduler(
-        ProgramScheduler, settings={"policy": policy, "beta": 2.0, **EAGER}, **size
+        RecordedScheduler, settings={"policy": policy, "beta": 2.0, **EAGER}, **size
     )
     rng = random.Random(5)
     return HeadlessEngine(
@@ -38,7 +38,7 @@ def engine(policy: str = "atlas", in_flight: int = 1, **size: Any) -> HeadlessEn
 
 
 def control(e: HeadlessEngine, op: str, argument: Any = None) -> Any:
-    assert isinstance(e.scheduler, ProgramScheduler)
+    assert isinstance(e.scheduler, RecordedScheduler)
     return e.scheduler.control(op, argument)
 
 
@@ -106,7 +106,7 @@ def test_any_change_of_a_decision_is_found() -> None:
     """One call's tokens are one more in one step of the recording."""
     events: list[dict[str, Any]] = []
     e = engine()
-    assert isinstance(e.scheduler, ProgramScheduler)
+    assert isinstance(e.scheduler, RecordedScheduler)
     Recorder(e.scheduler, lambda event: events.append(json.loads(json.dumps(event)))).attach()
     drive(e, 3)
     assert replay(events).difference is None

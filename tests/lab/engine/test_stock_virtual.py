@@ -8,7 +8,7 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentrt.errors import InvariantError
-from agentrt.lab.engine import own_classes
+from agentrt.lab.engine import schedulers
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
 from agentrt.lab.engine.probe import Probe, answer
 from agentrt.lab.engine.step_time import StepTimeModel
@@ -36,7 +36,7 @@ def agents(count: int) -> list[ProgramShape]:
 def test_the_stock_scheduler_is_vllms_own_class() -> None:
     engine = VirtualEngine("fcfs", SMALL, SECOND)
     assert type(engine.scheduler) is AsyncScheduler
-    assert own_classes.AsyncScheduler is AsyncScheduler
+    assert schedulers.AsyncScheduler is AsyncScheduler
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

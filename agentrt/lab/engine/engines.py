@@ -1,0 +1,93 @@
+"""The laboratory's embedded engines: one that can be watched, and one with vLLM's own scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import ConfigError
+from agentrt.executors.boundary import Boundary
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.engine.probe import UTILITY
+from agentrt.lab.engine.virtual import PrioritizedCall, StockPolicy
+from agentrt.request import Call, CallReport
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.totals import ProgramTotals
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.config import VllmConfig
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_SCHEDULERS = "agentrt.lab.engine.schedulers"
+
+
+class LabEngine(VLLMEngine):
+    """An embedded engine whose scheduler can be watched and recorded."""
+
+    def _prepare(self, config: VllmConfig) -> None:
+        config.scheduler_config.scheduler_cls = f"{_SCHEDULERS}.RecordedScheduler"
+
+    async def record(self, path: Path | None) -> None:
+        """Record the scheduler's events and decisions into a file, or with None stop.
+
+        A recording begins with an empty prefix cache and no programs. Raises
+        `ConfigError` while calls are unfinished, and for a file that cannot be written.
+        """
+        target = None if path is None else str(path.absolute())  # noqa: ASYNC240  # no I/O
+        try:
+            await self._engine().engine_core.call_utility_async("agentrt", "record", target)
+        except Exception as error:
+            raise ConfigError(f"the engine does not record: {error}") from error
+
+    async def probe(self, op: str) -> Any:
+        """``start`` or ``stop`` watching the scheduler: `agentrt.lab.engine.probe`."""
+        return await self._engine().engine_core.call_utility_async(UTILITY, op)
+
+
+class StockEngine(LabEngine):
+    """vLLM with its own scheduler, under its own ``policy``: what there is to compare with.
+
+    It knows no programs, so it can be told of none; the priority of a `PrioritizedCall` is
+    all that it looks at, under the policy ``priority``.
+    """
+
+    def __init__(self, options: EngineOptions, policy: StockPolicy) -> None:
+        super().__init__(options)
+        self._policy = policy
+
+    def _prepare(self, config: VllmConfig) -> None:
+        scheduler = config.scheduler_config
+        scheduler.policy, scheduler.scheduler_cls = self._policy, None
+        # The class that vLLM chooses itself, by a name that brings the probe with it.
+        scheduler.scheduler_cls = f"{_SCHEDULERS}.{scheduler.get_scheduler_cls().__name__}"
+
+    def _submit(
+        self, llm: AsyncLLM, call: Call, prompt: Any, params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        priority = call.priority if isinstance(call, PrioritizedCall) else 0
+        return llm.generate(prompt, params, call.call_id, priority=priority)
+
+    async def configure(self, config: SchedulerConfig) -> None:
+        raise ConfigError("vLLM's own scheduler has no settings of ours")
+
+    async def aborted(self, call_id: str) -> CallReport:
+        return CallReport()
+
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        """Nothing to forget."""
+
+    def boundary(self, note: Boundary) -> None:
+        """Nobody to tell."""
+
+    def learn(self, totals: ProgramTotals) -> None:
+        """Nobody who learns."""
+
+    def teach(self, learned: Mapping[str, Any]) -> None:
+        """Nobody who learns."""
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        return {}
