@@ -7,17 +7,17 @@ one. A call extends the longest earlier call that its engine found in the prefix
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrt.lab.workloads.fields import Fields
+from agentrt.lab.workloads.fields import Fields, Notes
 from agentrt.lab.workloads.replay import Replay, Scales
 from agentrt.lab.workloads.shape import ProgramShape
 
 _BLOCK = 16
 """Tokens in a block of the prefix cache: what is cached may be so much shorter."""
 
+UNREADABLE = "programs that cannot be read, left out"
 NO_CALLS = "programs without a call that ended, left out"
 NO_OUTPUT = "calls that gave nothing (failed or cancelled), their time taken as a gap"
 NO_END = "calls without the time of their end, the gap after them taken as 0 s"
@@ -34,27 +34,31 @@ class _Seen:
     human: bool = False
 
 
-def read(
-    entries: Sequence[Fields], type: str, scales: Scales, notes: Counter[str]
-) -> list[ProgramShape]:
+def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> list[ProgramShape]:
     """One program per DAG, of the type that the DAG names."""
-    began = [_created(entry) for entry in entries]
-    first = min((at_s for at_s in began if at_s is not None), default=0.0)
-    programs = []
-    for entry, at_s in zip(entries, began, strict=True):
-        replay = _calls(entry, at_s or 0.0, scales, notes)
-        if not replay.calls:
-            notes[NO_CALLS] += 1
-            continue
-        head = entry.object("program")
-        if head is None:
-            raise entry.complain("'program' is missing")
-        arrives_s = (at_s or 0.0) - first
-        shape = ProgramShape(
-            head.text("id"), head.text("type", type), tuple(replay.calls), arrives_s
-        )
-        programs.append(shape)
-    return programs
+    began: list[float] = []
+    programs: list[ProgramShape] = []
+    for entry in entries:
+        with notes.leaving_out(UNREADABLE):
+            at_s = _created(entry)
+            program = _program(entry, type, at_s or 0.0, scales, notes)
+            began += [] if at_s is None else [at_s]
+            programs += [] if program is None else [program]
+    first = min(began, default=0.0)
+    return [program.arriving(program.arrives_s - first) for program in programs]
+
+
+def _program(
+    entry: Fields, type: str, began_s: float, scales: Scales, notes: Notes
+) -> ProgramShape | None:
+    replay = _calls(entry, began_s, scales, notes)
+    if not replay.calls:
+        notes[NO_CALLS] += 1
+        return None
+    head = entry.object("program")
+    if head is None:
+        raise entry.complain("'program' is missing")
+    return ProgramShape(head.text("id"), head.text("type", type), tuple(replay.calls), began_s)
 
 
 def _created(entry: Fields) -> float | None:
@@ -65,7 +69,7 @@ def _created(entry: Fields) -> float | None:
     return min((at_s for at_s in times if at_s is not None), default=None)
 
 
-def _calls(entry: Fields, began_s: float, scales: Scales, notes: Counter[str]) -> Replay:
+def _calls(entry: Fields, began_s: float, scales: Scales, notes: Notes) -> Replay:
     replay = Replay(scales, notes)
     seen: dict[int, _Seen] = {}
     ends: list[float | None] = []
@@ -93,7 +97,7 @@ def _calls(entry: Fields, began_s: float, scales: Scales, notes: Counter[str]) -
     return replay
 
 
-def _report(node: Fields, notes: Counter[str]) -> Fields | None:
+def _report(node: Fields, notes: Notes) -> Fields | None:
     """A call's report; None for an interrupt, and for a call that did not run to its end."""
     kind = node.text("kind")
     if kind not in ("call", "tool", "human"):
@@ -125,7 +129,7 @@ def _gap(
     before: Sequence[int],
     ends: Sequence[float | None],
     began_s: float,
-    notes: Counter[str],
+    notes: Notes,
 ) -> float:
     created = node.number("created_at")
     if created is None:

@@ -1,6 +1,7 @@
 """Reading what others wrote: JSON documents and lines, and fields that are what they should be.
 
-Every complaint is a `ConfigError` that names the file, the line, and the field.
+Every complaint is a `ConfigError` that names the file, the line, and the field. `Notes` counts what
+is left out because of one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import gzip
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,39 @@ from typing import Any
 from agentrt.errors import ConfigError
 
 _GZIP = b"\x1f\x8b"
+NO_OBJECT = "lines or entries that are no JSON object, left out"
+
+
+class Notes(Counter[str]):
+    """What a reader left out, changed or guessed, counted under words for people."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reasons: dict[str, str] = {}
+
+    @contextmanager
+    def leaving_out(self, what: str) -> Iterator[None]:
+        """Count what the body reads as left out, under ``what``, if it raises `ConfigError`."""
+        before = dict(self)
+        try:
+            yield
+        except ConfigError as error:
+            self.clear()
+            self.update(before)
+            if not self[what]:
+                self._reasons[what] = str(error)
+            self[what] += 1
+
+    def explained(self) -> dict[str, int]:
+        """The counts; where something was left out for an error, with the first such error."""
+        return {
+            f"{what} (first: {self._reasons[what]})" if what in self._reasons else what: count
+            for what, count in self.items()
+        }
+
+    def only_reason(self) -> str | None:
+        """The error, if all that there is to say is one thing left out for an error."""
+        return next(iter(self._reasons.values())) if self.total() == 1 and self._reasons else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,38 +116,50 @@ class Fields:
         ]
 
 
-def read_objects(path: Path) -> Iterator[Fields]:
+def read_objects(path: Path, notes: Notes) -> list[Fields]:
     """The JSON objects of a file: one, an array of them, or one a line; gzipped or not."""
     text = _text(path)
     try:
         whole = _parse(text)
     except (ValueError, RecursionError) as error:
-        yield from _lines(path, text, error)
-        return
-    if isinstance(whole, list):
-        for index, one in enumerate(whole):
-            yield Fields(f"{path}, [{index}]", _object(one, f"{path}, [{index}]"))
-    else:
-        yield Fields(f"{path}:1", _object(whole, f"{path}:1"))
+        return _lines(path, text, error, notes)
+    several = isinstance(whole, list)
+    found = []
+    for index, one in enumerate(whole if several else [whole]):
+        where = f"{path}, [{index}]" if several else f"{path}:1"
+        with notes.leaving_out(NO_OBJECT):
+            found.append(Fields(where, _object(one, where)))
+    return found
 
 
-def _lines(path: Path, text: str, whole: Exception) -> Iterator[Fields]:
+def _lines(path: Path, text: str, whole: Exception, notes: Notes) -> list[Fields]:
     """The objects of a file that is not JSON as a ``whole``, which failed with that error."""
     lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
-    for count, (number, line) in enumerate(lines):
-        try:
-            value = _parse(line)
-        except (ValueError, RecursionError) as error:
-            # If not even the first line is JSON, this is one broken document, not lines.
-            raise _broken(path, number, whole if count == 0 else error, count == 0) from error
-        yield Fields(f"{path}:{number}", _object(value, f"{path}:{number}"))
+    try:
+        _parse(lines[0][1])
+    except (ValueError, RecursionError):
+        # If not even the first line is JSON, this is one broken document, not lines.
+        at = whole.lineno if isinstance(whole, json.JSONDecodeError) else lines[0][0]
+        raise _broken(f"{path}:{at}", whole) from whole
+    found = []
+    for number, line in lines:
+        with notes.leaving_out(NO_OBJECT):
+            found.append(_of_line(f"{path}:{number}", line))
+    return found
 
 
-def _broken(path: Path, number: int, error: Exception, whole: bool) -> ConfigError:
+def _of_line(where: str, line: str) -> Fields:
+    try:
+        value = _parse(line)
+    except (ValueError, RecursionError) as error:
+        raise _broken(where, error) from error
+    return Fields(where, _object(value, where))
+
+
+def _broken(where: str, error: Exception) -> ConfigError:
     if not isinstance(error, json.JSONDecodeError):
-        return ConfigError(f"{path}:{number}: not JSON: {error}")
-    line = error.lineno if whole else number
-    return ConfigError(f"{path}:{line}: not JSON at column {error.colno}: {error.msg}")
+        return ConfigError(f"{where}: not JSON: {error}")
+    return ConfigError(f"{where}: not JSON at column {error.colno}: {error.msg}")
 
 
 def _text(path: Path) -> str:

@@ -17,13 +17,13 @@ Read, by the first of these names that is there (``a.b`` is field b of object a;
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from agentrt.lab.workloads.fields import Fields
+from agentrt.lab.workloads.fields import Fields, Notes
 from agentrt.lab.workloads.replay import Replay, Scales
 from agentrt.lab.workloads.shape import ProgramShape
 
@@ -40,6 +40,7 @@ _DURATION = (
 _MILLISECONDS = 1e11
 """A time since 1970 above this is in milliseconds: as seconds it would be the year 5138."""
 
+UNREADABLE = "requests that cannot be read, left out"
 NO_USAGE = "requests without token counts (failed, or not logged), left out"
 NO_SESSION = "requests without a session or user, each a program of its own"
 NO_TIME = "requests in sessions without times, in the order of the file and without gaps"
@@ -64,22 +65,21 @@ def looks_like(entry: Fields) -> bool:
     return not entry.values.keys().isdisjoint(("usage", "request", "response", "body"))
 
 
-def read(
-    entries: Sequence[Fields], type: str, scales: Scales, notes: Counter[str]
-) -> list[ProgramShape]:
+def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> list[ProgramShape]:
     """One program of this type per session, in the order of their first lines."""
     # By name and whether the log gives it: a session may be called "request 3" too.
     sessions: dict[tuple[str, bool], list[_Request]] = defaultdict(list)
     for index, entry in enumerate(entries):
-        request = _request(entry)
-        if request is None:
-            notes[NO_USAGE] += 1
-            continue
-        session = _session(entry)
-        if session is None:
-            notes[NO_SESSION] += 1
-        own = f"request {index}"
-        sessions[(own, False) if session is None else (session, True)].append(request)
+        with notes.leaving_out(UNREADABLE):
+            request = _request(entry)
+            if request is None:
+                notes[NO_USAGE] += 1
+                continue
+            session = _session(entry)
+            if session is None:
+                notes[NO_SESSION] += 1
+            own = f"request {index}"
+            sessions[(own, False) if session is None else (session, True)].append(request)
     starts = [r.start_s for some in sessions.values() for r in some if r.start_s is not None]
     first = min(starts, default=0.0)
     return [
@@ -94,7 +94,7 @@ def _program(
     type: str,
     first_s: float,
     scales: Scales,
-    notes: Counter[str],
+    notes: Notes,
 ) -> ProgramShape:
     requests = _in_order(requests, notes)
     replay = Replay(scales, notes)
@@ -116,7 +116,7 @@ def _program(
     return ProgramShape(session, type, tuple(replay.calls), arrives_s, session=session)
 
 
-def _in_order(requests: list[_Request], notes: Counter[str]) -> list[_Request]:
+def _in_order(requests: list[_Request], notes: Notes) -> list[_Request]:
     """By their start; as in the file, and all without times, if any has none."""
     if all(request.start_s is not None for request in requests):
         return sorted(requests, key=lambda request: request.start_s or 0.0)
@@ -124,7 +124,7 @@ def _in_order(requests: list[_Request], notes: Counter[str]) -> list[_Request]:
     return [replace(request, start_s=None, took_s=None) for request in requests]
 
 
-def _gap(request: _Request, before: _Request, notes: Counter[str]) -> float:
+def _gap(request: _Request, before: _Request, notes: Notes) -> float:
     if request.start_s is None or before.start_s is None:
         return 0.0
     if before.took_s is None:
@@ -135,7 +135,7 @@ def _gap(request: _Request, before: _Request, notes: Counter[str]) -> float:
     return max(0.0, gap_s)
 
 
-def _extends(request: _Request, before: _Request, notes: Counter[str]) -> bool:
+def _extends(request: _Request, before: _Request, notes: Notes) -> bool:
     if request.messages is None or before.messages is None:
         notes[GUESSED] += 1
         return request.prompt_tokens >= before.prompt_tokens + before.output_tokens

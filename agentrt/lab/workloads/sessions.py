@@ -8,16 +8,17 @@ with ``calls`` of its own; its ``t`` is when it **ended**, ``dur_ms`` after it b
 
 Calls make a chain. Subagents between two calls are parallel branches that begin with the end
 of the first and that the second waits for. A gap after ``end_turn`` is a human's.
+A subagent that cannot be read is left out of its session; any other fault costs the session.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from agentrt.lab.workloads.fields import Fields
+from agentrt.errors import ConfigError
+from agentrt.lab.workloads.fields import Fields, Notes
 from agentrt.lab.workloads.replay import Replay, Scales
 from agentrt.lab.workloads.shape import ProgramShape
 
@@ -26,6 +27,8 @@ _KEPT = 0.9
 _WHOLE_SECONDS = 1.0
 """Starts are given in whole seconds, ends are not: they may cross by so much."""
 
+UNREADABLE = "sessions that cannot be read, left out"
+UNREADABLE_SUBAGENT = "subagents that cannot be read, left out"
 NO_CALLS = "sessions or subagents without calls, left out"
 UNKNOWN_GAP = "gaps that the file does not know, taken as 0 s"
 UNKNOWN_STOP = "gaps after an unknown stop, taken as a tool's"
@@ -41,19 +44,22 @@ class _Branch:
     ended_s: float
 
 
-def read(
-    entries: Sequence[Fields], type: str, scales: Scales, notes: Counter[str]
-) -> list[ProgramShape]:
+def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> list[ProgramShape]:
     """One program per session, all of this type."""
-    programs = (_program(entry, type, scales, notes) for entry in entries)
-    return [program for program in programs if program is not None]
+    programs: list[ProgramShape] = []
+    for entry in entries:
+        with notes.leaving_out(UNREADABLE):
+            program = _program(entry, type, scales, notes)
+            programs += [] if program is None else [program]
+    return programs
 
 
-def _program(entry: Fields, type: str, scales: Scales, notes: Counter[str]) -> ProgramShape | None:
+def _program(entry: Fields, type: str, scales: Scales, notes: Notes) -> ProgramShape | None:
     session = _Session(Replay(scales, notes), notes)
     for call in entry.objects("calls"):
         if "sub" in call.values:
-            session.subagent(call)
+            with notes.leaving_out(UNREADABLE_SUBAGENT):
+                session.subagent(call)
         else:
             session.main_call(call)
     replay = session.replay
@@ -72,7 +78,7 @@ def _program(entry: Fields, type: str, scales: Scales, notes: Counter[str]) -> P
 class _Session:
     """Where one session stands while its calls are read."""
 
-    def __init__(self, replay: Replay, notes: Counter[str]) -> None:
+    def __init__(self, replay: Replay, notes: Notes) -> None:
         self.replay = replay
         self._notes = notes
         self._main: int | None = None
@@ -91,11 +97,22 @@ class _Session:
         self._before = call
 
     def subagent(self, sub: Fields) -> None:
-        """A chain of its own, which begins when the agent's last call has ended."""
+        """A chain of its own, which begins when the agent's last call has ended.
+
+        Raises `ConfigError` if it cannot be read; then none of its calls stays in the session.
+        """
         calls = sub.objects("calls")
         if not calls:
             self._notes[NO_CALLS] += 1
             return
+        before = len(self.replay.calls)
+        try:
+            self._branches.append(self._branch(sub, calls))
+        except ConfigError:
+            del self.replay.calls[before:]
+            raise
+
+    def _branch(self, sub: Fields, calls: Sequence[Fields]) -> _Branch:
         node = sub.text("kind", "subagent").lower()
         ended_s = _seconds(sub, "t")
         started_s = max(0.0, ended_s - _seconds(sub, "dur_ms") / 1000)
@@ -103,7 +120,7 @@ class _Session:
         last = self._add(calls[0], node, None, None, after, self._until(started_s))
         for before, call in pairwise(calls):
             last = self._add(call, node, before, last, (last,), self._gap(call, before))
-        self._branches.append(_Branch(last, ended_s))
+        return _Branch(last, ended_s)
 
     def _add(
         self,

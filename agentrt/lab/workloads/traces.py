@@ -5,6 +5,8 @@ Three formats, told apart by their fields; each file is JSON or JSON lines, gzip
 * **sessions** of coding agents (`agentrt.lab.workloads.sessions`): objects with ``calls``;
 * **DAGs** that ``agentrt run --dag FILE.json`` wrote (`agentrt.lab.workloads.dagfile`);
 * **request logs** of an OpenAI-style API (`agentrt.lab.workloads.requestlog`).
+
+What cannot be read is left out and reported, as long as something good is left.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from pathlib import Path
 
 from agentrt.errors import ConfigError
 from agentrt.lab.workloads import dagfile, requestlog, sessions
-from agentrt.lab.workloads.fields import Fields, read_objects
+from agentrt.lab.workloads.fields import Fields, Notes, read_objects
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import ProgramShape
 
-Reader = Callable[[Sequence[Fields], str, Scales, Counter[str]], list[ProgramShape]]
+Reader = Callable[[Sequence[Fields], str, Scales, Notes], list[ProgramShape]]
 """From the objects of a file, a type for its programs, and scales: the programs. What is
 left out, changed or guessed is counted in the last argument, under words for people."""
 
@@ -30,6 +32,9 @@ _READERS: Mapping[str, Reader] = {
     "DAGs": dagfile.read,
     "request log": requestlog.read,
 }
+
+
+OTHER_FORMAT = "entries of another or of no known format, left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +81,40 @@ def read_programs(
     Without ``keep_gaps`` no time passes outside the engine. Programs of request logs and
     DAGs arrive when they did, in seconds after the first; sessions all arrive at 0.
 
-    Raises `ConfigError`, which names file and line, for what cannot be read.
+    A session, subagent, DAG or request that cannot be read is left out. The notes count them, and
+    say where the first one is and what is wrong with it.
+
+    Raises `ConfigError`, which names file and line, where nothing is left.
     """
     scales = Scales(context_scale, output_scale, gap_scale if keep_gaps else 0.0)
     source = Path(path)
-    objects = list(read_objects(source))
-    if not objects:
-        raise ConfigError(f"{source}: the file holds no programs")
-    name = _format(objects[0])
-    for one in objects[1:]:
-        if _format(one) != name:
-            raise one.complain(f"not of the format of the first entry ({name})")
-    notes: Counter[str] = Counter()
-    programs = _READERS[name](objects, _stem(source), scales, notes)
+    notes = Notes()
+    name, entries = _of_one_format(read_objects(source, notes), notes)
+    programs = _READERS[name](entries, _stem(source), scales, notes) if entries else []
     if not programs:
-        said = "; ".join(f"{what}: {count}" for what, count in notes.items())
-        raise ConfigError(f"{source}: no program is left to run ({said})")
+        raise ConfigError(_nothing_left(source, notes))
     _unique(source, programs)
-    return Trace(str(source), name, tuple(programs), scales, dict(notes))
+    return Trace(str(source), name, tuple(programs), scales, notes.explained())
+
+
+def _of_one_format(objects: Sequence[Fields], notes: Notes) -> tuple[str, list[Fields]]:
+    """The format of the first entry that has a known one, and the entries that have it."""
+    name, found = "", []
+    for one in objects:
+        with notes.leaving_out(OTHER_FORMAT):
+            own = _format(one)
+            name = name or own
+            if own != name:
+                raise one.complain(f"not of the format of the first entry ({name})")
+            found.append(one)
+    return name, found
+
+
+def _nothing_left(path: Path, notes: Notes) -> str:
+    if not notes:
+        return f"{path}: the file holds no programs"
+    said = "; ".join(f"{what}: {count}" for what, count in notes.explained().items())
+    return notes.only_reason() or f"{path}: no program is left to run ({said})"
 
 
 def _format(entry: Fields) -> str:

@@ -1,9 +1,10 @@
-"""Whatever is in a file, the complaint names it, its line, and what is wrong."""
+"""Whatever is in a file, the complaint names it, its line, and what is wrong; the rest is read."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrt.cli.app import call
 from agentrt.errors import ConfigError
 from agentrt.lab.workloads import read_programs
 
@@ -21,8 +23,11 @@ DAG = {"version": 1, "program": {"id": "p", "type": "t"}, "nodes": [NODE]}
 LOG = {"user": "u", "created": 5, "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
 
 
+GOOD = json.dumps(SESSION) + "\n"
+
+
 def good_then(line: object) -> str:
-    return json.dumps(SESSION) + "\n" + (line if isinstance(line, str) else json.dumps(line))
+    return GOOD + (line if isinstance(line, str) else json.dumps(line))
 
 
 def with_call(**fields: Any) -> str:
@@ -89,13 +94,79 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "complaint"), BAD.values(), ids=BAD.keys())
-def test_the_complaint_names_what_is_wrong(tmp_path: Path, text: str, complaint: str) -> None:
+def test_the_complaint_names_what_is_wrong(
+    tmp_path: Path, text: str, complaint: str, request: pytest.FixtureRequest
+) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=complaint) as caught:
-        read_programs(path)
-    assert str(path) in str(caught.value)
-    assert len(str(caught.value)) < len(str(path)) + 300
+    if text.startswith(GOOD) and "twins" not in request.node.name:
+        trace = read_programs(path)
+        assert [program.program_id for program in trace.programs] == ["s"]
+        said = trace.report().splitlines()[-1]
+        assert re.search(rf"left out \(first: .*{complaint}.*\): 1$", said)
+    else:
+        with pytest.raises(ConfigError, match=complaint) as caught:
+            read_programs(path)
+        said = str(caught.value)
+    assert str(path) in said
+    assert len(said) < len(str(path)) + 300
+
+
+def sub(**fields: Any) -> dict[str, Any]:
+    return {"sub": "a", "kind": "Explore", "t": 8.0, "dur_ms": 5000, "calls": [CALL], **fields}
+
+
+def test_a_bad_subagent_costs_its_session_nothing_else(tmp_path: Path) -> None:
+    """1. Two of three subagents are bad, one of them in its second call.
+    2. The session is what it would be without these two, and one line says so.
+    """
+    late = {**CALL, "t": 20.0, "in": 12, "gap": 19.0}
+    bad = [sub(calls=[CALL, {**CALL, "in": -1}]), sub(t=None)]
+    path = tmp_path / "one.jsonl"
+    found = []
+    for between in ([sub()], [bad[0], sub(), bad[1]]):
+        path.write_text(json.dumps({"id": "s", "calls": [CALL, *between, late]}))
+        found.append(read_programs(path))
+    clean, mended = found
+    assert mended.programs == clean.programs
+    assert clean.notes == {}
+    _, line = mended.report().splitlines()
+    where = f"{path}:1, calls[1], calls[1]"
+    assert line.startswith(f"  subagents that cannot be read, left out (first: {where}: 'in' is -1")
+    assert line.endswith("): 2")
+
+
+def test_a_session_that_is_left_out_leaves_no_other_note(tmp_path: Path) -> None:
+    odd = {"id": "t", "calls": [{**CALL, "out": 0}, sub(t=None), {**CALL, "in": "x"}]}
+    path = tmp_path / "two.jsonl"
+    path.write_text("\n".join(map(json.dumps, (odd, SESSION, {"calls": 5}))))
+    assert read_programs(path).notes == {
+        f"sessions that cannot be read, left out (first: {path}:1, calls[2]: "
+        "'in' is 'x', not a number)": 2
+    }
+
+
+def test_bad_dags_and_requests_are_left_out(tmp_path: Path) -> None:
+    good = json.loads(with_node(report={"prompt_tokens": 4, "output_tokens": 1}, ended_at=2))
+    dags, log = tmp_path / "dags.json", tmp_path / "log.jsonl"
+    dags.write_text(json.dumps([{**DAG, "version": 2}, good]))
+    log.write_text("\n".join(map(json.dumps, ({**LOG, "usage": 5}, LOG, {**LOG, "end_time": 2}))))
+    (dag_note,), (log_note,) = (read_programs(path).notes.items() for path in (dags, log))
+    assert re.match(r"programs .*left out \(first: .*, \[0\]: a DAG of version 2", dag_note[0])
+    assert re.match(r"requests .*left out \(first: .*:1: 'usage': 5 where an obj", log_note[0])
+    assert (dag_note[1], log_note[1]) == (1, 2)
+
+
+def test_where_nothing_is_good_the_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "all.jsonl"
+    path.write_text('{"id": "s", "calls": 5}\n{"calls": []}\n{"id": "t", "calls": 6}')
+    assert call(["simulate", "run", "--trace", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"{path}: no program is left to run (sessions that cannot be read" in err
+    assert f"first: {path}:1: 'calls' is 5, not a list): 2; sessions or subagents without" in err
 
 
 def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:

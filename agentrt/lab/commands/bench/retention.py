@@ -114,6 +114,7 @@ def _shapes(options: dict[str, Any]) -> list[list[ProgramShape]]:
         output_scale=options["output_scale"] or scale,
         gap_scale=gap_scale,
     )
+    click.echo(trace.report(), err=True)
     return [recorded(trace.programs, count, calls, rate, one) for one in seeds]
 
 
