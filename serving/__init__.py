@@ -1,5 +1,5 @@
-"""The server for programs and for their clients, over HTTP.
+"""The HTTP server of programs.
 
-`agentrt.serving.app` puts its rooms together: ``openai`` (models and programs behind the OpenAI
+`agentrt.serving.app` puts its APIs together: ``openai`` (models and programs behind the OpenAI
 API), ``langgraph`` (graphs behind the LangGraph API) and ``observability`` (dashboard, metrics).
 """

@@ -1,48 +1,73 @@
-"""The server's rooms as one ASGI application."""
+"""The server's APIs as one ASGI application."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.exception_handlers import http_exception_handler
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrt import __version__
-from agentrt.serving.error_responses import is_openai, refusal
+from agentrt.errors import ConfigError
+from agentrt.serving.error_responses import error_response, is_openai
 from agentrt.serving.middleware import Middleware
-from agentrt.serving.server import Server
+from agentrt.serving.server import Api, Server
 
-Room = Callable[[Server], AbstractAsyncContextManager[APIRouter]]
-"""Opens a part of the server (its database, its tasks) and gives its routes; closes it after."""
+if TYPE_CHECKING:
+    from langgraph_sdk import Auth
+
+
+def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
+    """All APIs. ``projects`` are the ``langgraph.json`` files that are served.
+
+    Raises `ConfigError` if two of these have authentication hooks.
+    """
+    from agentrt.serving import langgraph, observability, openai
+
+    return [openai.api, langgraph.api_with(_auth_of(projects)), observability.api]
+
+
+def _auth_of(projects: Sequence[Path]) -> Auth | None:
+    if not projects:
+        return None
+    from agentrt.serving.langgraph.authfile import load_auth
+
+    hooks = {path: auth for path in projects if (auth := load_auth(path)) is not None}
+    if len(hooks) > 1:
+        names = ", ".join(map(str, hooks))
+        raise ConfigError(f"one server takes the auth hooks of one project: {names}")
+    return next(iter(hooks.values()), None)
 
 
 @asynccontextmanager
-async def opened_app(server: Server, rooms: Sequence[Room]) -> AsyncIterator[FastAPI]:
-    """The application with its ``rooms`` open; their tasks end with the block."""
+async def opened_app(server: Server, apis: Sequence[Api]) -> AsyncIterator[FastAPI]:
+    """The application with its ``apis`` open; their tasks end with the block."""
     app = FastAPI(title="agentrt", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Middleware, server=server)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _bug)
+    app.add_exception_handler(Exception, _internal_error)
     async with AsyncExitStack() as stack:
-        for room in rooms:
-            app.include_router(await stack.enter_async_context(room(server)))
+        for api in apis:
+            app.include_router(await stack.enter_async_context(api(server)))
         yield app
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    """A fault of ours: its trace goes to the log, and nothing of it to the client."""
-    return refusal(request.url.path, 500, "the server failed", code="internal_error")
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """A bug of ours: the log gets its traceback, the client learns nothing of it."""
+    return error_response(request.url.path, 500, "the server failed", code="internal_error")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What has no route, in the words of the API that was asked."""
+    """A path without a route, as an error of the API that the path belongs to."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if not is_openai(path):
         return await http_exception_handler(request, error)
     what = f"{request.method} {path}: {str(error.detail).lower()}"
-    return refusal(path, error.status_code, what, headers=error.headers)
+    return error_response(path, error.status_code, what, headers=error.headers)

@@ -1,4 +1,4 @@
-"""Requests that end before any room sees them, said in the words of the API that was asked."""
+"""Error responses in the form of the API that the path belongs to."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _TYPES = {
 
 
 def is_openai(path: str) -> bool:
-    """Whether the path is of the OpenAI API."""
+    """Whether the path belongs to the OpenAI API."""
     return path.startswith("/v1/")
 
 
 def openai_error(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, object]:
-    """An error as OpenAI's API has it."""
+    """The body of an error in OpenAI's API."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def refusal(
+def error_response(
     path: str,
     status: int,
     message: str,
@@ -36,6 +36,6 @@ def refusal(
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The whole answer: an error of OpenAI's, elsewhere a ``detail``."""
+    """An OpenAI error for OpenAI's paths, ``{"detail": "…"}`` for all others."""
     body = openai_error(status, message, code=code) if is_openai(path) else {"detail": message}
     return Response(json.dumps(body), status, dict(headers or {}), "application/json")

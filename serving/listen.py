@@ -6,82 +6,71 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 
 from agentrt.errors import ConfigError
+from agentrt.serving._compat import EmbeddedServer, timeout_protocol
 from agentrt.serving.server import Bounds, Server
-from agentrt.serving.timeouts import timeout_protocol
 
 _KEEP_ALIVE_S = 30
 _SPARE_FILES = 256
-"""File descriptors that are no connections: the engine's, the database's, the programs' own."""
-
-
-class _Quiet(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the command has some."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+"""File descriptors for other things: the engine, the database, the programs themselves."""
 
 
 class Listener:
-    """A port that is ours. Nobody is answered there before `serve`."""
+    """A bound port. Connections are answered once `serve` runs."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self._socket = _bind(host, port)
         self.port = int(self._socket.getsockname()[1])
-        self._server: _Quiet | None = None
+        self._server: EmbeddedServer | None = None
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The server's address for clients."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes connections by now."""
+        """Whether it accepts connections yet."""
         return self._server is not None and self._server.started
 
     async def serve(self, app: Any, bounds: Bounds) -> None:
-        """Serve ``app`` until `stop`. Cancelled, it drops what is under way."""
+        """Serve ``app`` until `stop`. When cancelled, drop the requests under way."""
         config = uvicorn.Config(
             app,
             http=timeout_protocol(bounds),
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="error",  # not a line for each bad request of somebody
+            log_level="error",  # no line for every bad request
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
-            limit_concurrency=min(bounds.connections, _files() - _SPARE_FILES),
+            limit_concurrency=min(bounds.connections, _file_limit() - _SPARE_FILES),
         )
-        server = self._server = _Quiet(config)
+        server = self._server = EmbeddedServer(config)
         try:
             await server.serve(sockets=[self._socket])
         except OSError as error:
-            raise _taken(self.host, self.port, error) from error
+            raise _port_error(self.host, self.port, error) from error
 
-    async def drain(self, server: Server, patience_s: float) -> None:
-        """Take nothing new, and wait for what is under way, for so many seconds at most."""
+    async def drain(self, server: Server, timeout_s: float) -> None:
+        """Take nothing new, wait at most ``timeout_s`` for what is under way, and stop."""
         server.draining = True
-        until = asyncio.get_running_loop().time() + patience_s
-        while tasks := self._requests() | server.under_way:
-            left = until - asyncio.get_running_loop().time()
-            if left <= 0:
-                break
-            await asyncio.wait(tasks, timeout=left)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while tasks := self._requests() | server.under_way:
+                    await asyncio.wait(tasks)
         self.stop()
 
     def _requests(self) -> set[asyncio.Task[Any]]:
-        return set() if self._server is None else self._server.server_state.tasks
+        return set() if self._server is None else self._server.requests()
 
     def stop(self) -> None:
         """End `serve`."""
@@ -104,20 +93,20 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-        bound.listen(0)  # so that a second server is refused now, and not when its engine is up
+        bound.listen(0)  # a second server fails now, and not only once its engine is up
     except OSError as error:
         bound.close()
-        raise _taken(host, port, error) from error
+        raise _port_error(host, port, error) from error
     return bound
 
 
-def _taken(host: str, port: int, error: OSError) -> ConfigError:
+def _port_error(host: str, port: int, error: OSError) -> ConfigError:
     reason = (error.strerror or str(error)).lower()
     return ConfigError(f"port {port} at {host}: {reason}; choose another with --port")
 
 
-def _files() -> int:
-    """How many files this process may open, as many as it is allowed to ask for."""
+def _file_limit() -> int:
+    """How many files this process may open, after raising the limit as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:

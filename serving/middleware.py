@@ -1,42 +1,45 @@
-"""What every request passes before it comes to a room, as plain ASGI: its id, the server's state,
-its key and its size.
-"""
+"""ASGI middleware that every request passes first: request id, draining, API key, body size."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from urllib.parse import unquote
 from uuid import uuid4
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrt.serving.error_responses import refusal
+from agentrt.serving.error_responses import error_response
 from agentrt.serving.server import Server
-from agentrt.serving.tenant import DEFAULT_TENANT
 
+DEFAULT_TENANT = "default"
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ok", "/dashboard", "/favicon.ico"})
-"""What needs no key: whether the server is well, and a page that shows nothing by itself."""
+"""Paths that need no key: health checks, and a page without data of its own."""
 
 _OPEN_FOLDER = "/dashboard/"
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _DRAIN_RETRY_S = "5"
-_SCHEMES = ("bearer ",)
+_BEARER = "bearer "
+
+
+def tenant_of(request: Request) -> str:
+    """The tenant whose key came with the request; without keys there is one tenant."""
+    tenant: str = getattr(request.state, "tenant", DEFAULT_TENANT)
+    return tenant
 
 
 class Middleware:
-    """The application behind its doors.
+    """Admits requests to ``app``, or answers with an error.
 
     ``scope["state"]`` gets the ``tenant``, whether it is an ``operator``, and the ``request_id``.
     """
 
-    def __init__(self, app: ASGIApp, server: Server, open_paths: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app = app
         self._server = server
-        self._open = OPEN_PATHS | set(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,19 +47,20 @@ class Middleware:
             return
         headers = dict(reversed(scope["headers"]))
         request_id = _request_id(headers)
-        state = scope.setdefault("state", {})
-        state["request_id"] = request_id
-        send = _Signed(send, request_id)
-        refused = self._refuse(scope, headers)
-        if refused is not None:
-            await refused(scope, receive, send)
-            return
-        await self._app(scope, _Body(receive, self._server.bounds.body_bytes), send)
+        scope.setdefault("state", {})["request_id"] = request_id
+        send = _SendWithId(send, request_id)
+        error = self._check(scope, headers)
+        if error is not None:
+            await error(scope, receive, send)
+        else:
+            receive = _LimitedReceive(receive, self._server.bounds.body_bytes)
+            await self._app(scope, receive, send)
 
-    def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> ASGIApp | None:
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> ASGIApp | None:
+        """The error response for a request that may not pass."""
         path, server = scope["path"], self._server
         if server.draining and scope["method"] not in _SAFE_METHODS:
-            return refusal(
+            return error_response(
                 path,
                 503,
                 "the server is stopping: it finishes what runs and takes nothing new",
@@ -65,7 +69,7 @@ class Middleware:
             )
         tenant = self._tenant(path, headers)
         if tenant is None:
-            return refusal(
+            return error_response(
                 path,
                 401,
                 "this server needs a key: send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
@@ -73,36 +77,36 @@ class Middleware:
                 headers={"www-authenticate": "Bearer"},
             )
         scope["state"]["tenant"] = tenant
-        # Without keys everybody runs the server.
+        # Without keys, everybody is an operator.
         scope["state"]["operator"] = server.keys is None or server.keys.is_operator(tenant)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > server.bounds.body_bytes:
             error = TooLargeError(server.bounds.body_bytes)
-            return refusal(path, 413, error.detail, code="body_too_large")
+            return error_response(path, 413, error.detail, code="body_too_large")
         return None
 
     def _tenant(self, path: str, headers: dict[bytes, bytes]) -> str | None:
-        """Whose request it is: its key says so; on a server without keys, its header."""
+        """The tenant of the request's key; on a server without keys, the one that it names."""
         if self._server.keys is None:
             named = unquote(headers.get(b"x-agentrt-tenant", b"").decode("latin-1"))
             return named if _NAME.fullmatch(named) else DEFAULT_TENANT
         tenant = self._server.keys.tenant_of(_key(headers))
-        is_open = path in self._open or path.startswith(_OPEN_FOLDER)
+        is_open = path in OPEN_PATHS or path.startswith(_OPEN_FOLDER)
         return DEFAULT_TENANT if tenant is None and is_open else tenant
 
 
 class TooLargeError(HTTPException):
-    """More of a body comes than may."""
+    """The body is larger than the server takes."""
 
     def __init__(self, most: int) -> None:
         message = f"the request's body is larger than {most} bytes; send less"
-        # The connection stays, and the rest is read and dropped, for a request's time at most:
-        # to close it would reset it, and the client would never see why.
+        # The connection stays open, and the rest is read and dropped until the request times
+        # out: closing it would reset it, and the client would never see this answer.
         super().__init__(413, message)
 
 
-class _Body:
-    """`receive` that counts."""
+class _LimitedReceive:
+    """`receive` that counts the bytes of the body. Raises `TooLargeError`."""
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive = receive
@@ -117,8 +121,8 @@ class _Body:
         return message
 
 
-class _Signed:
-    """`send` that puts the request's id into the answer."""
+class _SendWithId:
+    """`send` that adds the request's id to the response headers."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -137,6 +141,6 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
 
 def _key(headers: dict[bytes, bytes]) -> str:
     given = headers.get(b"authorization", b"").decode("latin-1").strip()
-    if given[:7].lower() in _SCHEMES:
-        return given[7:].strip()
+    if given[: len(_BEARER)].lower() == _BEARER:
+        return given[len(_BEARER) :].strip()
     return headers.get(b"x-api-key", b"").decode("latin-1").strip()

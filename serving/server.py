@@ -1,12 +1,15 @@
-"""What the rooms of a server share: the runtime, what is served, and how it stands."""
+"""What the APIs of a server share: the runtime, what is served, bounds and tenants."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from fastapi import APIRouter
 
 from agentrt.program import Program
 from agentrt.runtime import Runtime
@@ -37,13 +40,12 @@ Served = ServedProgram | ServedGraph
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What any client may make the server hold, in bytes and seconds.
+    """Limits on what one client can use up, in bytes and seconds.
 
-    A request has ``header_bytes`` and ``body_bytes`` at most, and arrives within ``request_s``;
-    a client that reads nothing of its answer for ``reader_s`` is dropped. There are
-    ``connections`` at most. A program that its
-    client does not end is ended when it was not heard of for ``idle_s``; one that the server
-    found out by itself, for ``silent_idle_s``.
+    A request has at most ``header_bytes`` and ``body_bytes``, and arrives within ``request_s``;
+    a client that reads nothing of its answer for ``reader_s`` is dropped. There are at most
+    ``connections``. A client program without a request for ``idle_s`` is ended; one that the
+    server detected by itself, after ``silent_idle_s``.
     """
 
     header_bytes: int = 64 * 1024
@@ -56,13 +58,13 @@ class Bounds:
 
 
 class KeyCheck(Protocol):
-    """Tells whose an API key is."""
+    """Maps API keys to tenants."""
 
     def tenant_of(self, key: str) -> str | None:
-        """The key's tenant; None for what is no key of this server."""
+        """The key's tenant; None for an unknown key."""
 
     def is_operator(self, tenant: str) -> bool:
-        """Whether this tenant runs the server, and may see what all others do."""
+        """Whether this tenant operates the server, and may see all others."""
 
 
 def _default_tenants() -> Tenants:
@@ -71,13 +73,12 @@ def _default_tenants() -> Tenants:
 
 @dataclass(slots=True)
 class Server:
-    """One server over one open runtime. ``models`` are the names of what its engines serve.
+    """One server over one open runtime. ``models`` are the names of the models it serves.
 
-    ``served`` has programs and graphs by the names that clients call them. Once ``draining``,
-    it finishes what runs and takes nothing new. ``under_way`` has the tasks that it then waits
-    for though no request does: a room enters them, and takes them out at their end. ``tenants``
-    has each tenant's limits and use; with ``keys``, from an API key to its tenant, requests
-    without a key are refused.
+    ``served`` has programs and graphs by the names that clients use. Once ``draining``, the
+    server finishes what runs and takes nothing new; ``under_way`` has the tasks to wait for that
+    belong to no request (an API adds and removes them). ``tenants`` has each tenant's limits and
+    use; with ``keys``, requests without a key are refused.
     """
 
     runtime: Runtime
@@ -89,3 +90,7 @@ class Server:
     tenants: Tenants = field(default_factory=_default_tenants)
     keys: KeyCheck | None = None
     bounds: Bounds = field(default_factory=Bounds)
+
+
+Api = Callable[[Server], AbstractAsyncContextManager[APIRouter]]
+"""Opens one API (its database, its tasks), gives its routes, and closes it afterwards."""

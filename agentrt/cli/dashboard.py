@@ -67,7 +67,7 @@ async def shown(
     if port is None:
         yield
         return
-    from agentrt.serving.observability.beside import dashboard
+    from agentrt.serving.observability.dashboard import dashboard
 
     async with dashboard(runtime, port) as url:
         tell(f"dashboard: {url}")

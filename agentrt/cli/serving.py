@@ -20,8 +20,7 @@ from agentrt.cli.watch import lent
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime import Runtime
-from agentrt.serving.apis import load_apis
-from agentrt.serving.app import opened_app
+from agentrt.serving.app import load_apis, opened_app
 from agentrt.serving.listen import Listener
 from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import KeyRing, Limits, Tenants
@@ -81,7 +80,7 @@ class Serving:
     async def run(self, executor: Executor) -> None:
         """Start the engine, serve until a signal comes, finish, and stop the engine.
 
-        Raises what the engine's start and the rooms raise.
+        Raises what the engine's start and the APIs raise.
         """
         job, keys = self.job, self.keys
         limits_of = dict if keys is None else lambda: keys.limits
@@ -94,7 +93,7 @@ class Serving:
             isolate=job.isolate,
             replicas=job.engine.replicas,
         )
-        rooms = load_apis(job.projects)
+        apis = load_apis(job.projects)
         runtime = Runtime(gate, seed=job.seed)
         make_room(_THREADS)
         async with self.screen.showing():
@@ -103,7 +102,7 @@ class Serving:
             with lent(runtime):
                 server = self._server(runtime, tenants)
                 async with AsyncExitStack() as stack:
-                    app = await stack.enter_async_context(opened_app(server, rooms))
+                    app = await stack.enter_async_context(opened_app(server, apis))
                     await self._serve(server, app)
         finally:
             await runtime.close()

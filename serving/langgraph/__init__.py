@@ -1,7 +1,7 @@
 """Graphs behind the LangGraph API: what ``langgraph_sdk`` and `RemoteGraph` talk to.
 
-`room` is the room of a server without authentication hooks; `room_with` takes those of a
-``langgraph.json``. What is heavy is imported when a room opens.
+`api` is for a server without authentication hooks; `api_with` takes those of a
+``langgraph.json``. Heavy modules are imported when the API opens.
 """
 
 from __future__ import annotations
@@ -12,27 +12,25 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 
-from agentrt.serving.server import Server
+from agentrt.serving.server import Api, Server
 
 if TYPE_CHECKING:
     from langgraph_sdk import Auth
 
-    from agentrt.serving.app import Room
-
-__all__ = ["room", "room_with"]
+__all__ = ["api", "api_with"]
 
 
-def room(server: Server) -> AbstractAsyncContextManager[APIRouter]:
+def api(server: Server) -> AbstractAsyncContextManager[APIRouter]:
     """Open the LangGraph API over the graphs and programs of ``server``.
 
     Raises `ConfigError` if its database cannot be opened or is in use by another server, and
     `ProgramLoadError` for a graph that cannot be made.
     """
-    return room_with(None)(server)
+    return api_with(None)(server)
 
 
-def room_with(auth: Auth | None) -> Room:
-    """The room whose requests pass the hooks of ``auth`` (`agentrt.serving.langgraph.auth`)."""
+def api_with(auth: Auth | None) -> Api:
+    """The API whose requests pass the hooks of ``auth`` (`agentrt.serving.langgraph.auth`)."""
 
     @asynccontextmanager
     async def opened(server: Server) -> AsyncIterator[APIRouter]:

@@ -19,7 +19,7 @@ from langgraph_sdk.auth.types import AuthContext
 
 from agentrt.errors import ConfigError
 from agentrt.serving.langgraph.assistants import Filter
-from agentrt.serving.tenant import tenant_of
+from agentrt.serving.middleware import tenant_of
 
 
 class User:

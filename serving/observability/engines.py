@@ -1,13 +1,13 @@
-"""How the engines stand: which calls run and wait, and why; read from an executor's snapshot.
+"""The state of the engines, read from an executor's snapshot: which calls run and wait, and why.
 
-What a snapshot does not tell is simply not known here. Times are seconds on the registry's
-clock, which on one machine is the engine's, too.
+What a snapshot does not say is unknown here. Times are seconds on the registry's clock, which on
+one machine is also the engine's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,11 @@ ONE_ENGINE = "engine"
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A call in an engine. ``since`` is when it began to run, or to wait, as it does now.
+class EngineCall:
+    """A call in an engine. ``since`` is when it last began to run or to wait.
 
-    ``waited_s`` is how long it waited before, in all. A waiting one says ``why``;
-    ``preempted_by`` is the program that it gave way to.
+    ``waited_s`` is all its waiting before that. A waiting call says ``why``; ``preempted_by`` is
+    the program that took its place.
     """
 
     call_id: str
@@ -54,13 +54,13 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The engines ``at`` some time. ``up`` says whether they answered.
+    """The engines ``at`` a time. ``up`` says whether they answered.
 
-    ``outside`` are the tenants with calls that wait before the engines, for their share of them.
+    ``outside`` are the tenants with calls that are not admitted to the engines yet.
     """
 
     at: float = 0.0
-    calls: Mapping[str, Placed] = field(default_factory=dict)
+    calls: Mapping[str, EngineCall] = field(default_factory=dict)
     replicas: tuple[Replica, ...] = ()
     up: bool = True
     outside: frozenset[str] = frozenset()
@@ -71,13 +71,13 @@ class EngineView:
         running = [*(snapshot.get("running") or ())]
         waiting = [*(snapshot.get("waiting") or ())]
         engines = snapshot.get("replicas") or [{"name": ONE_ENGINE, **snapshot}]
-        calls: dict[str, Placed] = {}
+        calls: dict[str, EngineCall] = {}
         for engine in engines:
             name = engine["name"]
             runs = [call for call in running if call.get("replica", name) == name]
             waits = [call for call in waiting if call.get("replica", name) == name]
             queue = _Queue(engine, runs)
-            placed = [*(_placed(call, name, engine) for call in runs), *queue.places(waits)]
+            placed = [*(_engine_call(call, name, engine) for call in runs), *queue.calls(waits)]
             calls.update((one.call_id, one) for one in placed)
         shares = snapshot.get("tenants") or {}
         outside = frozenset(name for name, share in shares.items() if share.get("waiting"))
@@ -85,7 +85,7 @@ class EngineView:
         return cls(at, calls, replicas, outside=outside)
 
     def moved(self, later: EngineView) -> set[str]:
-        """The programs with a call that is not in the ``later`` view as it is here."""
+        """The programs with a call that differs in the ``later`` view."""
         here, there = self.calls, later.calls
         moved = {one.program_id for call, one in there.items() if here.get(call) != one}
         moved.update(one.program_id for call, one in here.items() if call not in there)
@@ -96,28 +96,38 @@ class EngineView:
         return self.up and any(replica.state == "ready" for replica in self.replicas)
 
 
+def queue_levels(
+    view: EngineView, sees: Callable[[str], bool]
+) -> dict[tuple[str, int | None], tuple[int, int]]:
+    """How many calls run and wait at each level of each replica; None: there are no levels."""
+    calls = [call for call in view.calls.values() if sees(call.program_id)]
+    running = Counter((call.replica, call.level) for call in calls if call.running)
+    waiting = Counter((call.replica, call.level) for call in calls if not call.running)
+    return {place: (running[place], waiting[place]) for place in running | waiting}
+
+
 class _Queue:
-    """The waiting calls of one engine, in order: what is each waiting for?"""
+    """The waiting calls of one engine, in order, and what each waits for."""
 
     def __init__(self, engine: Mapping[str, Any], running: Iterable[Mapping[str, Any]]) -> None:
         self._engine = engine
         self._levelled = engine.get("levelled", True)
-        self._worst = max((call.get("level", 0) for call in running), default=None)
-        self._seats = engine.get("free_slots", 0) > 0
-        self._short = engine.get("needs_blocks", 0) > engine.get("free_blocks", 0)
+        self._lowest = max((call.get("level", 0) for call in running), default=None)
+        self._has_slots = engine.get("free_slots", 0) > 0
+        self._lacks_blocks = engine.get("needs_blocks", 0) > engine.get("free_blocks", 0)
 
-    def places(self, waiting: Iterable[Mapping[str, Any]]) -> Iterable[Placed]:
-        before = self._worst
+    def calls(self, waiting: Iterable[Mapping[str, Any]]) -> Iterable[EngineCall]:
+        before = self._lowest
         for call in waiting:
-            yield _placed(call, self._engine["name"], self._engine, self._why(call, before))
+            yield _engine_call(call, self._engine["name"], self._engine, self._why(call, before))
             before = call.get("level", 0)
 
     def _why(self, call: Mapping[str, Any], before: int | None) -> str:
         if call.get("gave_way_to"):
             return "preempted"
-        if call.get("held") or (self._seats and self._short):
+        if call.get("held") or (self._has_slots and self._lacks_blocks):
             return "preempted, no KV space" if call.get("preemptions") else "no KV space"
-        if self._seats:
+        if self._has_slots:
             return "next in line"
         here = _level_name(call, self._levelled)
         if not here:
@@ -132,10 +142,10 @@ def _level_name(call: Mapping[str, Any], levelled: bool) -> str:
     return f"Q{call.get('level', 0) + 1}" if levelled else ""
 
 
-def _placed(
+def _engine_call(
     call: Mapping[str, Any], replica: str, engine: Mapping[str, Any], why: str = ""
-) -> Placed:
-    return Placed(
+) -> EngineCall:
+    return EngineCall(
         call_id=str(call.get("call_id")),
         program_id=call["program_id"],
         running=not why,
@@ -150,7 +160,7 @@ def _placed(
     )
 
 
-def _replica(engine: Mapping[str, Any], calls: Iterable[Placed]) -> Replica:
+def _replica(engine: Mapping[str, Any], calls: Iterable[EngineCall]) -> Replica:
     here = Counter(call.running for call in calls if call.replica == engine["name"])
     return Replica(
         name=engine["name"],

@@ -1,23 +1,29 @@
-"""What Prometheus counts of programs and calls, fed from the registry's events.
+"""Metrics for Prometheus: counters of programs and calls, and gauges of the present state.
 
-Counters of calls follow the sums in a program's row, so that they agree with its report.
+Counters are fed from the registry's events. Those of calls follow the sums in a program's row,
+so that they agree with its report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import collections
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agentrt.graph import Node, NodeKind
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.labels import Labels
+from agentrt.serving.observability.engines import EngineView, Replica, queue_levels
+from agentrt.serving.observability.status import status_of
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)
 _LABELS = ("tenant", "type")
+OTHER = "other"
+"""The label shared by those beyond the bounds."""
+_REPLICA_STATES = ("starting", "ready", "down", "out")
 _SUMS = {
     "finished_calls": ("agentrt_calls", "Calls that ended."),
     "preemptions": ("agentrt_preemptions", "Times that a call lost its place in the batch."),
@@ -32,9 +38,38 @@ _SUMS = {
 """Sums of a program's row, each with its counter and what it counts."""
 
 
+class Labels:
+    """Bounded sets of labels: what clients name must not grow the metrics without end.
+
+    The first ``tenants`` tenants, and of each the first ``types`` program types, have labels of
+    their own; all others share `OTHER`.
+    """
+
+    def __init__(self, tenants: int = 50, types: int = 20) -> None:
+        self._tenants = tenants
+        self._types = types
+        self._known: dict[str, set[str]] = {}
+
+    def of(self, tenant: str, type: str) -> tuple[str, str]:
+        """The labels for a program: tenant and type."""
+        types = self._known.get(tenant)
+        if types is None:
+            if len(self._known) == self._tenants or tenant == OTHER:
+                return OTHER, OTHER
+            types = self._known[tenant] = set()
+        if type not in types:
+            if len(types) == self._types or type == OTHER:
+                return tenant, OTHER
+            types.add(type)
+        return tenant, type
+
+
+# -- counters -----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """The metrics of one pair of labels: to look them up for each call costs more than to count."""
+class LabelledMetrics:
+    """The metrics of one pair of labels. Looking them up for each call would be slow."""
 
     labels: tuple[str, str]
     sums: dict[str, Counter]
@@ -44,14 +79,14 @@ class Bound:
 
 
 @dataclass(slots=True)
-class Account:
-    """A program as the metrics know it: what is ``bound`` to its labels, how much is counted.
+class Counted:
+    """A program's ``metrics``, and how much of its ``sums`` they count so far.
 
     The labels are chosen late: a program's type may change until its first node.
     """
 
-    bound: Bound | None = None
-    counted: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
+    metrics: LabelledMetrics | None = None
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
 
 
 class Metrics:
@@ -60,12 +95,11 @@ class Metrics:
     def __init__(self, labels: Labels | None = None) -> None:
         self.labels = labels or Labels()
         self.registry = CollectorRegistry(auto_describe=True)
-        self._sums = {
-            field: Counter(name, text, _LABELS, registry=self.registry)
-            for field, (name, text) in _SUMS.items()
-        }
-        self._hits = self._counter("prefix_hits", "Calls that found some of their prompt cached.")
-        self._bound: dict[tuple[str, str], Bound] = {}
+        self._sums = {field: self._counter(name, text) for field, (name, text) in _SUMS.items()}
+        self._hits = self._counter(
+            "agentrt_prefix_hits", "Calls that found some of their prompt cached."
+        )
+        self._labelled: dict[tuple[str, str], LabelledMetrics] = {}
         self._ended = Counter(
             "agentrt_programs_ended",
             "Programs that ended, by how.",
@@ -79,7 +113,7 @@ class Metrics:
         self._call_waiting = self._histogram("call_waiting", "of a call's waiting")
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"agentrt_{name}", text, _LABELS, registry=self.registry)
+        return Counter(name, text, _LABELS, registry=self.registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(
@@ -90,56 +124,49 @@ class Metrics:
             buckets=_SECONDS,
         )
 
-    def node_ended(self, run: Run, account: Account, node: Node) -> None:
+    def node_ended(self, run: Run, counted: Counted, node: Node) -> None:
         """A call or an interrupt is over."""
-        bound = self._bind(run, account)
-        _count(run, account, bound)
+        metrics = self._count(run, counted)
         if node.kind is NodeKind.CALL and node.report is not None:
-            bound.service.observe(node.report.service_s)
-            bound.waiting.observe(node.report.waiting_s)
+            metrics.service.observe(node.report.service_s)
+            metrics.waiting.observe(node.report.waiting_s)
             if node.report.cached_tokens:
-                bound.hits.inc()
+                metrics.hits.inc()
 
-    def program_ended(self, run: Run, account: Account) -> None:
-        """A program ended; calls of foreign code may still end after it."""
-        bound = self._bind(run, account)
-        _count(run, account, bound)
+    def program_ended(self, run: Run, counted: Counted) -> None:
+        """A program ended; calls of foreign frameworks may still end after it."""
+        labels = self._count(run, counted).labels
         assert run.ended_at is not None
-        self._ended.labels(*bound.labels, str(run.state)).inc()
-        self._latency.labels(*bound.labels).observe(run.ended_at - run.started_at)
-        self._service.labels(*bound.labels).observe(run.row.service_s)
-        self._waiting.labels(*bound.labels).observe(run.row.waiting_s)
+        self._ended.labels(*labels, str(run.state)).inc()
+        self._latency.labels(*labels).observe(run.ended_at - run.started_at)
+        self._service.labels(*labels).observe(run.row.service_s)
+        self._waiting.labels(*labels).observe(run.row.waiting_s)
 
-    def _bind(self, run: Run, account: Account) -> Bound:
-        if account.bound is None:
-            labels = self.labels.of(run.row.tenant, run.type)
-            if labels not in self._bound:
-                self._bound[labels] = self._new(labels)
-            account.bound = self._bound[labels]
-        return account.bound
+    def _count(self, run: Run, counted: Counted) -> LabelledMetrics:
+        """Add what the program's row has more than was counted."""
+        metrics = counted.metrics = counted.metrics or self._metrics_of(run)
+        for name, counter in metrics.sums.items():
+            value = getattr(run.row, name)
+            if more := value - counted.sums[name]:
+                counter.inc(more)
+                counted.sums[name] = value
+        return metrics
 
-    def _new(self, labels: tuple[str, str]) -> Bound:
-        return Bound(
-            labels,
-            {name: counter.labels(*labels) for name, counter in self._sums.items()},
-            self._hits.labels(*labels),
-            self._call_service.labels(*labels),
-            self._call_waiting.labels(*labels),
-        )
-
-
-def _count(run: Run, account: Account, bound: Bound) -> None:
-    """Add what the program's row has more than was counted."""
-    counted, row = account.counted, run.row
-    for name, counter in bound.sums.items():
-        value = getattr(row, name)
-        if more := value - counted[name]:
-            counter.inc(more)
-            counted[name] = value
+    def _metrics_of(self, run: Run) -> LabelledMetrics:
+        labels = self.labels.of(run.row.tenant, run.type)
+        if labels not in self._labelled:
+            self._labelled[labels] = LabelledMetrics(
+                labels,
+                {name: counter.labels(*labels) for name, counter in self._sums.items()},
+                self._hits.labels(*labels),
+                self._call_service.labels(*labels),
+                self._call_waiting.labels(*labels),
+            )
+        return self._labelled[labels]
 
 
-class OfTenant(Collector):
-    """What a registry holds of one tenant, for its eyes alone."""
+class TenantMetrics(Collector):
+    """The part of a registry that belongs to one tenant."""
 
     def __init__(self, registry: CollectorRegistry, tenant: str) -> None:
         self._registry = registry
@@ -150,3 +177,89 @@ class OfTenant(Collector):
             own = Metric(metric.name, metric.documentation, metric.type, metric.unit)
             own.samples = [s for s in metric.samples if s.labels.get("tenant") == self._tenant]
             yield own
+
+
+# -- gauges -------------------------------------------------------------------------------
+
+_Read = dict[str, tuple[str, Callable[[Replica], float]]]
+"""Metrics by name: what each counts, and how to read it from a replica."""
+
+
+class Gauges(Collector):
+    """The programs ``runs`` and the engines at the time ``now``.
+
+    Everybody gets the replicas, but only the calls of programs that the reader ``sees``.
+    """
+
+    def __init__(
+        self,
+        runs: Iterable[Run],
+        view: EngineView,
+        now: float,
+        sees: Callable[[str], bool],
+        labels: Labels,
+    ) -> None:
+        self._view = view
+        self._levels = queue_levels(view, sees)
+        self._programs = collections.Counter[tuple[str, str, str]]()
+        for run in runs:
+            status = status_of(run, view, now, str)
+            self._programs[*labels.of(run.row.tenant, run.type), str(status.state)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._live()
+        yield from self._queues()
+        yield from _replicas(self._view)
+
+    def _live(self) -> Metric:
+        live = GaugeMetricFamily(
+            "agentrt_programs", "Live programs.", labels=("tenant", "type", "state")
+        )
+        for labels, count in self._programs.items():
+            live.add_metric(labels, count)
+        return live
+
+    def _queues(self) -> Iterator[Metric]:
+        labels = ("replica", "level")
+        running = GaugeMetricFamily("agentrt_running_calls", "Calls in a batch.", labels=labels)
+        waiting = GaugeMetricFamily("agentrt_queued_calls", "Calls in a queue.", labels=labels)
+        for (replica, level), (run, wait) in self._levels.items():
+            place = (replica, "none" if level is None else f"Q{level + 1}")
+            running.add_metric(place, run)
+            waiting.add_metric(place, wait)
+        yield running
+        yield waiting
+
+
+def _replicas(view: EngineView) -> Iterator[Metric]:
+    up = GaugeMetricFamily("agentrt_replica_state", "1 at its state.", labels=("replica", "state"))
+    for replica in view.replicas:
+        for state in _REPLICA_STATES:
+            up.add_metric((replica.name, state), replica.state == state)
+    yield up
+    gauges: _Read = {
+        "agentrt_kv_blocks": ("KV-cache blocks.", lambda r: r.blocks),
+        "agentrt_kv_used_blocks": ("KV-cache blocks that are not free.", _used),
+    }
+    for name, (text, value) in gauges.items():
+        gauge = GaugeMetricFamily(name, text, labels=("replica",))
+        for replica in view.replicas:
+            gauge.add_metric((replica.name,), value(replica))
+        yield gauge
+    counters: _Read = {
+        "agentrt_engine_steps": ("Engine steps.", lambda r: r.steps),
+        "agentrt_computed_tokens": (
+            "Tokens computed, of prompts and outputs.",
+            lambda r: r.computed_tokens or 0,
+        ),
+        "agentrt_replica_deaths": ("Times that the engine died.", lambda r: r.deaths),
+    }
+    for name, (text, value) in counters.items():
+        counter = CounterMetricFamily(name, text, labels=("replica",))
+        for replica in view.replicas:
+            counter.add_metric((replica.name,), value(replica))
+        yield counter
+
+
+def _used(replica: Replica) -> int:
+    return replica.blocks - replica.free_blocks

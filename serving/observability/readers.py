@@ -1,14 +1,14 @@
-"""Readers of the stream of events: each keeps what changed since it last looked.
+"""Readers of the stream of events: each buffers what changed since it last read.
 
-A reader's buffer is bounded. It holds which programs and nodes changed, not each change, so
-that one who comes late finds less to read; one for whom it is still too much is cut.
+A buffer is bounded. It holds which programs and nodes changed, not each change, so a slow reader
+finds less to read; one whose buffer still overflows is disconnected.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from agentrt.errors import AgentrtError
 from agentrt.graph import Node
@@ -19,7 +19,7 @@ Changed = list[tuple[Run, Node | None]]
 
 
 class TooManyReadersError(AgentrtError):
-    """As many as are allowed listen already."""
+    """There are as many readers as are allowed."""
 
 
 class TooSlowError(AgentrtError):
@@ -33,39 +33,37 @@ class Reader:
         self.wanted = wanted
         self._size = size
         self._changes: dict[tuple[str, int | None], tuple[Run, Node | None]] = {}
-        self._cut = False
+        self._overflowed = False
         self._loop = asyncio.get_running_loop()
-        self._bell = asyncio.Event()
+        self._wake = asyncio.Event()
         self._asleep = False
 
     def note(self, run: Run, node: Node | None) -> None:
-        """Something changed. Any thread, under the registry's lock; never waits."""
-        if self._cut or not self.wanted(run):
+        """Something changed. Called from any thread under the registry's lock; never blocks."""
+        if self._overflowed or not self.wanted(run):
             return
         self._changes[run.id, None if node is None else node.id] = (run, node)
         if len(self._changes) > self._size:
             self._changes.clear()
-            self._cut = True
+            self._overflowed = True
         if self._asleep:
             self._asleep = False
-            self._loop.call_soon_threadsafe(self._bell.set)
+            self._loop.call_soon_threadsafe(self._wake.set)
 
     def take(self) -> Changed:
         """What changed since the last time; under the registry's lock. Raises `TooSlowError`."""
-        if self._cut:
+        if self._overflowed:
             raise TooSlowError("more happened than this reader's buffer holds")
         changes, self._changes = self._changes, {}
-        self._bell.clear()
+        self._wake.clear()
         self._asleep = True
         return list(changes.values())
 
     async def wait(self, seconds: float) -> None:
-        """Until something changes, but no longer than so."""
-        try:
+        """Wait until something changes, or this long."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._bell.wait()
-        except TimeoutError:
-            return
+                await self._wake.wait()
 
 
 class Readers:
@@ -91,7 +89,7 @@ class Readers:
             del self._open[reader]
 
     def check(self, tenant: str | None) -> None:
-        """Raises `TooManyReadersError` where there is no room for one more."""
+        """Raise `TooManyReadersError` if there may be no more."""
         of_one = sum(owner == tenant for owner in self._open.values())
         if len(self._open) >= self._most or of_one >= self._most_of_one:
             raise TooManyReadersError(
@@ -100,6 +98,6 @@ class Readers:
             )
 
     def note(self, run: Run, node: Node | None) -> None:
-        """Something changed: tell whom it concerns."""
+        """Something changed: note it for the readers that want it."""
         for reader in tuple(self._open):
             reader.note(run, node)

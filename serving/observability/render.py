@@ -1,34 +1,34 @@
 """Programs, nodes and engines as JSON. Times are seconds on the server's clock.
 
-Every answer has that clock's ``at``, since it counts from nowhere in particular.
+That clock starts at no particular time, so every answer has its present value, ``at``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from agentrt.graph import Node, NodeKind
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.engines import EngineView, queue_levels
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.status import clipped, node_state, status_of
 
 JSON = dict[str, Any]
 
-_FOREIGN = "another tenant's program"
+_OTHER_TENANTS = "another tenant's program"
 
 
 class Renderer:
-    """Renders for one ``tenant``, or with None for all. Under the registry's lock."""
+    """Renders for one ``tenant``, or with None for all. Needs the registry's lock."""
 
-    def __init__(self, books: ProgramLog, view: EngineView, tenant: str | None) -> None:
-        self.now = books.registry.clock()
+    def __init__(self, log: ProgramLog, view: EngineView, tenant: str | None) -> None:
+        self.now = log.registry.clock()
         self.view = view
-        self._books = books
+        self._log = log
         self._tenant = tenant
 
     def program(self, run: Run) -> JSON:
@@ -63,8 +63,38 @@ class Renderer:
             "error": None if run.error is None else clipped(_error(run.error)),
         }
 
+    def page(
+        self,
+        live: Iterable[Run],
+        ended: Iterable[Run],
+        *,
+        state: str | None,
+        type: str | None,
+        limit: int,
+        offset: int,
+    ) -> JSON:
+        """A page of live programs, and one of ended programs, each in the order given.
+
+        ``state`` and ``type`` filter both; ``live`` and ``ended`` count all that match.
+        """
+
+        def matching(runs: Iterable[Run]) -> list[JSON]:
+            rendered = (self.program(run) for run in runs if type is None or run.type == type)
+            return [one for one in rendered if state is None or one["state"] == state]
+
+        alive, gone = matching(live), matching(ended)
+        return {
+            "at": self.now,
+            "live": len(alive),
+            "ended": len(gone),
+            "limit": limit,
+            "offset": offset,
+            "programs": list(islice(alive, offset, offset + limit)),
+            "recent": list(islice(gone, offset, offset + limit)),
+        }
+
     def node(self, run: Run, node: Node) -> JSON:
-        """A node of a program; for a call, with when and where it was in a batch."""
+        """A node of a program; of a call also when and where it was in a batch."""
         state, wait = node_state(run, node, self.view, self._name)
         report = node.report
         found: JSON = {
@@ -87,7 +117,7 @@ class Renderer:
                 found[name] = getattr(report, name)
             found["preemptions"] = report.preemptions
         if node.kind is NodeKind.CALL:
-            track = self._books.tracks.get(call_id(run, node))
+            track = self._log.tracks.get(call_id(run, node))
             found["replica"] = track.replica if track else ""
             found["spans"] = [list(span) for span in track.spans] if track else []
         return found
@@ -116,24 +146,14 @@ class Renderer:
         }
 
     def sees(self, program_id: str) -> bool:
-        """Whether the program is there to be seen by this tenant."""
+        """Whether this tenant may see the program."""
         if self._tenant is None:
             return True
-        run = self._books.find(program_id)
+        run = self._log.find(program_id)
         return run is not None and run.row.tenant == self._tenant
 
     def _name(self, program_id: str) -> str:
-        return program_id if self.sees(program_id) else _FOREIGN
-
-
-def queue_levels(
-    view: EngineView, sees: Callable[[str], bool]
-) -> dict[tuple[str, int | None], tuple[int, int]]:
-    """How many calls run and wait at each level of each replica; None: there are no levels."""
-    calls = [call for call in view.calls.values() if sees(call.program_id)]
-    running = Counter((call.replica, call.level) for call in calls if call.running)
-    waiting = Counter((call.replica, call.level) for call in calls if not call.running)
-    return {place: (running[place], waiting[place]) for place in running | waiting}
+        return program_id if self.sees(program_id) else _OTHER_TENANTS
 
 
 def _by_place(item: tuple[tuple[str, int | None], tuple[int, int]]) -> tuple[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import resources
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
@@ -10,29 +12,40 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.gauges import Gauges
-from agentrt.serving.observability.lists import programs_page
-from agentrt.serving.observability.metrics import OfTenant
-from agentrt.serving.observability.page_files import HEADERS, page_files
+from agentrt.serving.middleware import tenant_of
+from agentrt.serving.observability.metrics import Gauges, TenantMetrics
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.readers import TooManyReadersError
 from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
-from agentrt.serving.observability.status import Doing
-from agentrt.serving.observability.stream import Watching
+from agentrt.serving.observability.status import Activity
+from agentrt.serving.observability.stream import Feed
 from agentrt.serving.server import Server
-from agentrt.serving.tenant import tenant_of
 
 _VIEW_S = 0.5
 _RETRY_S = "5"
 _MOST_ROWS = 1000
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; style-src 'self'; "
+    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""The browser loads nothing that is not from this server."""
 
 
-def seen_by(request: Request) -> str | None:
-    """Whose programs the request may see; None: all.
+def visible_tenant(request: Request) -> str | None:
+    """The tenant whose programs the request may see; None for all.
 
-    Whoever checks keys sets ``request.state.tenant``, and ``request.state.operator`` where it
-    is one of those who run the server, as everybody is on a server without keys.
+    The middleware sets ``request.state.tenant`` and ``operator``; without it, as in the
+    dashboard of a command, there is one user.
     """
     state = request.state
     keyed = getattr(state, "tenant", None) is not None
@@ -40,13 +53,13 @@ def seen_by(request: Request) -> str | None:
 
 
 class Observability:
-    """The answers, from ``books`` and ``poller``."""
+    """The request handlers, over ``log`` and ``poller``."""
 
-    def __init__(self, server: Server, books: ProgramLog, poller: SnapshotPoller) -> None:
+    def __init__(self, server: Server, log: ProgramLog, poller: SnapshotPoller) -> None:
         self._server = server
-        self._books = books
+        self._log = log
         self._poller = poller
-        self._files = page_files()
+        self._files = _page_files()
 
     def router(self) -> APIRouter:
         """All routes. Those of the page and of health hold nothing of any tenant."""
@@ -62,7 +75,7 @@ class Observability:
         router.get("/dashboard/{name}", response_class=Response, include_in_schema=False)(self.file)
         return router
 
-    # -- is it there -------------------------------------------------------------------
+    # -- health ------------------------------------------------------------------------
 
     async def health(self) -> dict[str, str]:
         """The process is up."""
@@ -76,40 +89,41 @@ class Observability:
         body = {"ready": why is None, "why": why}
         return JSONResponse(body, 200 if why is None else 503)
 
-    # -- what goes on ------------------------------------------------------------------
+    # -- programs -----------------------------------------------------------------------
 
     async def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus, in its text format."""
-        tenant = seen_by(request)
+        tenant = visible_tenant(request)
         view = await self._poller.fresh(_VIEW_S)
-        registry = CollectorRegistry()
-        counted = self._books.metrics
-        with self._books.registry.lock:
-            render = Renderer(self._books, view, tenant)
-            registry.register(Gauges(self._books.of(tenant), render, counted.labels))
-            text = generate_latest(registry)
-        text += generate_latest(
-            counted.registry if tenant is None else _one(OfTenant(counted.registry, tenant))
-        )
+        metrics, present = self._log.metrics, CollectorRegistry()
+        with self._log.registry.lock:
+            render = Renderer(self._log, view, tenant)
+            runs = self._log.of(tenant)
+            present.register(Gauges(runs, view, render.now, render.sees, metrics.labels))
+            text = generate_latest(present)
+        counted = metrics.registry
+        if tenant is not None:
+            counted = CollectorRegistry()
+            counted.register(TenantMetrics(metrics.registry, tenant))
+        text += generate_latest(counted)
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def programs(
         self,
         request: Request,
-        state: Doing | None = None,
+        state: Activity | None = None,
         type: Annotated[str | None, Query(max_length=200)] = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 100,
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     ) -> JSONResponse:
         """Live programs, the oldest first, and those that ended lately, the latest first."""
-        tenant = seen_by(request)
+        tenant = visible_tenant(request)
         view = await self._poller.fresh(_VIEW_S)
-        with self._books.registry.lock:
-            ended = reversed(self._books.ended.values())
-            page = programs_page(
-                self._books.of(tenant),
+        with self._log.registry.lock:
+            ended = reversed(self._log.ended.values())
+            page = Renderer(self._log, view, tenant).page(
+                self._log.of(tenant),
                 (run for run in ended if tenant is None or run.row.tenant == tenant),
-                Renderer(self._books, view, tenant),
                 state=state,
                 type=type,
                 limit=limit,
@@ -119,27 +133,27 @@ class Observability:
 
     async def program(self, request: Request, program_id: str) -> JSONResponse:
         """A program and its execution DAG."""
-        tenant = seen_by(request)
+        tenant = visible_tenant(request)
         run = self._find(tenant, program_id)
         view = await self._poller.fresh(_VIEW_S)
-        with self._books.registry.lock:
-            return JSONResponse(Renderer(self._books, view, tenant).graph(run))
+        with self._log.registry.lock:
+            return JSONResponse(Renderer(self._log, view, tenant).graph(run))
 
     async def events(
         self, request: Request, program: Annotated[str | None, Query(max_length=300)] = None
     ) -> Response:
         """What happens, as server-sent events; with ``program`` all of that one alone."""
-        tenant = seen_by(request)
+        tenant = visible_tenant(request)
         run = None if program is None else self._find(tenant, program)
-        watching = Watching(self._server, self._books, self._poller, tenant, run)
+        feed = Feed(self._server, self._log, self._poller, tenant, run)
         try:
-            return watching.response()
+            return feed.response()
         except TooManyReadersError as error:
             raise HTTPException(503, str(error), {"Retry-After": _RETRY_S}) from None
 
     def _find(self, tenant: str | None, program_id: str) -> Run:
-        with self._books.registry.lock:
-            run = self._books.find(program_id)
+        with self._log.registry.lock:
+            run = self._log.find(program_id)
         if run is None or (tenant is not None and run.row.tenant != tenant):
             raise HTTPException(
                 404, f"no program {program_id[:80]!r} is live or ended lately; see /programs"
@@ -157,13 +171,15 @@ class Observability:
         file = self._files.get(name)
         if file is None:
             raise HTTPException(404, "the dashboard has no such file")
-        return Response(file.content, media_type=file.media_type, headers=HEADERS)
+        content, media_type = file
+        return Response(content, media_type=media_type, headers=_HEADERS)
 
 
-def _one(collector: OfTenant) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(collector)
-    return registry
+def _page_files() -> Mapping[str, tuple[bytes, str]]:
+    """The dashboard's files by name, as the package has them. No other file is served."""
+    folder = resources.files("agentrt.serving.observability").joinpath("page")
+    files = [(file, file.name.rpartition(".")[2]) for file in folder.iterdir()]
+    return {file.name: (file.read_bytes(), _TYPES[kind]) for file, kind in files if kind in _TYPES}
 
 
 _NO_PROGRAM: dict[int | str, dict[str, Any]] = {404: {"description": "No such program"}}

@@ -1,4 +1,4 @@
-"""Asks the engines how they stand, as often as somebody looks, and no more often."""
+"""Asks the engines for snapshots, only when somebody reads one and the last is too old."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from agentrt.errors import AgentrtError
 from agentrt.executors.base import Executor
 from agentrt.serving.observability.engines import EngineView
 
-_PATIENCE_S = 1.0
-_REST_S = 5.0
+_TIMEOUT_S = 1.0
+_PAUSE_S = 5.0
 
 
 class SnapshotPoller:
-    """The last `EngineView`; ``on_view`` is told of each new one. ``clock`` gives seconds.
+    """The last `EngineView`; each new one goes to ``on_view``. ``clock`` gives seconds.
 
-    An engine in a long step answers late. Nobody who looks waits for it longer than
-    ``patience_s``, and after that it is left alone for a while.
+    An engine in a long step answers late. A reader waits at most ``timeout_s`` for it, and after
+    a timeout the engine is not asked again for a while.
     """
 
     def __init__(
@@ -26,35 +26,35 @@ class SnapshotPoller:
         clock: Callable[[], float],
         on_view: Callable[[EngineView], None] = lambda view: None,
         *,
-        patience_s: float = _PATIENCE_S,
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self.view = EngineView(at=float("-inf"), up=False)
         self._executor = executor
         self._clock = clock
         self._on_view = on_view
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._not_before = float("-inf")
         self._asking = asyncio.Lock()
 
     def up(self) -> bool:
-        """Whether the engine is there, as far as is known without asking it."""
+        """Whether the engine is alive, as far as is known without asking it."""
         alive = getattr(self._executor, "alive", None)
         return True if alive is None else bool(alive())
 
     async def fresh(self, age_s: float) -> EngineView:
-        """A view not older than ``age_s`` seconds; the last one where the engine is busy."""
+        """A view not older than ``age_s`` seconds; if the engine is busy, the last one."""
         async with self._asking:
             now = self._clock()
             if now - self.view.at >= age_s and now >= self._not_before:
-                await self._look()
+                await self._poll()
             return self.view
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 snapshot = await self._executor.snapshot()
         except TimeoutError:
-            self._not_before = self._clock() + _REST_S
+            self._not_before = self._clock() + _PAUSE_S
             return
         except AgentrtError:
             snapshot = {}

@@ -1,8 +1,8 @@
-"""When each call was in an engine's batch: the bars of the timeline.
+"""When each call was in an engine's batch: the bars of the dashboard's timeline.
 
-Put together from views of the engines. An engine tells since when a call runs or waits as it
-does now, so a view finds the time of a change that came before it. A call that came and went
-between two views has the one span that its report gives.
+Derived from views of the engines. An engine says since when a call runs or waits, so a view gives
+the exact time of the last change before it. A call that started and ended between two views has
+the one span that its report gives.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from dataclasses import dataclass, field
 
 from agentrt.graph import Node
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.engines import EngineView, Placed
+from agentrt.serving.observability.engines import EngineCall, EngineView
 
 Span = list[float | None]
-"""From and to, in seconds; to None: it still runs."""
+"""Start and end in seconds; the end of a call that still runs is None."""
 
 _MOST_SPANS = 64
 
 
 @dataclass(slots=True)
 class Track:
-    """Where a call ran, and when. ``run`` and ``node`` are known once it ended."""
+    """Where and when a call ran. ``run`` and ``node`` are set once it ended."""
 
     replica: str = ""
     spans: list[Span] = field(default_factory=list)
     run: Run | None = None
     node: Node | None = None
 
-    def see(self, placed: Placed, at: float) -> None:
-        """The call was seen in an engine ``at`` this time."""
-        self.replica = placed.replica
-        if placed.running:
-            self._runs(at if placed.since is None else placed.since, known=placed.since is not None)
+    def update(self, call: EngineCall, at: float) -> None:
+        """The call was in an engine ``at`` this time."""
+        self.replica = call.replica
+        if call.running:
+            self._runs(at if call.since is None else call.since, known=call.since is not None)
         else:
-            self._waits(placed, at if placed.since is None else placed.since)
+            self._waits(call, at if call.since is None else call.since)
 
     def _runs(self, since: float, *, known: bool) -> None:
         last = self.spans[-1] if self.spans else None
@@ -46,19 +46,19 @@ class Track:
             last[1] = since  # it was preempted and came back between two views
         self._add([since, None])
 
-    def _waits(self, placed: Placed, since: float) -> None:
+    def _waits(self, call: EngineCall, since: float) -> None:
         last = self.spans[-1] if self.spans else None
         if last is not None and last[1] is None:
             last[1] = since
-        elif last is None and placed.preemptions:
-            self._add([since - placed.served_s, since])
+        elif last is None and call.preemptions:
+            self._add([since - call.served_s, since])
 
     def _add(self, span: Span) -> None:
         if len(self.spans) < _MOST_SPANS:
             self.spans.append(span)
 
     def gone(self, at: float) -> None:
-        """The call is in no engine: it ends just now, or its engine died."""
+        """The call left the engines: it is ending, or its engine died."""
         if self.spans and self.spans[-1][1] is None:
             self.spans[-1][1] = at
 
@@ -88,14 +88,14 @@ class Tracks:
         return self._open.get(call_id) or self._ended.get(call_id)
 
     def ended(self) -> Iterator[Track]:
-        """Those that ended, the longest ago first."""
+        """Those that ended, the oldest first."""
         return iter(self._ended.values())
 
-    def saw(self, view: EngineView, is_open: Callable[[Placed], bool]) -> None:
-        """Take in a view of the engines, as far as its calls are known and open."""
-        for call_id, placed in view.calls.items():
-            if is_open(placed):
-                self._open.setdefault(call_id, Track()).see(placed, view.at)
+    def update(self, view: EngineView, is_open: Callable[[EngineCall], bool]) -> None:
+        """Update the calls that are open from a view of the engines."""
+        for call_id, call in view.calls.items():
+            if is_open(call):
+                self._open.setdefault(call_id, Track()).update(call, view.at)
         for call_id in self._open.keys() - view.calls.keys():
             self._open[call_id].gone(view.at)
 

@@ -10,10 +10,10 @@ from agentrt.graph import Node, NodeKind
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState
-from agentrt.serving.observability.engines import EngineView, Placed
+from agentrt.serving.observability.engines import EngineCall, EngineView
 
 
-class Doing(StrEnum):
+class Activity(StrEnum):
     """What a program does, as people are told: its states in the process table and as a run.
 
     It is waiting while all calls that it has open wait in queues. Between calls it runs code
@@ -50,7 +50,7 @@ class Status:
     ``level`` and ``replica`` are those of the call that got furthest.
     """
 
-    state: Doing
+    state: Activity
     wait: str = ""
     level: int | None = None
     replica: str = ""
@@ -66,43 +66,43 @@ def clipped(text: str) -> str:
     return line if len(line) <= _MOST_CHARACTERS else line[: _MOST_CHARACTERS - 1] + "…"
 
 
-def why(run: Run, placed: Placed | None, view: EngineView, name: Name) -> str:
+def why(run: Run, call: EngineCall | None, view: EngineView, name: Name) -> str:
     """What a call that is open, and does not run, waits for."""
-    if placed is None and not view.ready():
+    if call is None and not view.ready():
         return "no engine is ready"
-    if placed is None:
+    if call is None:
         is_outside = run.row.tenant in view.outside
         return "its tenant's share is used" if is_outside else "on its way to an engine"
-    if placed.preempted_by:
-        return f"preempted by {name(placed.preempted_by)}"
-    return placed.why
+    if call.preempted_by:
+        return f"preempted by {name(call.preempted_by)}"
+    return call.why
 
 
 def status_of(run: Run, view: EngineView, now: float, name: Name) -> Status:
     """What the program does at ``now`` (the registry's clock)."""
     row = run.row
     if run.state is not RunState.RUNNING:
-        return _idle(run, Doing(run.state))
+        return _idle(run, Activity(run.state))
     if row.calls:
         return _in_engine(run, view, name)
     state = row.state(now, STALE_AFTER_S)
     if state is ProgramState.RUNNING:
-        return _idle(run, Doing.BETWEEN_CALLS)
-    return _idle(run, Doing(state), _outside(run))
+        return _idle(run, Activity.BETWEEN_CALLS)
+    return _idle(run, Activity(state), _outside(run))
 
 
-def _idle(run: Run, state: Doing, wait: str = "") -> Status:
+def _idle(run: Run, state: Activity, wait: str = "") -> Status:
     return Status(state, wait, attained_s=run.row.service_s, waited_s=run.row.waiting_s)
 
 
 def _in_engine(run: Run, view: EngineView, name: Name) -> Status:
-    placed = [view.calls.get(call) for call in run.row.calls]
-    known = [one for one in placed if one is not None]
+    call = [view.calls.get(call) for call in run.row.calls]
+    known = [one for one in call if one is not None]
     running = next((one for one in known if one.running), None)
-    first = running or placed[0]
+    first = running or call[0]
     waits = [one.since for one in known if not one.running and one.since is not None]
     return Status(
-        state=Doing.RUNNING if running else Doing.WAITING,
+        state=Activity.RUNNING if running else Activity.WAITING,
         wait="" if running else why(run, first, view, name),
         level=first.level if first else None,
         replica=first.replica if first else "",
@@ -124,7 +124,7 @@ def node_state(run: Run, node: Node, view: EngineView, name: Name) -> tuple[str,
     """A node's state, and what it waits for."""
     if node.state.ended or node.kind is not NodeKind.CALL:
         return str(node.state), ""
-    placed = view.calls.get(call_id(run, node))
-    if placed is not None and placed.running:
+    call = view.calls.get(call_id(run, node))
+    if call is not None and call.running:
         return "running", ""
-    return str(node.state), why(run, placed, view, name)
+    return str(node.state), why(run, call, view, name)

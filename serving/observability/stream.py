@@ -1,8 +1,8 @@
-"""The stream of events: how things stand, then what changes.
+"""The stream of events: first a snapshot, then what changes.
 
 The first message is a ``snapshot``; each later one is a ``change`` with the programs and nodes
-that differ from what was told before, each in whole, so that a reader just puts them in
-place. A reader that is cut gets ``cut``, and may come again for a new snapshot.
+that differ from what was sent before, each in whole, so that a reader only replaces its own. A
+reader that is too slow gets ``cut``, and may connect again for a new snapshot.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,49 +28,47 @@ from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.server import Server
 
 _VIEW_S = 0.5
-"""How often a reader is told of the engines when nothing happens."""
+"""How often the engines are sent when nothing happens."""
 
 _BUSY_VIEW_S = 0.25
-"""How often when something does: a call that just came has to be found in its queue."""
+"""How often when something happens: a new call is to appear in its queue soon."""
 
 _ALL_S = 5.0
-"""How often all live programs are looked at: one may have become stale meanwhile."""
+"""How often all live programs are compared: one may have become stale."""
 
 _BATCH_S = 0.1
-"""What changes within this time is told at once."""
+"""Changes within this time are sent together."""
 
 _SEND_S = 10.0
-"""A reader that takes nothing for so long is cut."""
+"""A reader that takes nothing for this long is disconnected."""
 
 
 class EventStream(EventSourceResponse):
-    """An SSE response that ends quietly when its reader takes nothing any more."""
+    """An SSE response that ends without an error when its reader stops reading."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        with suppress(SendTimeoutError):
             await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            return
 
 
 @dataclass(slots=True)
-class Watching:
-    """What one reader sees, and what it was told. With ``program`` that one, with all nodes."""
+class Feed:
+    """What one reader sees, and what was sent to it. With ``program``, that one with all nodes."""
 
     server: Server
-    books: ProgramLog
+    log: ProgramLog
     poller: SnapshotPoller
     tenant: str | None
     program: Run | None = None
-    told: dict[str, JSON] = field(default_factory=dict)
-    told_nodes: dict[tuple[str, int], JSON] = field(default_factory=dict)
-    told_engines: JSON = field(default_factory=dict)
-    told_view: EngineView = field(default_factory=EngineView)
-    told_all_at: float = 0.0
+    sent: dict[str, JSON] = field(default_factory=dict)
+    sent_nodes: dict[tuple[str, int], JSON] = field(default_factory=dict)
+    sent_engines: JSON = field(default_factory=dict)
+    sent_view: EngineView = field(default_factory=EngineView)
+    sent_all_at: float = 0.0
 
     def response(self) -> EventStream:
         """The stream. Raises `TooManyReadersError`."""
-        self.books.readers.check(self.tenant)
+        self.log.readers.check(self.tenant)
         return EventStream(self._events(), send_timeout=_SEND_S)
 
     def wants(self, run: Run) -> bool:
@@ -80,18 +79,18 @@ class Watching:
 
     async def _events(self) -> AsyncIterator[ServerSentEvent]:
         view = await self.poller.fresh(_VIEW_S)
-        with self.books.readers.opened(self.tenant, self.wants) as reader:
-            with self.books.registry.lock:
+        with self.log.readers.opened(self.tenant, self.wants) as reader:
+            with self.log.registry.lock:
                 reader.take()
                 first = self.snapshot(view)
             yield _event("snapshot", first)
             over = False
             while not over:
                 await reader.wait(_VIEW_S)
-                over = self._over()  # before what is told, so that the last end is told
+                over = self._over()  # before the change, so that the last end is sent
                 view = await self.poller.fresh(_BUSY_VIEW_S)
                 try:
-                    with self.books.registry.lock:
+                    with self.log.registry.lock:
                         change = self.change(reader, view)
                 except TooSlowError as error:
                     yield _event("cut", {"why": str(error)})
@@ -101,44 +100,44 @@ class Watching:
                 await asyncio.sleep(_BATCH_S)
 
     def _over(self) -> bool:
-        """A server that drains ends its streams once there is nothing more to see."""
-        return self.server.draining and not self.books.live
+        """A server that drains ends its streams once no program is live."""
+        return self.server.draining and not self.log.live
 
-    # -- what is told ------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------
 
     def renderer(self, view: EngineView) -> Renderer:
         """A renderer for this reader."""
-        return Renderer(self.books, view, self.tenant)
+        return Renderer(self.log, view, self.tenant)
 
     def snapshot(self, view: EngineView) -> JSON:
-        """How things stand: under the registry's lock, as `change` is."""
+        """The present state. Needs the registry's lock, as `change` does."""
         render = self.renderer(view)
         programs = [run for run in self._known() if self.wants(run)]
-        self.told = {run.id: render.program(run) for run in programs}
+        self.sent = {run.id: render.program(run) for run in programs}
         nodes = [(node, render.node(run, node)) for run, node in self._nodes(programs)]
-        self.told_nodes = {
-            (told["program"], node.id): told for node, told in nodes if not node.state.ended
+        self.sent_nodes = {
+            (sent["program"], node.id): sent for node, sent in nodes if not node.state.ended
         }
-        self.told_engines, self.told_view = render.engines(), view
-        self.told_all_at = render.now
+        self.sent_engines, self.sent_view = render.engines(), view
+        self.sent_all_at = render.now
         return {
             "at": render.now,
-            "programs": list(self.told.values()),
-            "nodes": [told for _, told in nodes],
-            "engines": self.told_engines,
+            "programs": list(self.sent.values()),
+            "nodes": [sent for _, sent in nodes],
+            "engines": self.sent_engines,
         }
 
     def _known(self) -> Iterable[Run]:
         if self.program is not None:
             return (self.program,)
-        return (*self.books.ended.values(), *self.books.live.values())
+        return (*self.log.ended.values(), *self.log.live.values())
 
     def _nodes(self, programs: list[Run]) -> Iterable[tuple[Run, Node]]:
         """All nodes of one program; of many, the open ones and the last calls that ended."""
         if self.program is not None:
             yield from ((self.program, node) for node in self.program.dag.nodes())
             return
-        for track in self.books.tracks.ended():
+        for track in self.log.tracks.ended():
             if track.run is not None and track.node is not None and self.wants(track.run):
                 yield track.run, track.node
         for run in programs:
@@ -151,58 +150,59 @@ class Watching:
         runs = {run.id: run for run, _ in changes}
         nodes = {(run.id, node.id): (run, node) for run, node in changes if node is not None}
         engines = None
-        if view.at != self.told_view.at:
-            engines = self._engines(render)
+        if view.at != self.sent_view.at:
+            engines = self._changed_engines(render)
             for run in self._moved(view, render.now):
                 runs[run.id] = run
                 nodes.update(((run.id, node.id), (run, node)) for node in run.dag.waiting())
-        told = self._programs(runs.values(), render), self._told_nodes(nodes.values(), render)
-        if not (any(told) or engines):
+        programs = self._changed_programs(runs.values(), render)
+        new_nodes = self._changed_nodes(nodes.values(), render)
+        if not (programs or new_nodes or engines):
             return None
-        return {"at": render.now, "programs": told[0], "nodes": told[1], "engines": engines}
+        return {"at": render.now, "programs": programs, "nodes": new_nodes, "engines": engines}
 
     def _moved(self, view: EngineView, now: float) -> list[Run]:
-        """The live programs whose calls stand elsewhere than when they were last told."""
-        before, self.told_view = self.told_view, view
-        live = [run for run in self.books.live.values() if self.wants(run)]
+        """The live programs whose calls moved since they were last sent."""
+        before, self.sent_view = self.sent_view, view
+        live = [run for run in self.log.live.values() if self.wants(run)]
         as_before = (view.ready(), view.outside) == (before.ready(), before.outside)
-        if now - self.told_all_at >= _ALL_S or not as_before:
-            self.told_all_at = now
+        if now - self.sent_all_at >= _ALL_S or not as_before:
+            self.sent_all_at = now
             return live
         moved = before.moved(view)
         return [run for run in live if run.id in moved]
 
-    def _programs(self, runs: Iterable[Run], render: Renderer) -> list[JSON]:
-        """The programs that look different from what was told. The ended are told once more."""
+    def _changed_programs(self, runs: Iterable[Run], render: Renderer) -> list[JSON]:
+        """The programs that differ from what was sent. One that ended is sent once more."""
         new: list[JSON] = []
         for run in runs:
             program = render.program(run)
-            if self.told.get(run.id) != program:
+            if self.sent.get(run.id) != program:
                 new.append(program)
             if run.state is RunState.RUNNING:
-                self.told[run.id] = program
+                self.sent[run.id] = program
             else:
-                self.told.pop(run.id, None)
+                self.sent.pop(run.id, None)
         return new
 
-    def _told_nodes(self, nodes: Iterable[tuple[Run, Node]], render: Renderer) -> list[JSON]:
-        """The nodes that look different from what was told. The ended are told once more."""
+    def _changed_nodes(self, nodes: Iterable[tuple[Run, Node]], render: Renderer) -> list[JSON]:
+        """The nodes that differ from what was sent. One that ended is sent once more."""
         new: list[JSON] = []
         for run, node in nodes:
             key, rendered = (run.id, node.id), render.node(run, node)
-            if self.told_nodes.get(key) != rendered:
+            if self.sent_nodes.get(key) != rendered:
                 new.append(rendered)
             if node.state.ended:
-                self.told_nodes.pop(key, None)
+                self.sent_nodes.pop(key, None)
             else:
-                self.told_nodes[key] = rendered
+                self.sent_nodes[key] = rendered
         return new
 
-    def _engines(self, render: Renderer) -> JSON | None:
+    def _changed_engines(self, render: Renderer) -> JSON | None:
         engines = render.engines()
-        if engines == self.told_engines:
+        if engines == self.sent_engines:
             return None
-        self.told_engines = engines
+        self.sent_engines = engines
         return engines
 
 

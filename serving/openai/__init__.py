@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from agentrt.serving.openai.room import room
+from agentrt.serving.openai.room import api
 
-__all__ = ["room"]
+__all__ = ["api"]

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from agentrt.errors import NotServedError
 from agentrt.request import CallSpec, Message, Reply
+from agentrt.serving.middleware import tenant_of
 from agentrt.serving.openai.answers import chat_message
 from agentrt.serving.openai.calls import Answering, Calls, ClientGoneError, Piece
 from agentrt.serving.openai.conversation import chain
@@ -21,7 +22,6 @@ from agentrt.serving.openai.faults import client_gone, describe, log_fault
 from agentrt.serving.openai.guests import Entry, Guests
 from agentrt.serving.openai.identity import read_claim
 from agentrt.serving.server import Server
-from agentrt.serving.tenant import tenant_of
 
 
 class Events(Protocol):

@@ -17,12 +17,12 @@ from starlette.responses import JSONResponse, Response
 from agentrt.events import Event, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.program import Program
 from agentrt.runtime.run import Run, RunState
+from agentrt.serving.middleware import tenant_of
 from agentrt.serving.openai.calls import ClientGoneError
 from agentrt.serving.openai.desk import Desk
 from agentrt.serving.openai.faults import ApiError, client_gone
 from agentrt.serving.openai.requests import RunRequest
 from agentrt.serving.server import ServedProgram, Server
-from agentrt.serving.tenant import tenant_of
 from agentrt.serving.tenants import BusyError
 
 _KEPT = 1000

@@ -20,7 +20,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 @asynccontextmanager
-async def room(server: Server) -> AsyncIterator[APIRouter]:
+async def api(server: Server) -> AsyncIterator[APIRouter]:
     """The OpenAI API over ``server``."""
     desk = Desk(server)
     runs = ProgramRuns(server)

@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from agentrt.serving.middleware import tenant_of
 from agentrt.serving.openai.desk import Desk
 from agentrt.serving.openai.guests import Guest
 from agentrt.serving.openai.identity import Claim
 from agentrt.serving.openai.requests import SessionRequest
-from agentrt.serving.tenant import tenant_of
 
 _LISTED = 1000
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from agentrt import Runtime
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.serving.app import opened_app
-from agentrt.serving.langgraph import room
+from agentrt.serving.langgraph import api
 from agentrt.serving.server import ServedGraph, Server
 from tests.integrations.langgraph.agents import TOOLS, TURNS
 
@@ -85,7 +85,7 @@ async def url(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Asy
     server = Server(runtime, ("tiny",), served, f"sqlite:{file}")
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    async with opened_app(server, [room]) as app:
+    async with opened_app(server, [api]) as app:
         web = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         task = asyncio.create_task(web.serve(sockets=[listening]))
         while not web.started:

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from agentrt import Runtime
 from agentrt.serving.app import opened_app
-from agentrt.serving.langgraph import room
+from agentrt.serving.langgraph import api
 from agentrt.serving.server import ServedGraph, Server
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.langgraph.nested import Nested
@@ -83,7 +83,7 @@ async def main(database: str, port: int) -> None:
     async with Runtime(ScriptedExecutor()) as runtime:
         served = {name: ServedGraph(graph, "entry.py") for name, graph in graphs().items()}
         server = Server(runtime, ("scripted",), served, database)
-        async with opened_app(server, [room]) as app:
+        async with opened_app(server, [api]) as app:
             config = uvicorn.Config(app, port=port, log_level="warning", lifespan="off")
             await uvicorn.Server(config).serve()
 

@@ -15,9 +15,9 @@ import uvicorn
 
 from agentrt import Runtime
 from agentrt.program import Program
-from agentrt.serving.app import Room, opened_app
-from agentrt.serving.langgraph import room
-from agentrt.serving.server import ServedGraph, ServedProgram, Server
+from agentrt.serving.app import opened_app
+from agentrt.serving.langgraph import api
+from agentrt.serving.server import Api, ServedGraph, ServedProgram, Server
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import TURN_S
 
@@ -53,7 +53,7 @@ def served(things: dict[str, Any]) -> dict[str, ServedGraph | ServedProgram]:
 
 
 @contextmanager
-def serving(things: dict[str, Any], database: str | Path, own: Room = room) -> Iterator[Serving]:
+def serving(things: dict[str, Any], database: str | Path, own: Api = api) -> Iterator[Serving]:
     """Serve graphs and programs until the block's end."""
     where = str(database) if ":" in str(database) else f"sqlite:{database}"
     it = Serving()

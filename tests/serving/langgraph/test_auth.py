@@ -17,7 +17,7 @@ from langgraph_sdk.errors import (
 )
 
 from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.serving.langgraph import room_with
+from agentrt.serving.langgraph import api_with
 from agentrt.serving.langgraph.auth import User, containment
 from agentrt.serving.langgraph.authfile import load_auth
 from tests.serving.langgraph.graphs import all_graphs
@@ -79,7 +79,7 @@ def a_project(folder: Path, hooks: str = HOOKS, auth: Any = None) -> Path:
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("auth")
     auth = load_auth(a_project(folder))
-    with serving(all_graphs(), folder / "agentrt.db", room_with(auth)) as it:
+    with serving(all_graphs(), folder / "agentrt.db", api_with(auth)) as it:
         yield it
 
 
@@ -135,7 +135,7 @@ async def no(ctx, value):
     return False
 """
     auth = load_auth(a_project(tmp_path, hooks))
-    with serving(all_graphs(), tmp_path / "a.db", room_with(auth)) as it:
+    with serving(all_graphs(), tmp_path / "a.db", api_with(auth)) as it:
         async with get_client(url=it.url) as client:
             with pytest.raises(PermissionDeniedError, match="may not create threads"):
                 await client.threads.create()

@@ -17,7 +17,7 @@ from agentrt.program import Program
 from agentrt.router import make_router
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.beside import dashboard
+from agentrt.serving.observability.dashboard import dashboard
 from tests.serving.observability.browser import opened_browser
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -20,7 +20,7 @@ from playwright.async_api import Browser, Page, expect
 from agentrt import Context, Runtime, program
 from agentrt.errors import UsageError
 from agentrt.request import Call
-from agentrt.serving.observability.beside import dashboard
+from agentrt.serving.observability.dashboard import dashboard
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.observability.browser import Watched, opened_browser
 

@@ -82,8 +82,8 @@ class Stage:
 
     def __init__(self) -> None:
         self.registry = RunRegistry()
-        self.books = ProgramLog(self.registry)
-        self.books.open()
+        self.log = ProgramLog(self.registry)
+        self.log.open()
         self.ann, self.anns = self._program("ann")
         self.bob, self.bobs = self._program("bob")
 
@@ -92,7 +92,7 @@ class Stage:
         return run, self.registry.begin_call(run, Scope(run, "agent"), "llm")
 
     def status(self, run: Run, view: EngineView, tenant: str | None = None) -> tuple[str, str]:
-        row = Renderer(self.books, view, tenant).program(run)
+        row = Renderer(self.log, view, tenant).program(run)
         return row["state"], row["wait"]
 
 
@@ -105,7 +105,7 @@ def test_a_program_does_what_its_calls_do(stage: Stage) -> None:
     view = one_engine([a_call("agent-1/0", 1, served_s=2.5)], [a_call("agent-2/0", 0)])
     assert stage.status(stage.ann, view) == ("running", "")
     assert stage.status(stage.bob, view) == ("waiting", "queued at Q1 behind Q2")
-    row = Renderer(stage.books, view, None).program(stage.ann)
+    row = Renderer(stage.log, view, None).program(stage.ann)
     assert (row["attained_s"], row["service_s"], row["level"]) == (2.5, 0.0, 1)
 
 
@@ -117,7 +117,7 @@ def test_waits_that_last_are_told_by_their_beginning(stage: Stage) -> None:
         [a_call("agent-1/0", since=9.0, waited_s=1.0)],
         [a_call("agent-1/1", since=4.0, waited_s=0.5), a_call("agent-1/2", since=6.0)],
     )
-    row = Renderer(stage.books, view, None).program(stage.ann)
+    row = Renderer(stage.log, view, None).program(stage.ann)
     assert (row["waited_s"], row["waiting_calls"], row["waiting_since"]) == (1.5, 2, 5.0)
     assert row["waiting_s"] == 0.0
 
@@ -155,18 +155,18 @@ def test_tools_and_humans_are_waited_for_by_name(stage: Stage) -> None:
     assert (state, wait[:8], len(wait)) == ("in tool", "search x", 200)
     stage.registry.end_interrupt(run, scope, question)
     stage.registry.close(run, RunState.FAILED, ValueError("no"))
-    row = Renderer(stage.books, EngineView(), None).program(run)
+    row = Renderer(stage.log, EngineView(), None).program(run)
     assert (row["state"], row["error"]) == ("failed", "ValueError: no")
 
 
 def test_queue_levels_count_a_tenants_own_calls(stage: Stage) -> None:
     view = one_engine([a_call("agent-1/0", 1)], [a_call("agent-2/0", 0), a_call("agent-9/0", 0)])
-    every = Renderer(stage.books, view, None).engines()["levels"]
+    every = Renderer(stage.log, view, None).engines()["levels"]
     assert [(one["level"], one["running"], one["waiting"]) for one in every] == [
         (0, 0, 2),
         (1, 1, 0),
     ]
-    anns = Renderer(stage.books, view, "ann").engines()["levels"]
+    anns = Renderer(stage.log, view, "ann").engines()["levels"]
     assert [(one["level"], one["running"], one["waiting"]) for one in anns] == [(1, 1, 0)]
 
 
@@ -176,7 +176,7 @@ def test_queue_levels_count_a_tenants_own_calls(stage: Stage) -> None:
 def seen(track: Track, running: bool, since: float, at: float, **more: Any) -> None:
     entry = a_call("agent-1/0", since=since, **more)
     view = EngineView.of({"running" if running else "waiting": [entry]}, at)
-    track.see(view.calls["agent-1/0"], at)
+    track.update(view.calls["agent-1/0"], at)
 
 
 def test_spans_have_the_times_of_changes_and_not_of_looks() -> None:
@@ -205,11 +205,11 @@ def test_a_call_that_came_and_went_between_two_looks_has_the_span_of_its_report(
 
 def test_calls_that_the_ledger_does_not_know_leave_nothing_behind(stage: Stage) -> None:
     view = one_engine([a_call("agent-1/0", since=0.5), a_call("stranger/0")], [])
-    stage.books.saw_engines(view)
-    assert stage.books.tracks.get("stranger/0") is None
+    stage.log.update_engines(view)
+    assert stage.log.tracks.get("stranger/0") is None
     stage.registry.end_call(stage.ann, Scope(stage.ann, "agent"), stage.anns, CallReport())
-    stage.books.saw_engines(view)
-    assert list(stage.books.tracks._open) == []
-    track = stage.books.tracks.get("agent-1/0")
+    stage.log.update_engines(view)
+    assert list(stage.log.tracks._open) == []
+    track = stage.log.tracks.get("agent-1/0")
     assert track is not None
     assert track.spans == [[0.5, stage.anns.ended_at]]

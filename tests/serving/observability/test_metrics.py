@@ -13,9 +13,7 @@ from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EngineView
-from agentrt.serving.observability.gauges import Gauges
-from agentrt.serving.observability.labels import Labels
-from agentrt.serving.observability.metrics import OfTenant
+from agentrt.serving.observability.metrics import Gauges, Labels, TenantMetrics
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
 from agentrt.tracking.scope import Scope
@@ -47,10 +45,10 @@ def summed(runs: list[Run], field: str) -> Values:
 def test_counters_equal_the_reports_of_all_runs(told: list[Deed]) -> None:
     """Those of cancelled programs too, whose calls ended after them."""
     story = Story()
-    books = ProgramLog(story.registry)
-    books.open()
+    log = ProgramLog(story.registry)
+    log.open()
     story.tell(told)
-    values = parsed(generate_latest(books.metrics.registry).decode())
+    values = parsed(generate_latest(log.metrics.registry).decode())
     for name, field in {
         "agentrt_calls_total": "calls",
         "agentrt_preemptions_total": "preemptions",
@@ -68,10 +66,10 @@ def test_counters_equal_the_reports_of_all_runs(told: list[Deed]) -> None:
 @given(deeds)
 def test_histograms_and_gauges_count_ended_and_live_programs(told: list[Deed]) -> None:
     story = Story()
-    books = ProgramLog(story.registry)
-    books.open()
+    log = ProgramLog(story.registry)
+    log.open()
     story.tell(told)
-    values = parsed(generate_latest(books.metrics.registry).decode())
+    values = parsed(generate_latest(log.metrics.registry).decode())
     ended = [run for run in story.runs if run.state is not RunState.RUNNING]
     by_type = Counter((run.row.tenant, run.type, "") for run in ended)
     assert values.get("agentrt_program_latency_seconds_count", {}) == by_type
@@ -81,8 +79,9 @@ def test_histograms_and_gauges_count_ended_and_live_programs(told: list[Deed]) -
     assert values.get("agentrt_program_latency_seconds_sum", {}) == pytest.approx(dict(walls))
     states = Counter((r.row.tenant, r.type, str({"state": str(r.state)})) for r in ended)
     assert values.get("agentrt_programs_ended_total", {}) == states
+    render = Renderer(log, EngineView(), None)
     gauges = Gauges(
-        books.of(None), Renderer(books, EngineView(), None), books.metrics.labels
+        log.of(None), render.view, render.now, render.sees, log.metrics.labels
     ).collect()
     [live] = [family for family in gauges if family.name == "agentrt_programs"]
     assert sum(sample.value for sample in live.samples) == len(story.registry.runs)
@@ -92,12 +91,12 @@ def test_histograms_and_gauges_count_ended_and_live_programs(told: list[Deed]) -
 @given(deeds)
 def test_a_tenants_metrics_are_its_own(told: list[Deed]) -> None:
     story = Story()
-    books = ProgramLog(story.registry)
-    books.open()
+    log = ProgramLog(story.registry)
+    log.open()
     story.tell(told)
-    whole = parsed(generate_latest(books.metrics.registry).decode())
+    whole = parsed(generate_latest(log.metrics.registry).decode())
     for tenant in TENANTS:
-        own = [m for m in OfTenant(books.metrics.registry, tenant).collect() if m.samples]
+        own = [m for m in TenantMetrics(log.metrics.registry, tenant).collect() if m.samples]
         for metric in own:
             for sample in metric.samples:
                 assert sample.labels["tenant"] == tenant
@@ -118,36 +117,36 @@ def test_what_clients_name_does_not_grow_the_labels() -> None:
 
 
 def test_a_type_is_bound_in_the_metrics_of_many_programs() -> None:
-    books = ProgramLog(RunRegistry())
-    books.metrics.labels = Labels(types=3)
-    books.open()
+    log = ProgramLog(RunRegistry())
+    log.metrics.labels = Labels(types=3)
+    log.open()
     for number in range(50):
-        run = books.registry.open(f"type{number}")
-        books.registry.close(run, RunState.DONE)
-    values = parsed(generate_latest(books.metrics.registry).decode())
+        run = log.registry.open(f"type{number}")
+        log.registry.close(run, RunState.DONE)
+    values = parsed(generate_latest(log.metrics.registry).decode())
     counts = {key[1]: n for key, n in values["agentrt_program_latency_seconds_count"].items()}
     assert counts == {"type0": 1, "type1": 1, "type2": 1, "other": 47}
 
 
 def test_a_type_that_became_known_late_is_the_label() -> None:
-    books = ProgramLog(RunRegistry())
-    books.open()
-    run = books.registry.open("?")
-    books.registry.rename(run, "agent")
+    log = ProgramLog(RunRegistry())
+    log.open()
+    run = log.registry.open("?")
+    log.registry.rename(run, "agent")
     scope = Scope(run, "agent")
-    node = books.registry.begin_call(run, scope, "llm")
-    books.registry.end_call(run, scope, node, CallReport(cached_tokens=3, prompt_tokens=9))
-    values = parsed(generate_latest(books.metrics.registry).decode())
+    node = log.registry.begin_call(run, scope, "llm")
+    log.registry.end_call(run, scope, node, CallReport(cached_tokens=3, prompt_tokens=9))
+    values = parsed(generate_latest(log.metrics.registry).decode())
     assert values["agentrt_prefix_hits_total"] == {("default", "agent", ""): 1}
 
 
 def test_what_is_kept_of_ended_programs_is_bounded() -> None:
     """Also where their calls never end."""
-    books = ProgramLog(RunRegistry(), kept=10)
-    books.open()
+    log = ProgramLog(RunRegistry(), kept=10)
+    log.open()
     for _ in range(40):
-        run = books.registry.open(TYPES[0])
-        books.registry.begin_call(run, Scope(run, run.type), "llm")
-        books.registry.close(run, RunState.CANCELLED)
-    assert (len(books.live), len(books.ended)) == (0, 10)
-    assert (len(books._accounts), len(books._trailing)) == (10, 10)
+        run = log.registry.open(TYPES[0])
+        log.registry.begin_call(run, Scope(run, run.type), "llm")
+        log.registry.close(run, RunState.CANCELLED)
+    assert (len(log.live), len(log.ended)) == (0, 10)
+    assert (len(log._counted), len(log._trailing)) == (10, 10)

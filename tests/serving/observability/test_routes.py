@@ -19,15 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from agentrt import Context, Runtime, program
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.serving.app import opened_app
-from agentrt.serving.observability import room
-from agentrt.serving.observability.beside import dashboard
+from agentrt.serving.observability import api
+from agentrt.serving.observability.dashboard import dashboard
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import KeyRing, new_key
 from agentrt.testing.scripted import ScriptedExecutor
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "serving" / "seeing" / "page"
+PAGE = ROOT / "serving" / "observability" / "page"
 gate = asyncio.Event()
 
 
@@ -55,7 +55,7 @@ async def other(ctx: Context) -> None:
 
 
 class Served:
-    """An app with this room alone, a client for it, and its server."""
+    """An app with this API alone, a client for it, and its server."""
 
     def __init__(self, app: FastAPI, server: Server) -> None:
         self.server = server
@@ -79,7 +79,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     async with Runtime(executor or ScriptedExecutor()) as runtime:
         server = Server(runtime, ("scripted",), keys=keys)
-        async with opened_app(server, [room]) as app:
+        async with opened_app(server, [api]) as app:
             yield Served(app, server)
 
 
@@ -245,7 +245,7 @@ class Stuck(ScriptedExecutor):
 
 async def test_nobody_who_looks_waits_for_an_engine_that_hangs() -> None:
     engine, ticks = Stuck(), iter(range(100))
-    poller = SnapshotPoller(engine, lambda: float(next(ticks)), patience_s=0.01)
+    poller = SnapshotPoller(engine, lambda: float(next(ticks)), timeout_s=0.01)
     first = await poller.fresh(0.5)
     assert (first.up, engine.asked) == (True, 1)
     assert await poller.fresh(0.5) is first

@@ -19,7 +19,7 @@ from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.readers import Readers, TooManyReadersError, TooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
-from agentrt.serving.observability.stream import Watching
+from agentrt.serving.observability.stream import Feed
 from agentrt.serving.server import Server
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.observability.story import TENANTS, Deed, Story, deeds
@@ -42,10 +42,10 @@ class Mirror:
         self.engines = body["engines"] or self.engines
 
 
-def watching(story: Story, books: ProgramLog, tenant: str | None, program: Run | None) -> Watching:
+def feed_of(story: Story, log: ProgramLog, tenant: str | None, program: Run | None) -> Feed:
     executor = ScriptedExecutor()
     server = Server(Runtime(executor, registry=story.registry), ("scripted",))
-    return Watching(server, books, SnapshotPoller(executor, story.registry.clock), tenant, program)
+    return Feed(server, log, SnapshotPoller(executor, story.registry.clock), tenant, program)
 
 
 def a_view(story: Story, rng: random.Random) -> EngineView:
@@ -69,20 +69,20 @@ def test_a_snapshot_and_its_changes_are_what_the_ledger_has(
 ) -> None:
     async def read() -> None:
         story, mirror, rng = Story(), Mirror(), random.Random(seed)
-        books = ProgramLog(story.registry)
-        books.open()
+        log = ProgramLog(story.registry)
+        log.open()
         story.tell(chapters[0])
-        view, watch = a_view(story, rng), watching(story, books, tenant, None)
-        with books.readers.opened(tenant, watch.wants) as reader:
+        view, watch = a_view(story, rng), feed_of(story, log, tenant, None)
+        with log.readers.opened(tenant, watch.wants) as reader:
             mirror.hear(watch.snapshot(view))
             for chapter in chapters[1:]:
                 story.tell(chapter)
                 if rng.random() < 0.5:
                     view = a_view(story, rng)
-                    books.saw_engines(view)
+                    log.update_engines(view)
                 mirror.hear(watch.change(reader, view))
         # What nothing has been told of since the last view is as that view had it.
-        render = Renderer(books, view, tenant)
+        render = Renderer(log, view, tenant)
         wanted = [run for run in story.runs if tenant in (None, run.row.tenant)]
         assert mirror.programs.keys() == {run.id for run in wanted}
         for run in wanted:
@@ -107,17 +107,17 @@ def test_a_snapshot_and_its_changes_are_what_the_ledger_has(
 def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pick: int) -> None:
     async def read() -> None:
         story, mirror = Story(), Mirror()
-        books = ProgramLog(story.registry)
-        books.open()
+        log = ProgramLog(story.registry)
+        log.open()
         story.tell([("open", pick), *chapters[0]])
         run = story.runs[pick % len(story.runs)]
-        watch, view = watching(story, books, None, run), EngineView()
-        with books.readers.opened(None, watch.wants) as reader:
+        watch, view = feed_of(story, log, None, run), EngineView()
+        with log.readers.opened(None, watch.wants) as reader:
             mirror.hear(watch.snapshot(view))
             for chapter in chapters[1:]:
                 story.tell(chapter)
                 mirror.hear(watch.change(reader, view))
-        render = Renderer(books, view, None)
+        render = Renderer(log, view, None)
         assert mirror.programs == {run.id: as_json(render.program(run))}
         assert [mirror.nodes[run.id, node.id] for node in run.dag.nodes()] == [
             as_json(render.node(run, node)) for node in run.dag.nodes()
@@ -129,11 +129,11 @@ def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pic
 
 async def test_nothing_is_told_when_nothing_changed() -> None:
     story = Story()
-    books = ProgramLog(story.registry)
-    books.open()
+    log = ProgramLog(story.registry)
+    log.open()
     story.tell([("open", 0), ("call", 0)])
-    watch, view = watching(story, books, None, None), EngineView(at=1.0)
-    with books.readers.opened(None, watch.wants) as reader:
+    watch, view = feed_of(story, log, None, None), EngineView(at=1.0)
+    with log.readers.opened(None, watch.wants) as reader:
         watch.snapshot(view)
         assert watch.change(reader, view) is None
         assert watch.change(reader, EngineView(at=2.0)) is None
@@ -145,10 +145,10 @@ async def test_nothing_is_told_when_nothing_changed() -> None:
 
 async def test_a_reader_that_falls_behind_is_cut_and_nobody_waits_for_it() -> None:
     story = Story()
-    books = ProgramLog(story.registry)
-    books.readers = Readers(buffer=4)
-    books.open()
-    with books.readers.opened(None, lambda run: True) as slow:
+    log = ProgramLog(story.registry)
+    log.readers = Readers(buffer=4)
+    log.open()
+    with log.readers.opened(None, lambda run: True) as slow:
         story.tell([("open", 0)] * 5)
         with pytest.raises(TooSlowError, match="buffer"):
             slow.take()
@@ -157,10 +157,10 @@ async def test_a_reader_that_falls_behind_is_cut_and_nobody_waits_for_it() -> No
 
 async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
     story = Story()
-    books = ProgramLog(story.registry)
-    books.readers = Readers(buffer=2)
-    books.open()
-    watch = watching(story, books, None, None)
+    log = ProgramLog(story.registry)
+    log.readers = Readers(buffer=2)
+    log.open()
+    watch = feed_of(story, log, None, None)
     events = watch._events()
     assert (await anext(events)).event == "snapshot"
     story.tell([("open", 0)] * 5)
@@ -168,7 +168,7 @@ async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
     assert (cut.event, "buffer" in str(cut.data)) == ("cut", True)
     with pytest.raises(StopAsyncIteration):
         await anext(events)
-    assert len(books.readers) == 0
+    assert len(log.readers) == 0
     again = watch._events()
     assert len(json.loads(str((await anext(again)).data))["programs"]) == 5
     await again.aclose()  # type: ignore[attr-defined]
@@ -176,10 +176,10 @@ async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
 
 async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() -> None:
     story = Story()
-    books = ProgramLog(story.registry)
-    books.open()
+    log = ProgramLog(story.registry)
+    log.open()
     story.tell([("open", 0)])
-    watch = watching(story, books, None, None)
+    watch = feed_of(story, log, None, None)
     events = watch._events()
     assert (await anext(events)).event == "snapshot"
     watch.server.draining = True
@@ -190,10 +190,10 @@ async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() ->
 
 async def test_what_changes_again_takes_no_more_room() -> None:
     story = Story()
-    books = ProgramLog(story.registry)
-    books.readers = Readers(buffer=4)
-    books.open()
-    with books.readers.opened(None, lambda run: True) as reader:
+    log = ProgramLog(story.registry)
+    log.readers = Readers(buffer=4)
+    log.open()
+    with log.readers.opened(None, lambda run: True) as reader:
         story.tell([("open", 0), ("call", 0), ("end", 1), ("close", 0)])
         changes = reader.take()
     run = story.runs[0]
@@ -216,9 +216,9 @@ async def test_readers_are_bounded_for_each_tenant_and_in_all() -> None:
 
 async def test_a_reader_wakes_when_another_thread_writes() -> None:
     story = Story()
-    books = ProgramLog(story.registry)
-    books.open()
-    with books.readers.opened(None, lambda run: True) as reader:
+    log = ProgramLog(story.registry)
+    log.open()
+    with log.readers.opened(None, lambda run: True) as reader:
         assert reader.take() == []
         wait = asyncio.create_task(reader.wait(60.0))
         await asyncio.sleep(0)
@@ -230,11 +230,11 @@ async def test_a_reader_wakes_when_another_thread_writes() -> None:
 def test_calls_called_off_by_their_programs_end_are_told() -> None:
     async def read() -> None:
         story, mirror = Story(), Mirror()
-        books = ProgramLog(story.registry)
-        books.open()
+        log = ProgramLog(story.registry)
+        log.open()
         story.tell([("open", 0), ("call", 0)])
-        watch, view = watching(story, books, None, None), EngineView()
-        with books.readers.opened(None, watch.wants) as reader:
+        watch, view = feed_of(story, log, None, None), EngineView()
+        with log.readers.opened(None, watch.wants) as reader:
             mirror.hear(watch.snapshot(view))
             story.tell([("close", 2)])
             mirror.hear(watch.change(reader, view))

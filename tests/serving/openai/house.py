@@ -15,7 +15,7 @@ from agentrt.executors.base import Chunk, Executor
 from agentrt.request import Call
 from agentrt.serving.app import opened_app
 from agentrt.serving.listen import Listener
-from agentrt.serving.openai import room
+from agentrt.serving.openai import api
 from agentrt.serving.server import Bounds, KeyCheck, Served, Server
 from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.tenants.admission import Gate
@@ -87,7 +87,7 @@ async def open_house(
     bounds: Bounds | None = None,
     isolate: bool = False,
     is_shared: bool = False,
-    rooms: Sequence[Any] = (room,),
+    apis: Sequence[Any] = (api,),
 ) -> AsyncIterator[House]:
     """A server on a free port, until the block ends."""
     engine = ScriptedExecutor() if engine is None else engine
@@ -105,7 +105,7 @@ async def open_house(
             bounds=bounds or Bounds(),
         )
         listener = Listener("127.0.0.1", 0)
-        async with opened_app(server, rooms) as app:
+        async with opened_app(server, apis) as app:
             serving = asyncio.create_task(listener.serve(app, server.bounds))
             try:
                 async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_S) as client:
