@@ -1,16 +1,26 @@
-"""The seam between the runtime and whatever runs its LLM calls."""
+"""The seam between the runtime and whatever runs its LLM calls.
+
+An engine of a new kind subclasses `Executor`; what stands before another one, to count, order or
+change its calls, subclasses `ForwardingExecutor` and overrides what it changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from agentrt.request import Call, CallReport, Reply, TokenLogprob
+from agentrt.executors.info import ExecutorInfo
+from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob
+from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.totals import ProgramTotals, Visits
 
 Progress = Callable[[str], None]
 """Told, in a few words, what a slow start is doing now."""
+KVEventListener = Callable[[KVEventBatch], None]
+"""Told what an engine's prefix cache stored and removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +35,59 @@ class Chunk:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Executor(Protocol):
-    """Runs LLM calls. One per replica; all methods belong to one event loop.
+async def last_reply(chunks: AsyncGenerator[Chunk, None]) -> Reply:
+    """Read a call's output to its end and return its reply."""
+    reply: Reply | None = None
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            reply = chunk.reply
+    assert reply is not None
+    return reply
 
-    It may have, for those who ask: ``model``, the name of the model that it serves, known
-    once it has started, or ``models``, if there are several; ``alive()``, false once its engine
-    is known to be gone, at no cost; ``pulse()``, a coroutine that gives the processor time which
-    its engine has used (seconds); and ``native_tools``, true where the text beside tool calls is
-    the answer's own and not in the form of `toolcalls`.
+
+class Notification(NamedTuple):
+    """Where a program is while it is not in the engine, told in passing: ``what`` happened.
+
+    It went to a ``tool`` (by ``name``) or a ``human``, or is ``returned`` or ``answered``. An
+    engine that knows can keep what the program will need when it comes back.
     """
+
+    program_id: str
+    what: str
+    name: str = ""
+
+
+class Executor(ABC):
+    """Runs LLM calls. One per replica; all methods belong to one event loop."""
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What it serves and can do, as far as it is known now."""
+        return ExecutorInfo()
+
+    # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
         """Come up, or raise `ModelLoadError`, `ConfigError` or `EngineStartError`."""
 
+    async def close(self) -> None:
+        """Stop within seconds, leaving no process behind. Idempotent."""
+
+    def alive(self) -> bool:
+        """False once the engine is known to be gone. Costs nothing."""
+        return True
+
+    async def cpu_seconds(self) -> float | None:
+        """Processor time that the engine has used so far; None where it cannot be told."""
+        return None
+
+    def pids(self) -> list[int]:
+        """The engine's processes on its machine, where it has some of its own."""
+        return []
+
+    # -- calls -------------------------------------------------------------------------
+
+    @abstractmethod
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         """Run one call, yielding its text as it grows, or with ``stream`` off all at once.
 
@@ -47,6 +97,12 @@ class Executor(Protocol):
 
     async def aborted(self, call_id: str) -> CallReport:
         """What a call that was aborted had used; an empty report where nothing is known."""
+        return CallReport()
+
+    # -- programs ----------------------------------------------------------------------
+
+    def notify(self, note: Notification) -> None:
+        """Take note of what a program does now. It must be quick, and does not raise."""
 
     async def end_program(
         self, program_id: str, totals: ProgramTotals | None = None
@@ -56,9 +112,87 @@ class Executor(Protocol):
         ``totals`` are what it came to over all engines, to learn from; they are given once, where
         they are known. An executor that learns may return what it had noted of the program.
         """
+        return None
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What runs and what waits, and behind what: JSON-able, for people and tests."""
+        return {}
+
+    # -- the prefix cache, where `ExecutorInfo.cached_blocks` ------------------------------
+
+    async def prompt_ids(self, spec: CallSpec) -> list[int]:
+        """The token ids of a call's prompt, its chat template included.
+
+        Raises `CallRejectedError` for a chat that the template refuses, and `EngineDiedError`
+        if an engine that is elsewhere is gone.
+        """
+        return list(spec.prompt_token_ids or ())
+
+    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
+        """64 bits of the hash of each full block of a prompt, which has this cache salt."""
+        return ()
+
+    def on_kv_events(self, listener: KVEventListener) -> None:
+        """Tell ``listener`` what the prefix cache stores and removes, from now on."""
+
+    async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
+        """All that the prefix cache holds, and its tokens per block.
+
+        None where the engine does not tell, or is gone.
+        """
+        return None
+
+
+class ForwardingExecutor(Executor):
+    """An executor that hands everything on to ``inner``: for what changes a part of it."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self.inner.info
+
+    async def start(self, progress: Progress) -> None:
+        await self.inner.start(progress)
 
     async def close(self) -> None:
-        """Stop within seconds, leaving no process behind. Idempotent."""
+        await self.inner.close()
+
+    def alive(self) -> bool:
+        return self.inner.alive()
+
+    async def cpu_seconds(self) -> float | None:
+        return await self.inner.cpu_seconds()
+
+    def pids(self) -> list[int]:
+        return self.inner.pids()
+
+    def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        return self.inner.generate(call, stream=stream)
+
+    async def aborted(self, call_id: str) -> CallReport:
+        return await self.inner.aborted(call_id)
+
+    def notify(self, note: Notification) -> None:
+        self.inner.notify(note)
+
+    async def end_program(
+        self, program_id: str, totals: ProgramTotals | None = None
+    ) -> Visits | None:
+        return await self.inner.end_program(program_id, totals)
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        return await self.inner.snapshot()
+
+    async def prompt_ids(self, spec: CallSpec) -> list[int]:
+        return await self.inner.prompt_ids(spec)
+
+    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
+        return self.inner.block_hashes(ids, salt)
+
+    def on_kv_events(self, listener: KVEventListener) -> None:
+        self.inner.on_kv_events(listener)
+
+    async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
+        return await self.inner.cached_blocks()

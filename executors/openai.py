@@ -14,10 +14,10 @@ from agentrt.errors import (
     EngineError,
     EngineStartError,
 )
-from agentrt.executors.base import Chunk, Progress
+from agentrt.executors.base import Chunk, Executor, Progress
+from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.openai_wire import Answer, request_of
-from agentrt.request import Call, CallReport
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.request import Call
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -26,16 +26,14 @@ _NO_KEY = "none"
 """The client insists on a key; a server without keys does not look at it."""
 
 
-class OpenAIEndpoint:
-    """An `Executor` that sends each call to ``base_url`` (``http://host:port/v1``).
+class OpenAIEndpoint(Executor):
+    """An executor that sends each call to ``base_url`` (``http://host:port/v1``).
 
     ``model`` None is the first that the endpoint has; `start` sets it. Tools and schemas go
     out in the API's own fields. Who asks is told in headers (`agentrt.executors.headers`). A
     report knows tokens, and as service the time from the request to its end: no endpoint
-    tells more.
+    tells more, and programs are known to it by the headers alone.
     """
-
-    native_tools = True
 
     def __init__(
         self,
@@ -50,6 +48,10 @@ class OpenAIEndpoint:
         self._api_key = api_key or _NO_KEY
         self._max_retries = max_retries
         self._client: AsyncOpenAI | None = None
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return ExecutorInfo((self.model,) if self.model else (), native_tools=True)
 
     # -- life --------------------------------------------------------------------------
 
@@ -127,17 +129,6 @@ class OpenAIEndpoint:
         if self._client is None:
             raise EngineDiedError(f"the connection to {self.base_url} is not open")
         return self._client
-
-    # -- control -----------------------------------------------------------------------
-
-    async def aborted(self, call_id: str) -> CallReport:
-        return CallReport()
-
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        """The endpoint learns of programs from the calls' headers alone."""
-
-    async def snapshot(self) -> Mapping[str, Any]:
-        return {}
 
 
 # -- errors --------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Outbox(Generic[NoteT]):
         self._notes.append(note)
         if self._under_way is None or self._under_way.done():
             with tracking.outside():  # it is nobody's own
-                self._under_way = asyncio.create_task(self._deliver(), name="agentrt/mail")
+                self._under_way = asyncio.create_task(self._deliver(), name="agentrt/outbox")
 
     async def sent(self) -> None:
         """Wait until there is no note left to send."""

@@ -183,11 +183,11 @@ def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str
 
     What the options left open is as the engine says, if it does.
     """
-    options, executor = job.options, runtime.executor
+    options, info = job.options, runtime.executor.info
     return {
-        "model": getattr(executor, "model", options.model),
+        "model": info.model or options.model,
         "settings": {
-            "max_num_seqs": getattr(executor, "max_num_seqs", options.max_num_seqs),
+            "max_num_seqs": options.max_num_seqs if info.slots is None else info.slots,
             "flags": list(options.flags),
             "scheduler": options.scheduler.to_dict(),
         },

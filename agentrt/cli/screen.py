@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 
 from agentrt.cli.live import render
-from agentrt.events import Event, ProgramEnded
+from agentrt.runtime.events import Event, ProgramEnded
 from agentrt.runtime.run import Run
 
 if TYPE_CHECKING:

@@ -18,13 +18,15 @@ from agentrt.cli.screen import Screen
 from agentrt.cli.target import GraphTarget
 from agentrt.cli.watch import lent
 from agentrt.executors.base import Executor
+from agentrt.executors.info import display_name
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime import Runtime
+from agentrt.scheduler.policies import policy_class
 from agentrt.serving.app import load_apis, opened_app
 from agentrt.serving.listen import Listener
 from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import KeyRing, Limits, Tenants
-from agentrt.serving.tenants.admission import Gate
+from agentrt.serving.tenants.admission import AdmissionController
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -85,16 +87,15 @@ class Serving:
         job, keys = self.job, self.keys
         limits_of = dict if keys is None else lambda: keys.limits
         tenants = Tenants(time.monotonic, job.limits, limits_of)
-        gate = Gate(
+        admission = AdmissionController(
             executor,
             tenants,
-            policy=job.engine.scheduler.policy,
+            policy=policy_class(job.engine.scheduler.policy),
             is_shared=keys is not None,
             isolate=job.isolate,
-            replicas=job.engine.replicas,
         )
         apis = load_apis(job.projects)
-        runtime = Runtime(gate, seed=job.seed)
+        runtime = Runtime(admission, seed=job.seed)
         make_room(_THREADS)
         async with self.screen.showing():
             await start_engine(runtime, self.screen, self.log)
@@ -109,7 +110,7 @@ class Serving:
 
     def _server(self, runtime: Runtime, tenants: Tenants) -> Server:
         job = self.job
-        name = job.name or _display_name(getattr(runtime.executor, "model", "") or "model")
+        name = job.name or display_name(runtime.executor.info.model or "model")
         return Server(
             runtime,
             (name,),
@@ -139,8 +140,3 @@ class Serving:
         url = self.listener.url
         what = ", ".join([*server.models, *server.served])
         return f"serving {what} at {url} (OpenAI API: {url}/v1)"
-
-
-def _display_name(model: str) -> str:
-    """A hub name as it is; of a folder, its last part."""
-    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model

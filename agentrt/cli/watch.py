@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from agentrt.cli.screen import Screen
-from agentrt.events import Event, NodeStarted
 from agentrt.graph import NodeKind
 from agentrt.runtime import Runtime
+from agentrt.runtime.events import Event, NodeStarted
 from agentrt.runtime.run import Run
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, ConfigError
-from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.served import check_served
+from agentrt.executors.base import Chunk, Executor, last_reply
 from agentrt.graph import Node, NodeKind, calls_before
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.runtime.registry import RunRegistry, call_id
@@ -31,8 +30,8 @@ class Services:
     executor: Executor
     ask_human: AskHuman
     seed: int
-    foreign: dict[asyncio.Task[Any], str] = dataclasses.field(default_factory=dict)
-    """Tasks in the middle of a call of foreign code, with the ids of its programs."""
+    client_calls: dict[asyncio.Task[Any], str] = dataclasses.field(default_factory=dict)
+    """Tasks in the middle of a call of a client program, with the program's id."""
 
 
 async def _outside(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
@@ -54,10 +53,7 @@ class RunEmitter:
         self._with = services
 
     async def call(self, spec: CallSpec, after: Iterable[Reply]) -> Reply:
-        making = self._make(spec, self._own_scope("llm"), after, stream=False)
-        async with contextlib.aclosing(making) as chunks:
-            replies = [chunk.reply async for chunk in chunks if chunk.reply is not None]
-        return replies[-1]
+        return await last_reply(self._make(spec, self._own_scope("llm"), after, stream=False))
 
     async def stream(self, spec: CallSpec, after: Iterable[Reply]) -> AsyncIterator[str]:
         making = self._make(spec, self._own_scope("llm"), after, stream=True)
@@ -80,33 +76,33 @@ class RunEmitter:
     async def chunks(
         self, spec: CallSpec, scope: Scope, *, stream: bool
     ) -> AsyncGenerator[Chunk, None]:
-        """A call of foreign code, which is in ``scope``, as its output grows.
+        """A call of a client program, which is in ``scope``, as its output grows.
 
         The last chunk, and only it, has the reply. Closing the generator, or cancelling the
         task that reads it, aborts the call; so does a runtime that closes.
         """
         making = self._make(spec, scope, (), stream=stream)
         async with contextlib.aclosing(making) as chunks:
-            with self._held():
+            with self._registered():
                 async for chunk in chunks:
                     yield chunk
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
+    def _registered(self) -> Iterator[None]:
         """Let a runtime that closes find the task, since no run of its own has it."""
         task = asyncio.current_task()
         assert task is not None
-        self._with.foreign[task] = self._run.id
+        self._with.client_calls[task] = self._run.id
         try:
             yield
         finally:
-            self._with.foreign.pop(task, None)
+            self._with.client_calls.pop(task, None)
 
     async def _make(
         self, spec: CallSpec, scope: Scope, after: Iterable[Reply], *, stream: bool
     ) -> AsyncGenerator[Chunk, None]:
         run, registry, executor = self._run, self._registry, self._with.executor
-        check_served(executor, spec.model)
+        executor.info.check_served(spec.model)
         node = registry.begin_call(run, scope, "llm", map(_node_of, after))
         call = self._identify(node, scope, spec)
         over = False

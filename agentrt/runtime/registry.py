@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from threading import RLock
 
 from agentrt import tracking
-from agentrt.events import Event, NodeEnded, NodeStarted, ProgramEnded, ProgramStarted
 from agentrt.graph import ExecutionDAG, Node, NodeKind, NodeState
 from agentrt.request import CallReport
+from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded, ProgramStarted
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProcessTable
 from agentrt.tracking.scope import Scope

@@ -15,12 +15,11 @@ from typing import Any, Self, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, UsageError
-from agentrt.events import Event, ProgramEnded
-from agentrt.executors.base import Executor, Progress
-from agentrt.executors.boundary import Boundary, HearsBoundaries, boundary_of
+from agentrt.executors.base import Executor, Notification, Progress
 from agentrt.graph import Frontier
 from agentrt.program import Context, Program
 from agentrt.runtime.emitter import AskHuman, RunEmitter, Services
+from agentrt.runtime.events import Event, ProgramEnded, notification_of
 from agentrt.runtime.registry import Listener, RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProcessTable
@@ -38,16 +37,16 @@ async def no_human(program_id: str, question: str) -> str:
     )
 
 
-def _quiet(message: str) -> None:
+def _unread(message: str) -> None:
     """Progress that nobody reads."""
 
 
 class Runtime:
     """Runs programs on an executor. An async context manager; one event loop.
 
-    ``registry`` has the books of all programs, those too whose code somebody else runs. ``seed``
-    makes the seeds that are drawn for sampled calls repeatable. ``ask_human`` answers
-    `Context.human`.
+    ``registry`` has the runs of all programs, client programs too, whose code somebody else
+    runs. ``seed`` makes the seeds that are drawn for sampled calls repeatable. ``ask_human``
+    answers `Context.human`.
     """
 
     def __init__(
@@ -63,8 +62,8 @@ class Runtime:
         self.registry = RunRegistry(clock) if registry is None else registry
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
-        self._guests: dict[str, Run] = {}
-        self._heard: list[RunRegistry] = []
+        self._clients: dict[str, Run] = {}
+        self._followed: list[RunRegistry] = []
         self._ends: set[asyncio.Task[None]] = set()
         self._services = Services(executor, ask_human, seed)
 
@@ -90,13 +89,12 @@ class Runtime:
     ) -> None:
         await self.close()
 
-    async def open(self, progress: Progress = _quiet) -> None:
+    async def open(self, progress: Progress = _unread) -> None:
         """Start the engine. Raises what `Executor.start` raises."""
         self._loop = asyncio.get_running_loop()
         tracking.install(self._loop)
         self._open = True
-        if isinstance(self.executor, HearsBoundaries):
-            self._hear(self.registry)
+        self._follow(self.registry)
         try:
             await self.executor.start(progress)
         except BaseException:
@@ -109,11 +107,11 @@ class Runtime:
             return
         self._open = False
         live = [run.task for run in self.runs.values() if run.task is not None]
-        live += self._services.foreign
+        live += self._services.client_calls
         for task in live:
             task.cancel()
-        while self._heard:
-            self._heard.pop().unlisten(self._saw)
+        while self._followed:
+            self._followed.pop().unlisten(self._saw)
         if left := [*live, *self._ends]:
             await asyncio.wait(left)
         try:
@@ -130,24 +128,22 @@ class Runtime:
         return self.registry.clock()
 
     def emitter(self, run: Run) -> RunEmitter:
-        """The door to the engine for the calls of ``run``; to be used on the runtime's loop.
+        """What emits the calls of ``run``; to be used on the runtime's loop.
 
-        A run without a task, whose code a foreign framework runs, is a guest: the engine
-        is told when the registry says that it ended.
+        A run without a task is a client program, whose code another framework runs: the engine
+        is told when its registry says that it ended.
         """
+        registry = run.registry or self.registry
         if run.task is None and run.ended_at is None:
-            self._welcome(run)
-        return RunEmitter(run, run.registry or self.registry, self._services)
+            self._clients[run.id] = run
+            self._follow(registry)
+        return RunEmitter(run, registry, self._services)
 
-    def _welcome(self, guest: Run) -> None:
-        books = guest.registry or self.registry
-        self._guests[guest.id] = guest
-        self._hear(books)
-
-    def _hear(self, books: RunRegistry) -> None:
-        if books not in self._heard:
-            self._heard.append(books)
-            books.listen(self._saw)
+    def _follow(self, registry: RunRegistry) -> None:
+        """Listen to a registry: once, however many of its programs there are."""
+        if registry not in self._followed:
+            self._followed.append(registry)
+            registry.listen(self._saw)
 
     def start(
         self,
@@ -177,51 +173,48 @@ class Runtime:
             state = RunState.CANCELLED
         except Exception as raised:
             state, error = RunState.FAILED, raised
-        # Nothing of a program outlives it: no task, no call, no row. A foreign framework's
+        # Nothing of a program outlives it: no task, no call, no row. Another framework's
         # tasks end by themselves, or serve others too; its threads' calls are still its own.
         if program.owns_tasks:
             await tracking.cancel_tasks(run)
-        await self._cancel_foreign(run.id)
+        await self._cancel_client_calls(run.id)
         self.registry.close(run, state, error)
         await self._forget(run)
 
-    async def _cancel_foreign(self, program_id: str) -> None:
+    async def _cancel_client_calls(self, program_id: str) -> None:
         """Abort the calls that threads and other loops still make for the program."""
         me = asyncio.current_task()
-        foreign = self._services.foreign.items()
-        calling = [task for task, owner in foreign if owner == program_id and task is not me]
+        tasks = self._services.client_calls.items()
+        calling = [task for task, owner in tasks if owner == program_id and task is not me]
         for task in calling:
             task.cancel()
         if calling:
             await asyncio.wait(calling)
 
     async def _forget(self, run: Run) -> None:
-        await self._cancel_foreign(run.id)
+        await self._cancel_client_calls(run.id)
         with contextlib.suppress(AgentrtError):
             await self.executor.end_program(run.id, ProgramTotals.of(run.row))
 
     def _saw(self, event: Event) -> None:
-        """Any thread: the engine has to know of a guest's end, and may want to of tools."""
+        """On any thread: tell the engine of a client program's end, and of tools and humans."""
         if isinstance(event, ProgramEnded):
-            guest = self._guests.pop(event.program_id, None)
-            if guest is not None:
-                self._on_loop(self._start_to_forget, guest)
-        elif isinstance(self.executor, HearsBoundaries):
-            note = boundary_of(event)
-            if note is not None:
-                self._on_loop(self._pass_on, note)
+            if (run := self._clients.pop(event.program_id, None)) is not None:
+                self._on_loop(self._start_to_forget, run)
+        elif (note := notification_of(event)) is not None:
+            self._on_loop(self._notify, note)
 
     def _on_loop(self, do: Callable[[T], None], what: T) -> None:
         if self._loop is not None and self._open:
             with tracking.outside():
                 self._loop.call_soon_threadsafe(do, what)
 
-    def _pass_on(self, note: Boundary) -> None:
-        if self._open and isinstance(self.executor, HearsBoundaries):
-            self.executor.boundary(note)
-
-    def _start_to_forget(self, guest: Run) -> None:
+    def _notify(self, note: Notification) -> None:
         if self._open:
-            task = asyncio.create_task(self._forget(guest), name=f"{guest.id}/forget")
+            self.executor.notify(note)
+
+    def _start_to_forget(self, run: Run) -> None:
+        if self._open:
+            task = asyncio.create_task(self._forget(run), name=f"{run.id}/forget")
             self._ends.add(task)
             task.add_done_callback(self._ends.discard)

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agentrt.errors import ConfigError, EngineDiedError
-from agentrt.executors.base import Chunk, Progress
+from agentrt.executors.base import Chunk, Executor, Progress
+from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.toolcalls import output_schema, read_output, with_tools
 from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob, ToolCall
 from agentrt.scheduler.totals import ProgramTotals, Visits
@@ -33,15 +34,15 @@ the tool that it calls. What it raises, the program sees as the engine's error."
 _MADE_UP_WORDS = 8
 
 
-class ScriptedExecutor:
-    """An `Executor` whose replies come from ``script``, or else are made up from ``seed``.
+class ScriptedExecutor(Executor):
+    """An executor whose replies come from ``script``, or else are made up from ``seed``.
 
     A token is a word or up to four characters of one. Each takes one engine step of
     ``step_s`` seconds of service, and yields once to the event loop, so that calls of one
     program overlap. There are seats for all: no call waits or is preempted. A scripted
     reply ends at the call's ``max_tokens`` and stop strings, as a model's does; what is made
     up for a schema is whole. ``calls`` are all calls so far, and ``ended`` the programs, with
-    the ``totals`` that they came to. ``model`` is the name that it goes by.
+    the ``totals`` that they came to. ``model`` and ``slots`` are what its `info` says.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class ScriptedExecutor:
         seed: int = 0,
         step_s: float = 0.03,
         model: str = "scripted",
+        slots: int | None = None,
     ) -> None:
         self.model = model
+        self.slots = slots
         self.calls: list[Call] = []
         self.ended: list[str] = []
         self.totals: dict[str, ProgramTotals | None] = {}
@@ -63,6 +66,10 @@ class ScriptedExecutor:
         self._running: dict[str, _Progress] = {}
         self._cut_off: dict[str, CallReport] = {}
         self._open = False
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return ExecutorInfo((self.model,) if self.model else (), self.slots)
 
     async def start(self, progress: Progress) -> None:
         self._open = True

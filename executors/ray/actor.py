@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrt.errors import AgentrtError, EngineError
-from agentrt.executors.base import Chunk
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Chunk, Notification
 from agentrt.executors.memory import Learned
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
@@ -44,7 +43,7 @@ class EngineActor:
     async def start(self) -> dict[str, Any]:
         """Start the engine, and say what it runs with."""
         await self._engine.start(lambda message: self._put(PROGRESS, Chunk(message)))
-        self._engine.hear_held(lambda note: self._put(KV_EVENTS, note))
+        self._engine.on_kv_events(lambda note: self._put(KV_EVENTS, note))
         return {
             "model": self._engine.model,
             "max_num_seqs": self._engine.max_num_seqs,
@@ -110,15 +109,15 @@ class EngineActor:
         """The token ids of a call's prompt."""
         return await self._engine.prompt_ids(spec)
 
-    async def held(self) -> tuple[KVEventBatch, int, str] | None:
+    async def cached_blocks(self) -> tuple[KVEventBatch, int, str] | None:
         """What the engine holds, its tokens per block, and the function that hashes blocks."""
-        found = await self._engine.held()
+        found = await self._engine.cached_blocks()
         return None if found is None else (*found, self._engine.hash_algorithm)
 
-    async def boundaries(self, notes: list[Boundary]) -> None:
+    async def notify(self, notes: list[Notification]) -> None:
         """Programs went to tools or humans, or came back."""
         for note in notes:
-            self._engine.boundary(note)
+            self._engine.notify(note)
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What runs and what waits; raises `EngineError` if the engine is dead."""
@@ -126,9 +125,9 @@ class EngineActor:
             raise EngineError("the engine core is dead")
         return await self._engine.snapshot()
 
-    async def pulse(self) -> float:
+    async def cpu_seconds(self) -> float:
         """Processor time that the engine core has used (seconds)."""
-        return await self._engine.pulse()
+        return await self._engine.cpu_seconds()
 
     async def close(self) -> None:
         """Stop the engine."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError, NoRoomError
-from agentrt.executors.base import Chunk, Progress
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Chunk, Executor, KVEventListener, Notification, Progress
+from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.memory import Learned
 from agentrt.executors.outbox import Outbox
 from agentrt.executors.ray.actor import PROGRESS, EngineActor
@@ -29,7 +29,7 @@ _PLACE_S = 180.0
 _CLOSE_S = 3.0
 
 
-class RayEngine:
+class RayEngine(Executor):
     """An `Executor` whose engine is an actor of ``cluster``.
 
     The death of the actor, its engine core or its node is an `EngineDiedError` of all its
@@ -48,9 +48,14 @@ class RayEngine:
         self._fault: EngineDiedError | None = None
         self._pids: list[int] = []
         self._hasher: BlockHasher | None = None
-        self._hear_held: Callable[[KVEventBatch], None] | None = None
-        self._boundaries = Outbox[Boundary](lambda notes: self._ask("boundaries", notes))
+        self._on_kv_events: KVEventListener | None = None
+        self._notes = Outbox[Notification](lambda notes: self._ask("notify", notes))
         self._lessons = Outbox[ProgramTotals | Learned](lambda n: self._ask("learn", n))
+
+    @property
+    def info(self) -> ExecutorInfo:
+        models = (self.model,) if self.model else ()
+        return ExecutorInfo(models, self.max_num_seqs, cached_blocks=True)
 
     # -- life --------------------------------------------------------------------------
 
@@ -75,16 +80,14 @@ class RayEngine:
         self._pids = started["pids"]
 
     def alive(self) -> bool:
-        """Whether the actor is there, as far as this process knows."""
         return self._fault is None
 
     def pids(self) -> list[int]:
-        """The processes of the engine core, on its own node."""
         return self._pids
 
     async def close(self) -> None:
         self._die(EngineDiedError("the engine is not running"))
-        await self._boundaries.close()
+        await self._notes.close()
         await self._lessons.close()
         pump, self._pump = self._pump, None
         if pump is not None:
@@ -128,8 +131,8 @@ class RayEngine:
                         box.put_nowait(output)
                     elif call_id == PROGRESS:
                         progress(output.text)
-                    elif call_id == KV_EVENTS and self._hear_held is not None:
-                        self._hear_held(output)
+                    elif call_id == KV_EVENTS and self._on_kv_events is not None:
+                        self._on_kv_events(output)
         except AgentrtError as error:
             self._die(EngineDiedError(str(error)))
 
@@ -148,11 +151,11 @@ class RayEngine:
     def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
         return () if self._hasher is None else self._hasher(ids, salt)
 
-    def hear_held(self, hear: Callable[[KVEventBatch], None]) -> None:
-        self._hear_held = hear
+    def on_kv_events(self, listener: KVEventListener) -> None:
+        self._on_kv_events = listener
 
-    async def held(self) -> tuple[KVEventBatch, int] | None:
-        found = await self._ask("held")
+    async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
+        found = await self._ask("cached_blocks")
         if found is None:
             return None
         note, size, algorithm = found
@@ -172,9 +175,9 @@ class RayEngine:
         visits: Visits | None = await self._ask("end_program", program_id, totals)
         return visits
 
-    def boundary(self, note: Boundary) -> None:
+    def notify(self, note: Notification) -> None:
         if self.options.scheduler.retention != "lru":
-            self._boundaries.post(note)
+            self._notes.post(note)
 
     def learn(self, totals: ProgramTotals) -> None:
         self._lessons.post(totals)
@@ -186,9 +189,8 @@ class RayEngine:
         found: Mapping[str, Any] = await self._ask("snapshot")
         return found
 
-    async def pulse(self) -> float:
-        """Processor time that the engine core has used (seconds)."""
-        return float(await self._ask("pulse"))
+    async def cpu_seconds(self) -> float:
+        return float(await self._ask("cpu_seconds"))
 
     async def _ask(self, method: str, *args: Any) -> Any:
         """Call a method of the actor. Raises what it raises, or `EngineDiedError`."""

@@ -29,8 +29,7 @@ class Health:
 
     async def ask(self, name: str, engine: Executor) -> None:
         """Return when the engine has answered. Raises `EngineDiedError`, or what it raises."""
-        alive = getattr(engine, "alive", None)
-        if alive is not None and not alive():
+        if not engine.alive():
             raise EngineDiedError(f"{name} is not alive any more")
         answer = asyncio.ensure_future(_answer(engine))
         try:
@@ -48,7 +47,7 @@ class Health:
             if answer.done():
                 return answer.result()
             owed += patience
-            before, used = used, await self._pulse(engine)
+            before, used = used, await self._cpu_seconds(engine)
             if used is not None and used == before:
                 raise EngineDiedError(
                     f"{name} has not answered for {owed:g} s and does not work: it was stopped, "
@@ -56,14 +55,11 @@ class Health:
                 )
         raise EngineDiedError(f"{name} has not answered for {self.hang_s:g} s")
 
-    async def _pulse(self, engine: Executor) -> float | None:
-        """Processor time used so far (seconds); -1 where the engine cannot even say that."""
-        pulse = getattr(engine, "pulse", None)
-        if pulse is None:
-            return None
+    async def _cpu_seconds(self, engine: Executor) -> float | None:
+        """Processor time used so far; -1 where the engine cannot even say that."""
         try:
             async with asyncio.timeout(self.stall_s):
-                return float(await pulse())
+                return await engine.cpu_seconds()
         except TimeoutError:
             return -1.0
 

@@ -12,8 +12,8 @@ from typing import Any
 from agentrt import tracking
 from agentrt.errors import AgentrtError
 from agentrt.executors.base import Executor, Progress
+from agentrt.executors.info import is_model
 from agentrt.executors.replicas.cancel_scope import CancelScope
-from agentrt.executors.served import is_model
 from agentrt.request import Call
 from agentrt.router import ReplicaView
 
@@ -83,7 +83,7 @@ class Replica:
         """Come up, or raise what the engine's start raises."""
         self.state = ReplicaState.STARTING
         await self.executor.start(progress)
-        self.model = str(getattr(self.executor, "model", ""))
+        self.model = self.executor.info.model
         self.starts += 1
         self.state = ReplicaState.DRAINING if self.drained else ReplicaState.READY
         self._ready_at = now()

@@ -15,7 +15,6 @@ from functools import partial
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
 from agentrt.executors.base import Executor
-from agentrt.executors.cached_blocks import ShowsCachedBlocks
 from agentrt.executors.replicas.replica import Replica, prompt_tokens
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router import Dispatcher, Router, RouterCall, Trip
@@ -42,11 +41,11 @@ class Routing:
     def ready(self, replica: Replica) -> None:
         """The replica's engine has started: from now on it is heard."""
         engine = replica.executor
-        replica.view.slots = getattr(engine, "max_num_seqs", None) or 0
-        if self.dispatcher.router.reads_blocks and isinstance(engine, ShowsCachedBlocks):
+        replica.view.slots = engine.info.slots or 0
+        if self._reads_blocks_of(engine):
             self._forget(replica)  # the last words of the one before it may have come since
             self.dispatcher.cached_blocks.clear(replica.view.index)
-            engine.hear_held(partial(self._heard, replica, engine))
+            engine.on_kv_events(partial(self._heard, replica, engine))
             self._ask(replica, engine)
 
     def lost(self, replica: Replica) -> None:
@@ -69,6 +68,9 @@ class Routing:
         if asking:
             await asyncio.wait(asking)
 
+    def _reads_blocks_of(self, engine: Executor) -> bool:
+        return self.dispatcher.router.reads_blocks and engine.info.cached_blocks
+
     # -- calls -------------------------------------------------------------------------
 
     async def counted(self, call: Call, candidates: Sequence[Replica]) -> Call:
@@ -78,8 +80,7 @@ class Routing:
         is routed by estimates. Raises `CallRejectedError`.
         """
         engine = candidates[0].executor
-        reads = self.dispatcher.router.reads_blocks
-        if not reads or call.spec.prompt_token_ids or not isinstance(engine, ShowsCachedBlocks):
+        if call.spec.prompt_token_ids or not self._reads_blocks_of(engine):
             return call
         try:
             ids = tuple(await engine.prompt_ids(call.spec))
@@ -140,7 +141,7 @@ class Routing:
         stream = self._streams[replica.name]
         while stream.gap and replica.executor is engine:
             try:
-                found = await engine.held() if isinstance(engine, ShowsCachedBlocks) else None
+                found = await engine.cached_blocks()
             except AgentrtError:
                 return  # it is gone, and whoever watches it will say so
             if found is None or replica.executor is not engine:
@@ -151,7 +152,4 @@ class Routing:
 
 
 def _hashed(engine: Executor, spec: CallSpec) -> Sequence[int]:
-    ids = spec.prompt_token_ids or ()
-    return (
-        engine.block_hashes(ids, spec.cache_salt) if isinstance(engine, ShowsCachedBlocks) else ()
-    )
+    return engine.block_hashes(spec.prompt_token_ids or (), spec.cache_salt)

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
-from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.boundary import Boundary, HearsBoundaries
+from agentrt.executors.base import Chunk, Executor, Notification, Progress
+from agentrt.executors.info import ExecutorInfo, not_served
 from agentrt.executors.replicas.health import Health
 from agentrt.executors.replicas.learning import Learning
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
@@ -25,7 +25,6 @@ from agentrt.executors.replicas.retry import Again
 from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.snapshot import snapshot_of
 from agentrt.executors.replicas.supervisor import Supervisor
-from agentrt.executors.served import not_served
 from agentrt.request import Call, CallReport, Reply
 from agentrt.router import Router
 from agentrt.scheduler.config import SchedulerConfig
@@ -33,7 +32,7 @@ from agentrt.scheduler.policies import level_ends
 from agentrt.scheduler.totals import ProgramTotals, Visits
 
 
-class ReplicaSet:
+class ReplicaSet(Executor):
     """Runs calls on ``count`` engines that ``make`` makes, where ``router`` says.
 
     Engines may serve different models: a call that names none gets the first one's. With no
@@ -76,20 +75,10 @@ class ReplicaSet:
         )
 
     @property
-    def model(self) -> str:
-        """The model of calls that name none."""
-        return self.replicas[0].model
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The names of the models that are served, the first being that of calls without one."""
-        return tuple(dict.fromkeys(r.model for r in self.replicas if r.model))
-
-    @property
-    def max_num_seqs(self) -> int | None:
-        """The size of each replica's batch (calls)."""
-        size: int | None = getattr(self.replicas[0].executor, "max_num_seqs", None)
-        return size
+    def info(self) -> ExecutorInfo:
+        models = dict.fromkeys(r.model for r in self.replicas if r.model)
+        slots = self.replicas[0].executor.info.slots
+        return ExecutorInfo(tuple(models), slots, len(self.replicas))
 
     # -- life --------------------------------------------------------------------------
 
@@ -143,7 +132,6 @@ class ReplicaSet:
         raise ConfigError(f"there is no replica {name!r}; there is {names}")
 
     def alive(self) -> bool:
-        """Whether a replica is there to run calls."""
         return any(replica.state is ReplicaState.READY for replica in self.replicas)
 
     # -- calls -------------------------------------------------------------------------
@@ -209,10 +197,11 @@ class ReplicaSet:
 
     def _able(self, model: str | None) -> list[Replica]:
         """The replicas that serve the model. Raises `NotServedError` where none does."""
-        asked = self.model if model is None else model
+        served = self.info
+        asked = served.model if model is None else model
         able = [replica for replica in self.replicas if not asked or replica.serves(asked)]
         if not able:
-            raise not_served(asked, self.models)
+            raise not_served(asked, served.models)
         return able
 
     async def aborted(self, call_id: str) -> CallReport:
@@ -227,11 +216,9 @@ class ReplicaSet:
 
     # -- programs ----------------------------------------------------------------------
 
-    def boundary(self, note: Boundary) -> None:
-        """Tell the replicas that have something of the program."""
+    def notify(self, note: Notification) -> None:
         for replica in self._that_know(note.program_id):
-            if isinstance(replica.executor, HearsBoundaries):
-                replica.executor.boundary(note)
+            replica.executor.notify(note)
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError, EngineDiedError
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Executor, Notification
 from agentrt.executors.memory import Learned
 from agentrt.executors.outbox import Outbox
 from agentrt.request import CallReport
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-class CoreClient:
+class CoreClient(Executor):
     """The part of an engine that talks to our scheduler, whose settings are ``scheduling``."""
 
     def __init__(self, scheduling: SchedulerConfig) -> None:
         self._llm: AsyncLLM | None = None
         self._scheduling = scheduling
-        self._boundaries = Outbox[Boundary](lambda notes: self._control("boundary", notes))
+        self._notes = Outbox[Notification](lambda notes: self._control("boundary", notes))
         self._lessons = Outbox[ProgramTotals | Learned](lambda n: self._control("learn", n))
 
     # -- programs ----------------------------------------------------------------------
@@ -38,9 +38,9 @@ class CoreClient:
         visits = await self._control("end", program_id if totals is None else totals)
         return None if visits is None else tuple(Visit(*one) for one in visits)
 
-    def boundary(self, note: Boundary) -> None:
+    def notify(self, note: Notification) -> None:
         if self._scheduling.retention != "lru":
-            self._boundaries.post(note)
+            self._notes.post(note)
 
     def learn(self, totals: ProgramTotals) -> None:
         self._lessons.post(totals)
@@ -84,7 +84,7 @@ class CoreClient:
 
     async def close_mail(self) -> None:
         """Drop what has not been sent yet."""
-        await self._boundaries.close()
+        await self._notes.close()
         await self._lessons.close()
 
     def _engine(self) -> AsyncLLM:

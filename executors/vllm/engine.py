@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from agentrt.errors import (
     EngineStartError,
     ModelLoadError,
 )
-from agentrt.executors.base import Chunk, Progress
+from agentrt.executors.base import Chunk, KVEventListener, Progress
+from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.core import close_context, core_pids, start_reader, stop_reader
 from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.calls import prompt_ids_of, prompt_of, reply_of, sampling_params
@@ -56,7 +57,12 @@ class VLLMEngine(CoreClient):
         self.max_num_seqs = options.max_num_seqs
         self._tokenizer: Any = None
         self._hasher: BlockHasher | None = None
-        self._hear_held: Callable[[KVEventBatch], None] | None = None
+        self._on_kv_events: KVEventListener | None = None
+
+    @property
+    def info(self) -> ExecutorInfo:
+        models = (self.model,) if self.model else ()
+        return ExecutorInfo(models, self.max_num_seqs, cached_blocks=True)
 
     # -- life --------------------------------------------------------------------------
 
@@ -128,15 +134,12 @@ class VLLMEngine(CoreClient):
         }
 
     def alive(self) -> bool:
-        """Whether the engine core is there and well, as far as this process knows."""
         return self._llm is not None and not self._llm.errored
 
     def pids(self) -> list[int]:
-        """The processes of the engine core."""
         return [] if self._llm is None else core_pids(self._llm)
 
-    async def pulse(self) -> float:
-        """Processor time that the engine core has used so far (seconds)."""
+    async def cpu_seconds(self) -> float:
         return sum(map(cpu_seconds, self.pids()))
 
     async def close(self) -> None:
@@ -176,8 +179,8 @@ class VLLMEngine(CoreClient):
 
     def _reply(self, call: Call, output: RequestOutput, whole: str) -> Reply:
         params = output.kv_transfer_params or {}
-        if KV_EVENTS in params and self._hear_held is not None:
-            self._hear_held(KVEventBatch.from_wire(params[KV_EVENTS]))
+        if KV_EVENTS in params and self._on_kv_events is not None:
+            self._on_kv_events(KVEventBatch.from_wire(params[KV_EVENTS]))
         return reply_of(call.spec, output, whole)
 
     # -- what it holds -----------------------------------------------------------------
@@ -188,15 +191,15 @@ class VLLMEngine(CoreClient):
     def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
         return () if self._hasher is None else self._hasher(ids, salt)
 
-    def hear_held(self, hear: Callable[[KVEventBatch], None]) -> None:
-        self._hear_held = hear
+    def on_kv_events(self, listener: KVEventListener) -> None:
+        self._on_kv_events = listener
 
     @property
     def hash_algorithm(self) -> str:
         """vLLM's name of the function that hashes its blocks."""
         return str(self._engine().vllm_config.cache_config.prefix_caching_hash_algo)
 
-    async def held(self) -> tuple[KVEventBatch, int] | None:
+    async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
         values = await self._control("held")
         if values is None:
             return None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import EngineDiedError
-from agentrt.executors.base import Chunk
+from agentrt.executors.base import Chunk, last_reply
 from agentrt.request import CallSpec, Reply
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run, RunState
@@ -23,8 +23,7 @@ PROGRAM_TYPE = "chat"
 async def run_call(runtime: Runtime, spec: CallSpec, scope: Scope | None) -> Reply:
     """Run one call of the code in ``scope``; None is outside any program."""
     async with _chunks(runtime, spec, scope, stream=False) as chunks:
-        replies = [chunk.reply async for chunk in chunks if chunk.reply is not None]
-    return replies[-1]
+        return await last_reply(chunks)
 
 
 async def run_stream(
@@ -52,7 +51,7 @@ async def alone(work: Coroutine[Any, Any, T]) -> T:
 @asynccontextmanager
 async def _chunks(
     runtime: Runtime, spec: CallSpec, scope: Scope | None, *, stream: bool
-) -> AsyncIterator[AsyncIterator[Chunk]]:
+) -> AsyncIterator[AsyncGenerator[Chunk, None]]:
     with _place(runtime, scope) as place:
         assert isinstance(place.owner, Run)
         emitter = runtime.emitter(place.owner)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from agentrt import tracking
 from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.base import Chunk
-from agentrt.executors.served import check_served, display_name, is_model, served_models
+from agentrt.executors.info import ExecutorInfo, display_name
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
 from agentrt.integrations.langchain.job import Job, running_loop
 from agentrt.integrations.langchain.onecall import alone, run_call, run_stream
@@ -127,19 +127,21 @@ class Portal:
     @property
     def model(self) -> str:
         """The name of the model that is served; "" before the first call, or if nobody says."""
-        name: str = getattr(self._runtime and self._runtime.executor, "model", "")
-        return display_name(name)
+        return display_name(self._info.model)
 
     def name_of(self, model: str | None) -> str:
         """The name of the model that a call which asks for ``model`` gets."""
-        served = served_models(self._runtime and self._runtime.executor)
-        found = [one for one in served if model is not None and is_model(model, one)]
-        return display_name(found[0]) if found else self.model
+        served = None if model is None else self._info.served_as(model)
+        return self.model if served is None else display_name(served)
 
     @property
     def native_tools(self) -> bool:
         """Whether the executor's text is the answer's own, whatever tools a call has."""
-        return bool(getattr(self._runtime and self._runtime.executor, "native_tools", False))
+        return self._info.native_tools
+
+    @property
+    def _info(self) -> ExecutorInfo:
+        return ExecutorInfo() if self._runtime is None else self._runtime.executor.info
 
     def next_number(self) -> int:
         """1, 2, 3, …: tells calls apart that ask the same."""
@@ -178,7 +180,7 @@ class Portal:
     async def _under(self, terms: Terms) -> AsyncIterator[Runtime]:
         with self._pulse.beating(terms.heartbeat):
             runtime = await self._opened()
-            check_served(runtime.executor, terms.model)
+            runtime.executor.info.check_served(terms.model)
             try:
                 async with asyncio.timeout(terms.timeout):
                     yield runtime

@@ -27,7 +27,7 @@ async def dashboard(runtime: Runtime, port: int = 0) -> AsyncIterator[str]:
     With ``port`` 0 any free one is taken. Raises `ConfigError` if the port is not free.
     """
     with contextlib.closing(_listen(port)) as listening:
-        server = Server(runtime, models=(str(getattr(runtime.executor, "model", "")),))
+        server = Server(runtime, models=(runtime.executor.info.model,))
         async with opened_app(server, [api]) as app:
             config = uvicorn.Config(
                 app,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from agentrt.events import Event, NodeEnded, NodeStarted, ProgramEnded, ProgramStarted
 from agentrt.graph import NodeKind
+from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded, ProgramStarted
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import Run
 from agentrt.serving.observability.engines import EngineCall, EngineView

@@ -38,8 +38,7 @@ class SnapshotPoller:
 
     def up(self) -> bool:
         """Whether the engine is alive, as far as is known without asking it."""
-        alive = getattr(self._executor, "alive", None)
-        return True if alive is None else bool(alive())
+        return self._executor.alive()
 
     async def fresh(self, age_s: float) -> EngineView:
         """A view not older than ``age_s`` seconds; if the engine is busy, the last one."""

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from agentrt import tracking
 from agentrt.errors import CallTimeoutError
-from agentrt.executors.base import Chunk
+from agentrt.executors.base import Chunk, last_reply
 from agentrt.request import CallSpec, Reply
 from agentrt.runtime import Runtime
 from agentrt.serving.openai.faults import ApiError
@@ -172,9 +172,7 @@ class Calls:
                 await answering.put(Piece(index, chunk))
 
     async def _reply(self, scope: Scope, spec: CallSpec) -> Reply:
-        async with contextlib.aclosing(self._chunks(scope, spec, stream=False)) as chunks:
-            replies = [chunk.reply async for chunk in chunks if chunk.reply is not None]
-        return replies[-1]
+        return await last_reply(self._chunks(scope, spec, stream=False))
 
     def _chunks(self, scope: Scope, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         run: Any = scope.owner

@@ -59,7 +59,7 @@ class Desk:
     @property
     def native_tools(self) -> bool:
         """Whether the engine's text is the answer's own, whatever tools a call has."""
-        return bool(getattr(self.server.runtime.executor, "native_tools", False))
+        return self.server.runtime.executor.info.native_tools
 
     def model(self, asked: str) -> str:
         """The model's name. Raises `NotServedError` for one that is not served."""

@@ -14,8 +14,8 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from agentrt.events import Event, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.program import Program
+from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.openai.calls import ClientGoneError

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from agentrt.cli.app import call
-from agentrt.executors.base import Chunk, Progress
+from agentrt.executors.base import Chunk, Executor, Progress
+from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, Reply
-from agentrt.scheduler.totals import ProgramTotals
 
 Write = Callable[[str], Path]
 Invoke = Callable[..., int]
 
 
-class EchoEngine:
+class EchoEngine(Executor):
     """Answers each call with its last message. A call that says 'hang' never ends.
 
     What the options leave open it settles when it starts, as vLLM does.
@@ -29,6 +29,10 @@ class EchoEngine:
         self.model = options.model or "echo"
         self.max_num_seqs = options.max_num_seqs
         self.closed = False
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return ExecutorInfo((self.model,), self.max_num_seqs)
 
     async def start(self, progress: Progress) -> None:
         progress("warming up")
@@ -41,12 +45,6 @@ class EchoEngine:
             await asyncio.Event().wait()
         report = CallReport(service_s=0.5, steps=2, prompt_tokens=3, output_tokens=2)
         yield Chunk(text, Reply(text, report=report))
-
-    async def aborted(self, call_id: str) -> CallReport:
-        return CallReport()
-
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        pass
 
     async def snapshot(self) -> Mapping[str, Any]:
         return {"programs": [], "steps": 7}

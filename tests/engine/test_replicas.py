@@ -114,7 +114,7 @@ async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]
         chat = ({"role": "user", "content": "Tell a story about 3 cats and an old dog. " * 8},)
         engine, dispatcher = engines[0], replicas.routing.dispatcher
         ids = await engine.prompt_ids(CallSpec(messages=chat))
-        found = await engine.held()
+        found = await engine.cached_blocks()
         assert found is not None
         _, size = found
         assert len(ids) > 2 * size

@@ -10,9 +10,9 @@ import pytest
 
 from agentrt import Runtime
 from agentrt.errors import InvariantError
-from agentrt.events import Event, NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.graph import NodeKind, NodeState
 from agentrt.request import CallReport, CallSpec
+from agentrt.runtime.events import Event, NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import RunState
 from agentrt.testing.scripted import ScriptedExecutor

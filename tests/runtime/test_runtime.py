@@ -10,9 +10,9 @@ import pytest
 
 from agentrt import Context, Reply, Runtime, node, program
 from agentrt.errors import ConfigError, EngineStartError, UsageError
-from agentrt.events import NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.graph import NodeKind, NodeState
 from agentrt.program import Program
+from agentrt.runtime.events import NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.runtime.run import RunState
 from agentrt.scheduler import ProgramTotals
 from agentrt.testing.scripted import ScriptedExecutor

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrt.executors.base import last_reply
 from agentrt.lab.bench.table import markdown
 from agentrt.lab.engine.recorded import read, samples
 from agentrt.lab.engine.step_time import Sample, StepTimeModel, fit
@@ -105,10 +106,7 @@ class Calibration:
             ignore_eos=True,
         )
         name = f"calibrate-{self._calls}"
-        chunks = self._engine.generate(Call(name, name, "calibrate", spec), stream=False)
-        async with contextlib.aclosing(chunks):
-            async for _ in chunks:
-                pass
+        await last_reply(self._engine.generate(Call(name, name, "calibrate", spec), stream=False))
         await self._engine.end_program(name)
 
 

@@ -162,7 +162,7 @@ class Chaos:
 
     def _hit(self, replica: Replica) -> None:
         hang = (self.report.kills + self.report.hangs + 1) % self._terms.hang_in == 0
-        pids = _pids(replica)
+        pids = replica.executor.pids()
         self._hit_on[replica.name] = replica.executor
         self._pids.update(pids)
         for pid in pids:
@@ -177,7 +177,7 @@ class Chaos:
         async with asyncio.timeout(600):
             await replicas.settled()
         for replica in replicas.replicas:
-            self._pids.update(_pids(replica))
+            self._pids.update(replica.executor.pids())
         async with asyncio.timeout(60):
             while (await replicas.snapshot())["programs"]:  # noqa: ASYNC110  # told in passing
                 await asyncio.sleep(0.1)
@@ -191,11 +191,6 @@ class Chaos:
         self.report.calls = sum(self._witness.delivered.values())
         self.report.reruns = sum(r.reruns for r in replicas.replicas)
         self.report.starts = sum(r.starts - 1 for r in replicas.replicas)
-
-
-def _pids(replica: Replica) -> list[int]:
-    found: list[int] = getattr(replica.executor, "pids", list)()
-    return found
 
 
 async def _living(pids: set[int]) -> int:

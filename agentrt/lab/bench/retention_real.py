@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Notification, last_reply
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.lab.bench.retention import Ended, Result
 from agentrt.lab.engine.virtual import tokens
@@ -136,9 +136,9 @@ class _Walk:
         if not shape.gap_s:
             return
         begin, end = ("human", "answered") if shape.human else ("tool", "returned")
-        self.engine.boundary(Boundary(self.name, begin, shape.tool))
+        self.engine.notify(Notification(self.name, begin, shape.tool))
         await asyncio.sleep(shape.gap_s)
-        self.engine.boundary(Boundary(self.name, end, shape.tool))
+        self.engine.notify(Notification(self.name, end, shape.tool))
 
     def _prompt(self, index: int) -> list[int]:
         shape = self.shape.calls[index]
@@ -161,12 +161,7 @@ class _Walk:
             ),
             node=shape.node,
         )
-        replies = [
-            chunk.reply
-            async for chunk in self.engine.generate(call, stream=False)
-            if chunk.reply is not None
-        ]
-        return replies[-1]
+        return await last_reply(self.engine.generate(call, stream=False))
 
 
 def _words(name: str, count: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agentrt.events import Event, ProgramStarted
+from agentrt.runtime.events import Event, ProgramStarted
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run
 

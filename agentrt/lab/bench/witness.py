@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from agentrt.executors.base import Chunk, Executor
+from agentrt.executors.base import Chunk, Executor, ForwardingExecutor
 from agentrt.request import Call
 
 
@@ -47,22 +47,19 @@ class Witness:
             self.faults.append(f"{call.call_id} streamed other text than its reply has")
 
 
-class _Watched:
-    """An executor, and who is told of its calls. All else goes to the executor as it is."""
+class _Watched(ForwardingExecutor):
+    """An executor, and who is told of its calls."""
 
-    def __init__(self, executor: Executor, begins: Any, gives: Any) -> None:
-        self._executor = executor
+    def __init__(self, inner: Executor, begins: Any, gives: Any) -> None:
+        super().__init__(inner)
         self._begins = begins
         self._gives = gives
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._begins is not None:
             self._begins(call)
         streamed = ""
-        async with contextlib.aclosing(self._executor.generate(call, stream=stream)) as chunks:
+        async with contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks:
             async for chunk in chunks:
                 streamed += chunk.text
                 if self._gives is not None:

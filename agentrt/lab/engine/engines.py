@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Notification
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.engine.probe import UTILITY
@@ -80,7 +80,7 @@ class StockEngine(LabEngine):
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         """Nothing to forget."""
 
-    def boundary(self, note: Boundary) -> None:
+    def notify(self, note: Notification) -> None:
         """Nobody to tell."""
 
     def learn(self, totals: ProgramTotals) -> None:

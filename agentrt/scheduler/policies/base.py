@@ -59,6 +59,15 @@ class Policy(ABC):
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
 
+    @classmethod
+    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+        """Where a call stands that waits outside the engine, among its tenant's; less is better.
+
+        It is decided once, from the call's p(c) of Eq. 2, None where its parents are unknown,
+        and its program's service (seconds).
+        """
+        return program_service_s if path_s is None else path_s
+
     @abstractmethod
     def place(self, call: QueuedCall, now: float) -> Place:
         """Where a call stands that arrives ``now``, or whose program changed."""

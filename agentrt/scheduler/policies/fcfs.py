@@ -17,5 +17,9 @@ class Fcfs(Policy):
     levelled: ClassVar[bool] = False
     starving: ClassVar[bool] = False
 
+    @classmethod
+    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+        return 0.0
+
     def place(self, call: QueuedCall, now: float) -> Place:
         return Place(0)

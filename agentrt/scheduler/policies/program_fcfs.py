@@ -20,5 +20,9 @@ class ProgramFcfs(Policy):
     name: ClassVar[str] = "program-fcfs"
     starving: ClassVar[bool] = False
 
+    @classmethod
+    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+        return program_service_s
+
     def place(self, call: QueuedCall, now: float) -> Place:
         return Place(0, order=call.program.started_at)

@@ -34,6 +34,10 @@ class RoundRobin(Policy):
         self._round = 0
         self._offsets: dict[str, float] = {}
 
+    @classmethod
+    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+        return program_service_s
+
     def place(self, call: QueuedCall, now: float) -> Place:
         program = call.program
         turns = program.attained_s / self._quantum

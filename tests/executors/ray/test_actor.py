@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from agentrt.errors import AgentrtError, CallRejectedError, EngineError
-from agentrt.executors.base import Chunk
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Chunk, KVEventListener, Notification
 from agentrt.executors.ray.actor import PROGRESS, EngineActor, Output
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call
@@ -24,7 +23,7 @@ class Engine(ScriptedExecutor):
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(self._say_or_fail)
         self.max_num_seqs = 4
-        self.notes: list[Boundary] = []
+        self.notes: list[Notification] = []
         self.lessons: list[Any] = []
 
     def _say_or_fail(self, call: Call) -> str:
@@ -40,7 +39,7 @@ class Engine(ScriptedExecutor):
     def alive(self) -> bool:
         return self._open
 
-    def boundary(self, note: Boundary) -> None:
+    def notify(self, note: Notification) -> None:
         self.notes.append(note)
 
     def learn(self, totals: ProgramTotals) -> None:
@@ -49,11 +48,11 @@ class Engine(ScriptedExecutor):
     def teach(self, learned: Mapping[str, Any]) -> None:
         self.lessons.append(learned)
 
-    async def pulse(self) -> float:
+    async def cpu_seconds(self) -> float:
         return 1.5
 
-    def hear_held(self, hear: Callable[[KVEventBatch], None]) -> None:
-        self.hear = hear
+    def on_kv_events(self, listener: KVEventListener) -> None:
+        self.hear = listener
 
 
 @pytest.fixture
@@ -121,8 +120,8 @@ async def test_an_aborted_call_says_what_it_used(actor: EngineActor) -> None:
 
 
 async def test_notes_and_questions_reach_the_engine(actor: EngineActor) -> None:
-    note = Boundary("p", "tool", "search")
-    await actor.boundaries([note])
+    note = Notification("p", "tool", "search")
+    await actor.notify([note])
     totals = ProgramTotals("p", "t", service_s=3.0)
     await actor.end_program("p", totals)
     engine: Any = actor._engine
@@ -130,7 +129,7 @@ async def test_notes_and_questions_reach_the_engine(actor: EngineActor) -> None:
     learned = {"version": 1}
     await actor.learn([learned, totals])
     assert engine.lessons == [learned, totals], "in that order"
-    assert await actor.pulse() == 1.5
+    assert await actor.cpu_seconds() == 1.5
     assert (await actor.snapshot())["running"] == []
 
 

@@ -8,8 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from agentrt.errors import EngineDiedError, EngineStartError
-from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Chunk, Executor, Notification, Progress
 from agentrt.executors.replicas import Backoff
 from agentrt.request import Call, CallSpec
 from agentrt.testing.scripted import ScriptedExecutor
@@ -41,11 +40,10 @@ class Mortal(ScriptedExecutor):
         self.hangs = hangs
         self.dead = False
         self.closed = False
-        self.notes: list[Boundary] = []
+        self.notes: list[Notification] = []
         self._stuck = asyncio.Event()
         self._used = 0.0
-        if beats is not None:
-            self.pulse = self._beat if beats else self._stand
+        self._beats = beats
 
     async def start(self, progress: Progress) -> None:
         if self.lame:
@@ -55,7 +53,7 @@ class Mortal(ScriptedExecutor):
     def alive(self) -> bool:
         return not self.dead
 
-    def boundary(self, note: Boundary) -> None:
+    def notify(self, note: Notification) -> None:
         self.notes.append(note)
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
@@ -84,12 +82,10 @@ class Mortal(ScriptedExecutor):
         self._stuck.set()
         await asyncio.Event().wait()
 
-    async def _beat(self) -> float:
-        self._used += 0.01
-        return self._used
-
-    async def _stand(self) -> float:
-        return 1.0
+    async def cpu_seconds(self) -> float | None:
+        if self._beats:
+            self._used += 0.01
+        return None if self._beats is None else self._used
 
 
 class Cast:

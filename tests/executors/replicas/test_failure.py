@@ -9,8 +9,7 @@ import pytest
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import EngineDiedError
-from agentrt.executors.base import Chunk
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Chunk, Notification
 from agentrt.executors.replicas import Backoff, Health, ReplicaState
 from agentrt.executors.replicas.cancel_scope import CancelScope
 from agentrt.request import Call, CallReport
@@ -107,13 +106,13 @@ async def test_programs_notice_nothing_but_time(opened: Open) -> None:
         assert all(not r.programs for r in replicas.replicas)
 
 
-async def test_boundaries_reach_the_replicas_that_know_the_program(opened: Open) -> None:
+async def test_notifications_reach_the_replicas_that_know_the_program(opened: Open) -> None:
     cast = Cast([], [], [])
     replicas = await opened(cast, router="round-robin")
     await text_of(replicas, call_of(0, "p"))
     await text_of(replicas, call_of(0, "q"))
-    note = Boundary("q", "tool", "search")
-    replicas.boundary(note)
+    note = Notification("q", "tool", "search")
+    replicas.notify(note)
     assert [mortal.notes for _, mortal in cast.made] == [[], [note], []]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import EngineDiedError, NotServedError
+from agentrt.executors.info import is_model
 from agentrt.executors.replicas import Backoff, ReplicaState
-from agentrt.executors.served import is_model
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.router import ROUTERS
 from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
@@ -43,7 +43,7 @@ async def test_a_call_goes_where_its_model_is(
 ) -> None:
     cast = mixed()
     replicas = await opened(cast, router=router)
-    assert (replicas.model, replicas.models) == (BIG, (BIG, SMALL))
+    assert replicas.info.models == (BIG, SMALL)
     async with Runtime(replicas) as runtime:
         runs = [runtime.start(asks, model) for _ in range(6)]
         assert [await run.wait() for run in runs] == [TEXT] * 6

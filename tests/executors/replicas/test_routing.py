@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from agentrt.errors import EngineDiedError
-from agentrt.executors.base import Chunk
-from agentrt.executors.cached_blocks import ShowsCachedBlocks
+from agentrt.executors.base import Chunk, KVEventListener
+from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router import make_router
@@ -23,17 +23,19 @@ SIZE = 4
 class Shows(ScriptedExecutor):
     """Stores the blocks of every prompt that it runs, and tells of it with the reply."""
 
-    model, max_num_seqs = "m", 4
-
     def __init__(self, *, mute: Sequence[int] = ()) -> None:
-        super().__init__(lambda call: "fine")
+        super().__init__(lambda call: "fine", model="m", slots=4)
         self.blocks: set[int] = set()
         self.number = 0
         self.asked = 0
         self.tokenised: list[CallSpec] = []
         self.mute = mute
         self.dead = False
-        self._hear: Callable[[KVEventBatch], None] = lambda note: None
+        self._hear: KVEventListener = lambda note: None
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return replace(super().info, cached_blocks=True)
 
     async def prompt_ids(self, spec: CallSpec) -> list[int]:
         self.tokenised.append(spec)
@@ -43,10 +45,10 @@ class Shows(ScriptedExecutor):
         ends = range(SIZE, len(ids) + 1, SIZE)
         return [hash((salt, *ids[:end])) & (2**64 - 1) for end in ends]
 
-    def hear_held(self, hear: Callable[[KVEventBatch], None]) -> None:
-        self._hear = hear
+    def on_kv_events(self, listener: KVEventListener) -> None:
+        self._hear = listener
 
-    async def held(self) -> tuple[KVEventBatch, int] | None:
+    async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
         self.asked += 1
         return KVEventBatch.of(self.number, self.blocks, whole=True), SIZE
 
@@ -133,7 +135,6 @@ async def test_a_call_goes_where_its_prompt_is_held(
     replicas: ReplicaSet, engines: list[Shows], salt: str | None
 ) -> None:
     """1. Another program with the same prompt follows it. 2. A prompt is tokenised once."""
-    assert all(isinstance(engine, ShowsCachedBlocks) for engine in engines)
     for number in range(4):
         report = await run(replicas, f"a{number}", "the quick brown fox jumps over " * 40, salt)
         assert (report.cached_tokens > 0) == bool(number)
@@ -181,7 +182,7 @@ async def test_a_question_that_nobody_answers_is_not_waited_for(
 
     prompt = "the quick brown fox jumps over " * 40
     await run(replicas, "p", prompt)
-    monkeypatch.setattr(engines[0], "held", silent)
+    monkeypatch.setattr(engines[0], "cached_blocks", silent)
     engines[0]._hear(KVEventBatch.of(engines[0].number + 2, [1]))
     replicas._supervisor.lost(replicas.replicas[0], engines[0], EngineDiedError("killed"))
     engines[0]._hear(KVEventBatch.of(1, [2], whole=True))

@@ -16,10 +16,10 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
-from agentrt.events import Event, ProgramEnded, ProgramStarted
 from agentrt.graph import Node
 from agentrt.integrations.langgraph import Follower, follow
 from agentrt.request import CallReport
+from agentrt.runtime.events import Event, ProgramEnded, ProgramStarted
 from agentrt.runtime.run import Run
 from agentrt.tracking.scope import Scope
 

@@ -53,7 +53,7 @@ class Engine(ScriptedExecutor):
     def pids(self) -> list[int]:
         return [] if self._core is None else [self._core.pid]
 
-    async def pulse(self) -> float:
+    async def cpu_seconds(self) -> float:
         return sum(map(cpu_seconds, self.pids()))
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:

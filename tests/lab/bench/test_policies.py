@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, EngineDiedError
-from agentrt.executors.base import Chunk
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Chunk, Notification
 from agentrt.lab.bench.policies.equal import Level, at_equal_latency, table
 from agentrt.lab.bench.policies.plan import all_runs, contenders, turns
 from agentrt.lab.bench.policies.replay import replay
@@ -237,7 +236,7 @@ class Engine:
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.told.append(program_id)
 
-    def boundary(self, note: Boundary) -> None:
+    def notify(self, note: Notification) -> None:
         self.told.append(note.what)
 
 
@@ -250,7 +249,7 @@ async def test_a_replay_follows_the_edges_and_grows_prompts_by_what_was_said() -
     )
     engine = Engine()
     program = ProgramShape("p", "t", calls, system_tokens=4)
-    done = await replay(engine, [program], stock=Stock("path"), run="/run 1")  # type: ignore[arg-type]
+    done = await replay(engine, [program], stock=Stock("path"), run="/run 1")
     prompts = {call.call_id[-1]: call.spec.prompt_token_ids or () for call in engine.calls}
     assert {name: len(ids) for name, ids in prompts.items()} == {"0": 6, "1": 12, "2": 9, "3": 20}
     assert prompts["1"][:8] == (*prompts["0"], 9, 9)
@@ -275,4 +274,4 @@ async def test_a_replay_ends_with_the_engines_own_error() -> None:
 
     program = ProgramShape("p", "t", (CallShape(1, 5), CallShape(1, 9, after=(0,))))
     with pytest.raises(EngineDiedError, match="died"):
-        await replay(Dying(), [program, replace(program, program_id="q")])  # type: ignore[arg-type]
+        await replay(Dying(), [program, replace(program, program_id="q")])

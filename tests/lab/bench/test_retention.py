@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.base import Chunk
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Chunk, Notification
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench.retention import (
@@ -101,7 +100,7 @@ class Engine(VLLMEngine):
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.told.append("end")
 
-    def boundary(self, note: Boundary) -> None:
+    def notify(self, note: Notification) -> None:
         self.told.append(note.what)
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:

@@ -18,7 +18,7 @@ from agentrt.serving.listen import Listener
 from agentrt.serving.openai import api
 from agentrt.serving.server import Bounds, KeyCheck, Served, Server
 from agentrt.serving.tenants import Limits, Tenants
-from agentrt.serving.tenants.admission import Gate
+from agentrt.serving.tenants.admission import AdmissionController
 from agentrt.testing.scripted import ScriptedExecutor
 
 MODEL = "scripted"
@@ -94,8 +94,8 @@ async def open_house(
     loop = asyncio.get_running_loop()
     own = limits_of or {}
     tenants = Tenants(loop.time, limits or Limits(), lambda: own)
-    gate = Gate(engine, tenants, is_shared=is_shared, isolate=isolate)
-    async with Runtime(gate) as runtime:
+    admission = AdmissionController(engine, tenants, is_shared=is_shared, isolate=isolate)
+    async with Runtime(admission) as runtime:
         server = Server(
             runtime,
             (MODEL,),

@@ -8,13 +8,12 @@ gap. How calls fared is what a `Probe` in the engine core saw, for every schedul
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import Any, Protocol
 
-from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.boundary import Boundary
+from agentrt.executors.base import Chunk, Notification, last_reply
 from agentrt.lab.engine.counts import EngineCounts
 from agentrt.lab.engine.virtual import tokens
 from agentrt.lab.simulator.outcome import Outcome
@@ -22,7 +21,7 @@ from agentrt.lab.simulator.program import LiveProgram
 from agentrt.lab.simulator.stock import Stock
 from agentrt.lab.simulator.sweep import Progress
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.request import CallReport, Reply
+from agentrt.request import Call, CallReport
 from agentrt.scheduler.table import ProcessTable
 from agentrt.scheduler.totals import ProgramTotals
 
@@ -30,14 +29,20 @@ _FIRST, _VOCABULARY = 1_000, 40_000
 """Token ids that every model of interest has, and that are no special ones."""
 
 
-class Watched(Executor, Protocol):
-    """An engine whose scheduler can be watched, and which hears of tools."""
+class Watched(Protocol):
+    """What a replay asks of an engine: an `Executor` whose scheduler can be watched."""
 
     async def probe(self, op: str) -> Any:
         """``start`` or ``stop`` watching."""
 
-    def boundary(self, note: Boundary) -> None:
-        """A program went to a tool, or came back."""
+    def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        """As an `Executor`."""
+
+    def notify(self, note: Notification) -> None:
+        """As an `Executor`."""
+
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> object:
+        """As an `Executor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ class _Replayer:
         priority = 0 if self._stock is None else self._stock.priority(live, index)
         call = live.emit(index, priority, with_prompt=True)
         self._table.call_arrived(live.row, call.call_id, self._now())
-        reply = await _last(self._engine.generate(call, stream=False))
+        reply = await last_reply(self._engine.generate(call, stream=False))
         live.outputs[index] = reply.token_ids
         live.reports[index] = reply.report
         self._table.call_ended(
@@ -136,10 +141,10 @@ class _Replayer:
             return
         away, back = ("human", "answered") if call.human else ("tool", "returned")
         if call.after:
-            self._engine.boundary(Boundary(name, away, call.tool or "tool"))
+            self._engine.notify(Notification(name, away, call.tool or "tool"))
         await asyncio.sleep(call.gap_s)
         if call.after:
-            self._engine.boundary(Boundary(name, back, call.tool or "tool"))
+            self._engine.notify(Notification(name, back, call.tool or "tool"))
 
     def result(self, seen: Mapping[str, Any]) -> Replayed:
         """With what the probe saw, for all schedulers alike."""
@@ -169,16 +174,6 @@ def _outcome(live: LiveProgram, ended_s: float) -> Outcome:
         preemptions=sum(report.preemptions for report in reports),
         steps=live.engine_steps,
     )
-
-
-async def _last(chunks: Any) -> Reply:
-    """The whole reply, which the last chunk carries."""
-    reply: Reply | None = None
-    chunk: Chunk
-    async for chunk in chunks:
-        reply = chunk.reply
-    assert reply is not None
-    return reply
 
 
 def _words(name: str, count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The gate in front of an engine: tenants share it, its own calls stay in the policy's hands."""
+"""The admission controller: tenants share an engine, and its own calls stay the policy's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from agentrt.serving.tenants import Limits
 from tests.serving.openai.house import Held, open_house
 
 
-class Small(Held):
-    max_num_seqs = 1
-
-
 async def test_tenants_take_turns_where_the_engine_is_full() -> None:
     """With two places, A's ten calls came first, and B's two are not last."""
-    async with open_house(Small(), is_shared=True) as house:
+    async with open_house(Held(slots=1), is_shared=True) as house:
         asking = []
         for tenant, number in (("a", 10), ("b", 2)):
             said = {"x-agentrt-tenant": tenant}
@@ -32,15 +28,15 @@ async def test_tenants_take_turns_where_the_engine_is_full() -> None:
         assert max(at for at, tenant in enumerate(order) if tenant == "b") <= 5
 
 
-async def test_without_keys_the_gate_is_open() -> None:
-    async with open_house(Small()) as house:
+async def test_without_keys_all_are_admitted() -> None:
+    async with open_house(Held(slots=1)) as house:
         asking = [asyncio.create_task(house.chat("x")) for _ in range(20)]
         await house.until(lambda: len(house.engine.open) == 20)
         house.engine.go.set()
         await asyncio.gather(*asking)
 
 
-async def test_waiting_at_the_gate_is_waiting() -> None:
+async def test_waiting_for_admission_is_waiting() -> None:
     limits = Limits(concurrency=1)
     async with open_house(Held(), limits=limits, is_shared=True) as house:
         asking = [asyncio.create_task(house.chat("x")) for _ in range(2)]

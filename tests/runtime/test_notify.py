@@ -1,23 +1,20 @@
-"""Tools and humans reach an executor that listens, without anybody waiting for it."""
+"""Tools and humans are told to the executor, without anybody waiting for it."""
 
 from __future__ import annotations
 
-import asyncio
-
 from agentrt import Context, Runtime, program
-from agentrt.executors.boundary import Boundary
-from agentrt.executors.outbox import Outbox
+from agentrt.executors.base import Notification
 from agentrt.testing.scripted import ScriptedExecutor
 
 
 class Listening(ScriptedExecutor):
-    """Keeps what it is told."""
+    """Records what it is told."""
 
     def __init__(self) -> None:
         super().__init__(lambda call: "fine")
-        self.heard: list[Boundary] = []
+        self.heard: list[Notification] = []
 
-    def boundary(self, note: Boundary) -> None:
+    def notify(self, note: Notification) -> None:
         self.heard.append(note)
 
 
@@ -45,25 +42,3 @@ async def test_a_programs_tools_and_humans_are_told() -> None:
         (run.id, "human", ""),
         (run.id, "answered", ""),
     ]
-
-
-async def test_mail_goes_out_in_batches_one_at_a_time() -> None:
-    sent: list[list[str]] = []
-    gate = asyncio.Event()
-
-    async def send(notes: list[Boundary]) -> None:
-        sent.append([note.program_id for note in notes])
-        await gate.wait()
-
-    mail = Outbox(send)
-    mail.post(Boundary("a", "tool", ""))
-    await asyncio.sleep(0)
-    mail.post(Boundary("b", "tool", ""))
-    mail.post(Boundary("c", "tool", ""))
-    await asyncio.sleep(0)
-    assert sent == [["a"]]
-    gate.set()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert sent == [["a"], ["b", "c"]]
-    await mail.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrt.graph import Node
+from agentrt.executors.base import Notification
+from agentrt.graph import Node, NodeKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,19 @@ class NodeEnded:
 
 
 Event = ProgramStarted | ProgramEnded | NodeStarted | NodeEnded
+
+
+_WHAT = {
+    NodeKind.TOOL: ("tool", "returned"),
+    NodeKind.HUMAN: ("human", "answered"),
+}
+
+
+def notification_of(event: Event) -> Notification | None:
+    """What an engine is told of an event: that a program went to a tool or a human, or is back."""
+    if not isinstance(event, NodeStarted | NodeEnded) or event.node.kind not in _WHAT:
+        return None
+    node = event.node
+    began, ended = _WHAT[node.kind]
+    what = ended if isinstance(event, NodeEnded) else began
+    return Notification(event.program_id, what, node.name if node.kind is NodeKind.TOOL else "")

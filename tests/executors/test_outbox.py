@@ -21,7 +21,7 @@ class Post:
         self.taken: list[list[str]] = []
         self.scopes: list[Scope | None] = []
         self._errors = errors
-        self.mail = Outbox[str](self._send)
+        self.outbox = Outbox[str](self._send)
 
     async def _send(self, notes: list[str]) -> None:
         self.taken.append(notes)
@@ -33,8 +33,17 @@ class Post:
 
     async def say(self, *notes: str) -> None:
         for note in notes:
-            self.mail.post(note)
-        await self.mail.sent()
+            self.outbox.post(note)
+        await self.outbox.sent()
+
+
+async def test_notes_go_out_in_batches_one_at_a_time() -> None:
+    post = Post()
+    post.outbox.post("a")
+    await asyncio.sleep(0)
+    await post.say("b", "c")
+    assert post.taken == [["a"], ["b", "c"]]
+    await post.outbox.close()
 
 
 async def test_sent_waits_for_all_of_them() -> None:
@@ -42,7 +51,7 @@ async def test_sent_waits_for_all_of_them() -> None:
     await post.say("a", "b")
     assert post.taken == [["a", "b"]]
     await post.say()
-    await post.mail.close()
+    await post.outbox.close()
 
 
 async def test_a_note_that_is_refused_is_a_warning_and_the_next_is_sent(
@@ -51,7 +60,7 @@ async def test_a_note_that_is_refused_is_a_warning_and_the_next_is_sent(
     """Though it came up while the other was under way."""
     post = Post(odd=ValueError("what is that?"))
     with caplog.at_level(logging.WARNING, logger="agentrt.executors.outbox"):
-        post.mail.post("odd")
+        post.outbox.post("odd")
         await asyncio.sleep(0)
         await post.say("a")
     assert post.taken == [["odd"], ["a"]]

@@ -1,0 +1,61 @@
+"""What an executor says of itself: its models, the size of its batch, and what it can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrt.errors import NotServedError
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """An executor in plain values; models and slots may be known only once it has started.
+
+    The first of ``models`` is that of calls which name none; none at all means that the executor
+    does not say. ``slots`` calls run at once on each of its ``engines``; None if it does not say.
+    With ``native_tools`` the text beside tool calls is the answer's own, and not in the form of
+    `toolcalls`. With ``cached_blocks`` its prompts can be hashed as its engine hashes them, and
+    it tells what its engine's prefix cache holds.
+    """
+
+    models: tuple[str, ...] = ()
+    slots: int | None = None
+    engines: int = 1
+    native_tools: bool = False
+    cached_blocks: bool = False
+
+    @property
+    def model(self) -> str:
+        """The model of calls that name none; "" where the executor does not say."""
+        return self.models[0] if self.models else ""
+
+    def served_as(self, model: str) -> str | None:
+        """The name under which the executor serves ``model``."""
+        return next((one for one in self.models if is_model(model, one)), None)
+
+    def check_served(self, model: str | None) -> None:
+        """Raise `NotServedError` for a model that is not served; None is any.
+
+        An executor that does not say is believed to serve every model.
+        """
+        if model is not None and self.models and self.served_as(model) is None:
+            raise not_served(model, self.models)
+
+
+def is_model(asked: str, served: str) -> bool:
+    """Whether ``asked`` names the model ``served``: by its whole name, or by its last part."""
+    served = served.rstrip("/")
+    return asked.rstrip("/") in (served, served.rpartition("/")[2])
+
+
+def display_name(model: str) -> str:
+    """A model's name for people: of a folder, its last part."""
+    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model
+
+
+def not_served(model: str, served: tuple[str, ...]) -> NotServedError:
+    """The error for a call that names a model which is none of ``served``."""
+    names = " or ".join(repr(display_name(one)) for one in served)
+    return NotServedError(
+        f"this engine serves {names}, not model {model!r}: leave model out, or name {names}"
+    )
