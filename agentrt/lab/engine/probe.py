@@ -188,7 +188,7 @@ class Probe:
 _on: dict[int, Probe] = {}  # by the scheduler's id; an engine core has one
 
 
-def answer(scheduler: Scheduler, op: str) -> Any:
+def answer(scheduler: Scheduler, op: str, _: Any = None) -> Any:
     """A client's message: ``start`` watching anew, or ``stop``, which gives the result."""
     probe = _on.pop(id(scheduler), None)
     if probe is not None:

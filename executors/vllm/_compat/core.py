@@ -17,19 +17,20 @@ UTILITY = "agentrt"
 
 def install_control() -> None:
     """Let clients call ``scheduler.control(op, argument)`` in the engine core."""
-    install_utility(UTILITY, lambda scheduler, *message: scheduler.control(*message))
+    install_utility(UTILITY, lambda scheduler, op, argument: scheduler.control(op, argument))
 
 
-def install_utility(name: str, answer: Callable[..., Any]) -> None:
-    """Let clients call ``answer(scheduler, *message)`` in the engine core, by this name.
+def install_utility(name: str, answer: Callable[[Any, str, Any], Any]) -> None:
+    """Let clients call ``answer(scheduler, op, argument)`` in the engine core, by this name.
 
     vLLM looks utility methods up on the engine core when a message arrives: setting one
-    class attribute where the scheduler class is imported is enough.
+    class attribute where the scheduler class is imported is enough. It counts the method's
+    parameters, and takes no ``*args``.
     """
     from vllm.v1.engine.core import EngineCore
 
-    def utility(self: Any, *message: Any) -> Any:
-        return answer(self.scheduler, *message)
+    def utility(self: Any, op: str, argument: Any = None) -> Any:
+        return answer(self.scheduler, op, argument)
 
     setattr(EngineCore, name, utility)
 
