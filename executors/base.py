@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from agentrt.executors.info import ExecutorInfo
 from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob
 from agentrt.router.kv_events import KVEventBatch
-from agentrt.scheduler.totals import ProgramTotals, Visits
+from agentrt.scheduler.table import ProgramTotals
 
 Progress = Callable[[str], None]
 """Told, in a few words, what a slow start is doing now."""
@@ -104,15 +104,12 @@ class Executor(ABC):
     def notify(self, note: Notification) -> None:
         """Take note of what a program does now. It must be quick, and does not raise."""
 
-    async def end_program(
-        self, program_id: str, totals: ProgramTotals | None = None
-    ) -> Visits | None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         """Forget a program: it ended, failed or was cancelled. Idempotent.
 
         ``totals`` are what it came to over all engines, to learn from; they are given once, where
-        they are known. An executor that learns may return what it had noted of the program.
+        they are known.
         """
-        return None
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What runs and what waits, and behind what: JSON-able, for people and tests."""
@@ -177,10 +174,8 @@ class ForwardingExecutor(Executor):
     def notify(self, note: Notification) -> None:
         self.inner.notify(note)
 
-    async def end_program(
-        self, program_id: str, totals: ProgramTotals | None = None
-    ) -> Visits | None:
-        return await self.inner.end_program(program_id, totals)
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        await self.inner.end_program(program_id, totals)
 
     async def snapshot(self) -> Mapping[str, Any]:
         return await self.inner.snapshot()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from agentrt.scheduler.backlog import Backlog
 from agentrt.scheduler.history import History
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.retention.gaps import Gaps
+from agentrt.scheduler.table import ProgramTotals
 
 Learned = dict[str, Any]
 """All that was learned, JSON-able: the history's own, and under names of their own the rest."""
@@ -44,6 +46,7 @@ class Memory:
         warn: Callable[[str], None] = _LOG.warning,
     ) -> None:
         self.gaps: Gaps | None = None
+        self._policy = policy
         self._history, self._backlog = policy.history, policy.backlog
         self._path = Path(path) if path else None
         self._warn = warn
@@ -76,6 +79,12 @@ class Memory:
         if self.gaps is not None:
             self._values[GAPS] = self.gaps.to_rows()
         return dict(self._values)
+
+    def learn(self, totals: ProgramTotals) -> None:
+        """A program ended on the engines of this process."""
+        if self._policy.learns and totals.service_s > 0.0:
+            self._policy.program_ended(totals.row(), time.monotonic())
+            self.ended()
 
     def ended(self) -> None:
         """A program ended, and was learned from: now and then, that is written down."""

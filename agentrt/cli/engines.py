@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ from agentrt.cli.options import RunOption
 if TYPE_CHECKING:
     from agentrt.executors.base import Executor, Progress
     from agentrt.executors.vllm.options import EngineOptions
+
+    _Warm = Callable[[EngineOptions], EngineOptions]
 
 _DEFAULT_ROUTER = "agentix"
 _COUNTED = re.compile(r"(?P<model>.+?)(?:=(?P<count>\d+))?")
@@ -147,8 +151,21 @@ def make_executor(options: EngineOptions, fleet: Fleet, notice: Progress) -> Exe
     scheduling, own = options.scheduler, replace(options.scheduler, history=None)
     options = replace(options, scheduler=own, kv_events=router.reads_blocks)
     engines = each_engine(options, fleet)
-    make = _on_cluster(engines, fleet) if fleet.cluster else _here(engines)
+    warm = partial(_warm, scheduling.history)
+    make = _on_cluster(engines, fleet, warm) if fleet.cluster else _here(engines, warm)
     return ReplicaSet(make, len(engines), router, notice=notice, scheduling=scheduling)
+
+
+def _warm(history: str | None, options: EngineOptions) -> EngineOptions:
+    """The options of an engine that starts now: it knows what the history file says by now."""
+    from agentrt.errors import ConfigError
+    from agentrt.executors.memory import read
+
+    # A file that was sound at the start, and is not any more, does not keep an engine from
+    # coming back.
+    with contextlib.suppress(ConfigError):
+        return options if history is None else replace(options, learned=read(Path(history)))
+    return options
 
 
 def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
@@ -161,7 +178,7 @@ def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
     return engines
 
 
-def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:
+def _here(engines: list[EngineOptions], warm: _Warm) -> Callable[[int], Executor]:
     """Engines on this machine: on its GPUs, if it has any, else within its memory."""
     from agentrt.cli.machine import count_gpus
     from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
@@ -175,12 +192,14 @@ def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:
         visible = visible_devices(present, os.environ)
         devices = assign_devices(visible, [gpus_each(one.flags) for one in engines])
         placed = [replace(one, device_ids=ids) for one, ids in zip(engines, devices, strict=True)]
-        return lambda index: VLLMEngine(placed[index])
+        return lambda index: VLLMEngine(warm(placed[index]))
     check_memory([footprint(one) for one in engines], free_memory())
-    return lambda index: VLLMEngine(engines[index])
+    return lambda index: VLLMEngine(warm(engines[index]))
 
 
-def _on_cluster(engines: list[EngineOptions], fleet: Fleet) -> Callable[[int], Executor]:
+def _on_cluster(
+    engines: list[EngineOptions], fleet: Fleet, warm: _Warm
+) -> Callable[[int], Executor]:
     from agentrt.executors.ray import Cluster, RayEngine
     from agentrt.executors.replicas.devices import gpus_each
     from agentrt.executors.vllm.footprint import footprint
@@ -192,7 +211,7 @@ def _on_cluster(engines: list[EngineOptions], fleet: Fleet) -> Callable[[int], E
         gpus=max(gpus_each(one.flags) for one in engines),
         memory=max(map(footprint, engines)),
     )
-    return lambda index: RayEngine(engines[index], cluster)
+    return lambda index: RayEngine(warm(engines[index]), cluster)
 
 
 def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOptions:
@@ -234,7 +253,7 @@ def _history(path: Path, options: dict[str, Any]) -> str:
 
     policy, retention = options["policy"], options["retention"]
     learns = policy_class(policy).learns
-    # Several engines share what a policy learns, and not what a retention does.
+    # Of several engines the file has what the policy learns, and not what a retention does.
     if not learns and (options["replicas"] > 1 or options["others"] or options["cluster"]):
         raise UsageError(
             f"--history keeps what a policy learns on several engines, and {policy} learns "

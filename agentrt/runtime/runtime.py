@@ -22,8 +22,7 @@ from agentrt.runtime.emitter import AskHuman, RunEmitter, Services
 from agentrt.runtime.events import Event, ProgramEnded, notification_of
 from agentrt.runtime.registry import Listener, RunRegistry
 from agentrt.runtime.run import Run, RunState
-from agentrt.scheduler.table import ProcessTable
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.table import ProcessTable, ProgramTotals
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")

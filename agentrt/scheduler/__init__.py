@@ -6,8 +6,7 @@ from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy, make_policy, policy_names
 from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.table import ProcessTable, ProgramRow, ProgramState
-from agentrt.scheduler.totals import ProgramTotals, Visit
+from agentrt.scheduler.table import ProcessTable, ProgramRow, ProgramState, ProgramTotals
 
 __all__ = [
     "LevelQueues",
@@ -18,7 +17,6 @@ __all__ = [
     "ProgramTotals",
     "QueuedCall",
     "SchedulerConfig",
-    "Visit",
     "make_policy",
     "policy_names",
 ]

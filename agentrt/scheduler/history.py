@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from agentrt.errors import ConfigError
@@ -25,7 +24,6 @@ from agentrt.scheduler.ages import LONGEST_S, SMALLEST_S, age_bin, bin_edge
 from agentrt.scheduler.hints import HintLaw
 from agentrt.scheduler.saved import word
 from agentrt.scheduler.table import ProgramRow
-from agentrt.scheduler.totals import Visit
 
 VERSION = 1
 _MEMORY = 400.0
@@ -119,17 +117,6 @@ class History:
             self._sessions.move_to_end(session)
             if len(self._sessions) > _SESSIONS:
                 self._sessions.popitem(last=False)
-
-    def visits(self, row: ProgramRow) -> list[Visit]:
-        """Where a program that runs came by so far."""
-        visits = self._visits.get(row.program_id, {})
-        return [Visit(level, what, attained) for (_, level, what), attained in visits.items()]
-
-    def note(self, row: ProgramRow, visits: Iterable[Visit]) -> None:
-        """A program came by there, elsewhere."""
-        kind, noted = kind_of(row), self._visits.setdefault(row.program_id, {})
-        for level, what, attained in islice(visits, _VISITS):
-            noted.setdefault((kind, level, what), attained)
 
     def forget(self, row: ProgramRow) -> None:
         """A program went away without an end to learn from."""

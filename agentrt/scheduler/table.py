@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple, Self
 
 from agentrt.errors import InvariantError
 from agentrt.request import CallReport
@@ -88,6 +89,37 @@ class ProgramRow:
         if now - self.last_heard >= stale_after_s:
             return ProgramState.STALE
         return ProgramState.RUNNING
+
+
+class ProgramTotals(NamedTuple):
+    """An ended program's row in the process table over all engines. Times are seconds.
+
+    A policy that learns, learns sizes from these: an engine's own row knows only of the service
+    that was over when the program last called there.
+    """
+
+    program_id: str
+    type: str
+    tenant: str = "default"
+    session: str | None = None
+    size_hint: float | None = None
+    service_s: float = 0.0
+    path_s: float = 0.0
+    waiting_s: float = 0.0
+    finished_calls: int = 0
+
+    @classmethod
+    def of(cls, row: ProgramRow) -> Self:
+        """Those of a row."""
+        return cls(*(getattr(row, name) for name in cls._fields))
+
+    def row(self) -> ProgramRow:
+        """A row for those who never had one."""
+        row = ProgramRow(self.program_id, self.type, self.tenant, self.session)
+        row.size_hint, row.finished_calls = self.size_hint, self.finished_calls
+        row.service_s = row.attained_s = self.service_s
+        row.path_s, row.waiting_s = self.path_s, self.waiting_s
+        return row
 
 
 class ProcessTable:

@@ -24,7 +24,7 @@ from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.toolcalls import output_schema, read_output, with_tools
 from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob, ToolCall
-from agentrt.scheduler.totals import ProgramTotals, Visits
+from agentrt.scheduler.table import ProgramTotals
 from agentrt.testing.madeup import made_up_text, made_up_value
 
 Script = Callable[[Call], str | ToolCall]
@@ -97,13 +97,10 @@ class ScriptedExecutor(Executor):
     async def aborted(self, call_id: str) -> CallReport:
         return self._cut_off.pop(call_id, CallReport())
 
-    async def end_program(
-        self, program_id: str, totals: ProgramTotals | None = None
-    ) -> Visits | None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         if program_id not in self.ended:
             self.ended.append(program_id)
             self.totals[program_id] = totals
-        return None
 
     async def snapshot(self) -> Mapping[str, Any]:
         running = [

@@ -9,12 +9,11 @@ from typing import Any
 
 from agentrt.errors import AgentrtError, EngineError
 from agentrt.executors.base import Chunk, Notification
-from agentrt.executors.memory import Learned
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
-from agentrt.scheduler.totals import ProgramTotals, Visits
+from agentrt.scheduler.table import ProgramTotals
 
 Output = tuple[str, "Chunk | AgentrtError | KVEventBatch | None"]
 """Whose output it is (a call's id), and what: a piece, the call's error, or its end.
@@ -91,19 +90,9 @@ class EngineActor:
         await self.stop(call_id)
         return await self._engine.aborted(call_id)
 
-    async def end_program(
-        self, program_id: str, totals: ProgramTotals | None = None
-    ) -> Visits | None:
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         """Forget a program."""
-        return await self._engine.end_program(program_id, totals)
-
-    async def learn(self, several: list[ProgramTotals | Learned]) -> None:
-        """Programs ended that other engines had; or all that they had learned."""
-        for one in several:
-            if isinstance(one, dict):
-                self._engine.teach(one)
-            else:
-                self._engine.learn(one)
+        await self._engine.end_program(program_id, totals)
 
     async def prompt_ids(self, spec: CallSpec) -> list[int]:
         """The token ids of a call's prompt."""

@@ -11,7 +11,6 @@ from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError, NoRoomError
 from agentrt.executors.base import Chunk, Executor, KVEventListener, Notification, Progress
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.memory import Learned
 from agentrt.executors.outbox import Outbox
 from agentrt.executors.ray.actor import PROGRESS, EngineActor
 from agentrt.executors.ray.cluster import Cluster
@@ -19,7 +18,7 @@ from agentrt.executors.vllm.blocks import BlockHasher
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
-from agentrt.scheduler.totals import ProgramTotals, Visits
+from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -50,7 +49,6 @@ class RayEngine(Executor):
         self._hasher: BlockHasher | None = None
         self._on_kv_events: KVEventListener | None = None
         self._notes = Outbox[Notification](lambda notes: self._ask("notify", notes))
-        self._lessons = Outbox[ProgramTotals | Learned](lambda n: self._ask("learn", n))
 
     @property
     def info(self) -> ExecutorInfo:
@@ -88,7 +86,6 @@ class RayEngine(Executor):
     async def close(self) -> None:
         self._die(EngineDiedError("the engine is not running"))
         await self._notes.close()
-        await self._lessons.close()
         pump, self._pump = self._pump, None
         if pump is not None:
             pump.cancel()
@@ -169,21 +166,12 @@ class RayEngine(Executor):
         report: CallReport = await self._ask("aborted", call_id)
         return report
 
-    async def end_program(
-        self, program_id: str, totals: ProgramTotals | None = None
-    ) -> Visits | None:
-        visits: Visits | None = await self._ask("end_program", program_id, totals)
-        return visits
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        await self._ask("end_program", program_id, totals)
 
     def notify(self, note: Notification) -> None:
         if self.options.scheduler.retention != "lru":
             self._notes.post(note)
-
-    def learn(self, totals: ProgramTotals) -> None:
-        self._lessons.post(totals)
-
-    def teach(self, learned: Mapping[str, Any]) -> None:
-        self._lessons.post(dict(learned))
 
     async def snapshot(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = await self._ask("snapshot")

@@ -18,8 +18,8 @@ from typing import Any
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Notification, Progress
 from agentrt.executors.info import ExecutorInfo, not_served
+from agentrt.executors.memory import Memory
 from agentrt.executors.replicas.health import Health
-from agentrt.executors.replicas.learning import Learning
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
 from agentrt.executors.replicas.retry import Again
 from agentrt.executors.replicas.routing import Routing
@@ -28,8 +28,8 @@ from agentrt.executors.replicas.supervisor import Supervisor
 from agentrt.request import Call, CallReport, Reply
 from agentrt.router import Router
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies import level_ends
-from agentrt.scheduler.totals import ProgramTotals, Visits
+from agentrt.scheduler.policies import level_ends, make_policy
+from agentrt.scheduler.table import ProgramTotals
 
 
 class ReplicaSet(Executor):
@@ -39,8 +39,9 @@ class ReplicaSet(Executor):
     replica left, a call waits up to ``patience_s`` for one to come back. ``health`` says when
     an engine that does not answer counts as dead. ``notice`` is told in words what happens to
     replicas. ``scheduling`` are the engines' settings: routers look at their queue levels, and
-    what their policy learns is shared, and kept in their ``history``, which the engines
-    themselves are not to have. Raises `ConfigError` for a history that is none.
+    what their policy can learn of the programs of all engines is kept in their ``history``,
+    which the engines themselves are not to have: each learns from the programs that it serves.
+    Raises `ConfigError` for a history that is none.
     """
 
     def __init__(
@@ -64,13 +65,13 @@ class ReplicaSet(Executor):
             self.routing.join(replica)
         self._patience_s = patience_s
         self._where: dict[str, Replica] = {}
-        self._learning = Learning(self.replicas, settings, notice)
+        self._memory = Memory(make_policy(settings), settings.history, notice)
         self._supervisor = Supervisor(
             self.replicas,
             health or Health(),
             backoff or Backoff(),
             notice,
-            ready=self._joined,
+            ready=self.routing.ready,
             lost=self.routing.lost,
         )
 
@@ -85,12 +86,8 @@ class ReplicaSet(Executor):
     async def start(self, progress: Progress) -> None:
         await self._supervisor.start(progress)
 
-    def _joined(self, replica: Replica) -> None:
-        self.routing.ready(replica)
-        self._learning.ready(replica)
-
     async def close(self) -> None:
-        self._learning.close()
+        self._memory.save()
         try:
             await self.routing.close()
         finally:
@@ -226,14 +223,13 @@ class ReplicaSet(Executor):
         told = {replica.executor: replica.cancel_scope for replica in self._that_know(program_id)}
         for replica in self.replicas:
             replica.programs.discard(program_id)
-        visits: Visits = ()
         try:
             for engine, line in told.items():
                 with contextlib.suppress(AgentrtError):
-                    visits += await line.hold(partial(_end, engine, program_id, totals))
+                    await line.hold(partial(engine.end_program, program_id, totals))
         finally:
             if totals is not None:
-                self._learning.ended(totals._replace(visits=visits), told)
+                self._memory.learn(totals)
 
     def _that_know(self, program_id: str) -> list[Replica]:
         return [r for r in self.replicas if program_id in r.programs and r.state in UP]
@@ -250,11 +246,6 @@ async def _read(call: Call, replica: Replica, stream: bool) -> AsyncGenerator[Ch
     async with contextlib.aclosing(chunks):
         while (chunk := await line.hold(following)) is not None:
             yield dataclasses.replace(chunk, reply=_signed(chunk.reply, replica))
-
-
-async def _end(engine: Executor, program_id: str, totals: ProgramTotals | None) -> Visits:
-    """End the program, and return what the engine had noted of it."""
-    return await engine.end_program(program_id, totals) or ()
 
 
 def _faults(replicas: list[Replica]) -> str:

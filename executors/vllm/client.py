@@ -15,7 +15,7 @@ from agentrt.executors.memory import Learned
 from agentrt.executors.outbox import Outbox
 from agentrt.request import CallReport
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.totals import ProgramTotals, Visit, Visits
+from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -28,31 +28,19 @@ class CoreClient(Executor):
         self._llm: AsyncLLM | None = None
         self._scheduling = scheduling
         self._notes = Outbox[Notification](lambda notes: self._control("boundary", notes))
-        self._lessons = Outbox[ProgramTotals | Learned](lambda n: self._control("learn", n))
 
     # -- programs ----------------------------------------------------------------------
 
-    async def end_program(
-        self, program_id: str, totals: ProgramTotals | None = None
-    ) -> Visits | None:
-        visits = await self._control("end", program_id if totals is None else totals)
-        return None if visits is None else tuple(Visit(*one) for one in visits)
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        await self._control("end", program_id if totals is None else totals)
 
     def notify(self, note: Notification) -> None:
         if self._scheduling.retention != "lru":
             self._notes.post(note)
 
-    def learn(self, totals: ProgramTotals) -> None:
-        self._lessons.post(totals)
-
-    def teach(self, learned: Mapping[str, Any]) -> None:
-        self._lessons.post(dict(learned))
-
-    async def learned(self) -> Learned | None:
-        """What it knows, once it has been told all that is on its way: for people and tests."""
-        await self._lessons.sent()
-        values: Learned | None = await self._control("learned")
-        return values
+    async def know(self, learned: Learned) -> None:
+        """Know this in place of what policy and retention have learned."""
+        await self._control("know", learned)
 
     # -- calls -------------------------------------------------------------------------
 
@@ -85,7 +73,6 @@ class CoreClient(Executor):
     async def close_mail(self) -> None:
         """Drop what has not been sent yet."""
         await self._notes.close()
-        await self._lessons.close()
 
     def _engine(self) -> AsyncLLM:
         if self._llm is None:

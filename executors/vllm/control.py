@@ -5,7 +5,7 @@ Requests reach `EngineCore.agentrt`, which `_compat.core.install_control` made, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from agentrt.executors.vllm._compat.scheduling import free_slots
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
-from agentrt.scheduler.totals import ProgramTotals, Visit
+from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
@@ -30,25 +30,15 @@ def answer(scheduler: ProgramScheduler, op: str, argument: Any) -> Any:
     return operation(scheduler, argument)
 
 
-def _end(scheduler: ProgramScheduler, program: Any) -> list[Visit] | None:
-    """A program ended: its row goes. Of it there is its id, or `ProgramTotals`.
-
-    The answer is where it came by here, None where it was not known.
-    """
+def _end(scheduler: ProgramScheduler, program: Any) -> None:
+    """A program ended: its row goes. Of it there is its id, or `ProgramTotals`."""
     totals = ProgramTotals(program, "") if isinstance(program, str) else ProgramTotals(*program)
-    return scheduler.end_program(totals, scheduler.clock())
+    scheduler.end_program(totals, scheduler.clock())
 
 
-def _learn(scheduler: ProgramScheduler, several: Any) -> None:
-    """Programs ended that other engines had: their `ProgramTotals`.
-
-    A mapping among them is all that others had learned: it takes the place of what is known here.
-    """
-    for one in several:
-        if isinstance(one, Mapping):
-            scheduler.memory.know(one)
-        else:
-            scheduler.learn(ProgramTotals(*one), scheduler.clock())
+def _know(scheduler: ProgramScheduler, learned: Any) -> None:
+    """Know what a history file says, in place of what was learned here."""
+    scheduler.memory.know(learned)
 
 
 def _boundary(scheduler: ProgramScheduler, notes: Any) -> None:
@@ -127,7 +117,7 @@ _OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
     "boundary": _boundary,
     "aborted": _aborted,
     "configure": _configure,
-    "learn": _learn,
+    "know": _know,
     "learned": _learned,
     "held": _held,
     "snapshot": _snapshot,

@@ -77,6 +77,8 @@ class VLLMEngine(CoreClient):
         self._llm = llm = await self._loaded()
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
         start_reader(llm)
+        if self.options.learned is not None:
+            await self.know(self.options.learned)
         # Without one, an engine takes prompts as token ids only.
         bare = llm.model_config.skip_tokenizer_init
         self._tokenizer = None if bare else llm.get_tokenizer()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from agentrt.errors import ConfigError, ModelLoadError
+from agentrt.executors.memory import Learned
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class EngineOptions:
     over what the machine suggests. ``replicas`` engines share the machine's cores.
     ``device_ids`` are the GPUs of this engine, counted among those that are visible; empty
     leaves the choice to vLLM. With ``kv_events`` it tells what its prefix cache holds, for a
-    router that reads it.
+    router that reads it. ``learned`` is what it knows of programs from its start on: a history
+    file's content.
     """
 
     model: str | None = None
@@ -55,6 +57,7 @@ class EngineOptions:
     replicas: int = 1
     device_ids: tuple[int, ...] = ()
     kv_events: bool = False
+    learned: Learned | None = None
 
 
 def prepare_environment(options: EngineOptions) -> None:

@@ -40,8 +40,7 @@ from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.table import ProcessTable
-from agentrt.scheduler.totals import ProgramTotals, Visit
+from agentrt.scheduler.table import ProcessTable, ProgramTotals
 from agentrt.scheduler.victims import Room
 
 SETTINGS = "agentrt"
@@ -281,24 +280,15 @@ class ProgramScheduler(AsyncScheduler):
             self._keep(account.identity.call_id, report)
         return report
 
-    def end_program(self, totals: ProgramTotals, now: float) -> list[Visit] | None:
-        """A program ended, having come to so much. Where it came by here; None: not known."""
+    def end_program(self, totals: ProgramTotals, now: float) -> None:
+        """A program ended, having come to so much over all engines."""
         row = self.table.end_program(totals.program_id)
         if row is None:
-            self.learn(totals, now)
-            return None
-        visits = self.queues.policy.visits(row)
+            return
         self.table.catch_up(row, totals.service_s, totals.path_s, totals.waiting_s)
         self.retainer.program_ended(row, now)
         self.queues.program_ended(row, now)
         self.memory.ended()
-        return visits
-
-    def learn(self, totals: ProgramTotals, now: float) -> None:
-        """A program ended that others had, or that was dropped here."""
-        if totals.service_s > 0.0:
-            self.queues.policy.learn(totals, now)
-            self.memory.ended()
 
     def shutdown(self) -> None:
         self.memory.save()

@@ -16,7 +16,7 @@ from agentrt.lab.engine.recorded import FORMAT
 from agentrt.lab.engine.step_time import StepTimeModel, StepWork
 from agentrt.request import Call, Reply
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.table import ProgramTotals
 
 pytest.importorskip("numpy")
 

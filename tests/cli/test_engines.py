@@ -11,27 +11,49 @@ from agentrt.cli import engines as module
 from agentrt.cli.engines import Fleet, make_executor
 from agentrt.executors.base import Executor
 from agentrt.executors.memory import read
+from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
 from agentrt.testing.scripted import ScriptedExecutor
 
+Warm = Callable[[EngineOptions], EngineOptions]
 
-async def test_the_set_keeps_the_history_and_its_engines_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
+    """With which options engines were made, in that order."""
     made: list[EngineOptions] = []
 
-    def here(options: list[EngineOptions]) -> Callable[[int], Executor]:
-        made.extend(options)
-        return lambda index: ScriptedExecutor()
+    def here(options: list[EngineOptions], warm: Warm) -> Callable[[int], Executor]:
+        def make(index: int) -> Executor:
+            made.append(warm(options[index]))
+            return ScriptedExecutor()
+
+        return make
 
     monkeypatch.setattr(module, "_here", here)
+    return made
+
+
+async def test_the_set_writes_the_history_and_its_engines_begin_with_it(
+    tmp_path: Path, made: list[EngineOptions]
+) -> None:
+    """1. No file: nothing is known. 2. A program ends; all engines of the next set know it.
+    3. The file is spoilt: an engine that starts again does so without it."""
     path = tmp_path / "history.json"
-    kept = SchedulerConfig("adaptive", history=str(path), lane=0.2)
-    replicas = make_executor(EngineOptions(scheduler=kept), Fleet(2), lambda message: None)
-    await replicas.start(lambda message: None)
-    await replicas.end_program("p", ProgramTotals("p", "t", service_s=3.0))
-    await replicas.close()
+    options = EngineOptions(scheduler=SchedulerConfig("adaptive", history=str(path), lane=0.2))
+    known: list[bool] = []
+    for _ in range(2):
+        replicas = make_executor(options, Fleet(2), lambda message: None)
+        assert isinstance(replicas, ReplicaSet)
+        await replicas.start(lambda message: None)
+        await replicas.end_program("p", ProgramTotals("p", "t", service_s=3.0))
+        if known:
+            path.write_text("{")
+            await replicas.restart("replica-0")
+        await replicas.close()
+        known = [bool(one.learned and one.learned["cells"]) for one in made]
+    assert known == [False, False, True, True, False]
     own = SchedulerConfig("adaptive", lane=0.2)
-    assert [options.scheduler for options in made] == [own, own]
+    assert [one.scheduler for one in made] == [own] * 5
     assert read(path)["cells"]

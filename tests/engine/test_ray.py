@@ -7,14 +7,12 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from agentrt import Runtime
 from agentrt.errors import CallRejectedError, ConfigError
-from agentrt.executors.learning import Learns
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.options import EngineOptions
@@ -22,8 +20,6 @@ from agentrt.lab.bench.stories import Stories
 from agentrt.lab.bench.witness import Witness
 from agentrt.request import Call, CallSpec
 from agentrt.router import make_router
-from agentrt.scheduler import ProgramTotals, Visit
-from agentrt.scheduler.history import History
 from agentrt.testing.raycluster import LocalCluster
 from agentrt.testing.tinymodel import tiny_model
 from tests.engine.lent import Lent, knows_what_they_hold
@@ -137,19 +133,6 @@ async def test_an_aborted_call_is_gone_from_its_engine(replicas: ReplicaSet) -> 
     await replicas.end_program("p")
     snapshot = await replicas.snapshot()
     assert (snapshot["running"], snapshot["waiting"], snapshot["programs"]) == ([], [], [])
-
-
-async def test_lessons_travel(replicas: ReplicaSet, caplog: pytest.LogCaptureFixture) -> None:
-    """To the engine's core and back; what it does not take would be a warning."""
-    totals = ProgramTotals("q", "t", service_s=3.0, visits=(Visit(0, "turn 0", 0.0),))
-    for replica in replicas.replicas:
-        assert isinstance(replica.executor, Learns)
-        engine: Any = replica.executor
-        engine.teach(History().to_dict())
-        engine.learn(totals)
-        await engine._lessons.sent()
-        assert await engine.end_program("nobody", totals) is None
-    assert not caplog.records
 
 
 async def test_the_engine_s_own_errors_come_as_they_are(replicas: ReplicaSet) -> None:

@@ -12,7 +12,6 @@ import pytest_asyncio
 
 from agentrt import Runtime
 from agentrt.executors.base import Executor
-from agentrt.executors.memory import Learned, read
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
@@ -20,7 +19,6 @@ from agentrt.lab.bench.chaos import Chaos, Terms
 from agentrt.lab.bench.stories import Stories
 from agentrt.request import Call, CallSpec
 from agentrt.router import ROUTERS, make_router
-from agentrt.scheduler import SchedulerConfig
 from agentrt.testing.tinymodel import tiny_model
 from tests.engine.lent import Lent, knows_what_they_hold
 
@@ -71,35 +69,6 @@ async def test_the_texts_are_those_of_one_engine(
         assert len(runtime.table) == 0
     assert sum(one.calls for one in lent) == 4 * STORIES.count
     assert min(one.calls for one in lent) > 0
-
-
-async def test_what_one_learns_all_know_and_a_file_keeps(
-    engines: list[VLLMEngine], tmp_path: Path
-) -> None:
-    """1. Programs go through either engine, or both: of their sizes both know the same.
-    2. The file knows it too, and teaches it to those that start later, with nothing known."""
-    path = tmp_path / "history.json"
-    try:
-        for told in (STORIES.count, 2 * STORIES.count):
-            for engine in engines[:2]:
-                await engine.configure(SchedulerConfig("adaptive"))
-            kept = SchedulerConfig("adaptive", history=str(path))
-            lent = [Lent(engine) for engine in engines[:2]]
-            one = ReplicaSet(lent.__getitem__, 2, make_router("round-robin"), scheduling=kept)
-            async with Runtime(one) as runtime:
-                await STORIES.tell(runtime)
-            known = [sizes(await engine.learned()) for engine in engines[:2]]
-            assert known[0] == known[1] == sizes(read(path))
-            assert sum(n for (_, age), n in known[0].items() if age == 0) == told
-    finally:
-        for engine in engines[:2]:
-            await engine.configure(SchedulerConfig())
-
-
-def sizes(learned: Learned | None) -> dict[tuple[str, int], float]:
-    """How many programs of each type came to each age."""
-    assert learned is not None
-    return {(kind, age): n for _, kind, age, what, n, _ in learned["cells"] if not what}
 
 
 async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]) -> None:

@@ -13,10 +13,19 @@ from agentrt.scheduler import (
     LevelQueues,
     ProcessTable,
     ProgramState,
+    ProgramTotals,
     SchedulerConfig,
     make_policy,
     policy_names,
 )
+
+
+def test_a_row_and_its_totals_say_the_same() -> None:
+    row = ProcessTable().start_program("p", "t", 0.0, tenant="acme", session="monday")
+    row.size_hint, row.service_s, row.path_s, row.finished_calls = 40.0, 6.0, 5.0, 3
+    totals = ProgramTotals.of(row)
+    assert totals[:6] == ("p", "t", "acme", "monday", 40.0, 6.0)
+    assert ProgramTotals.of(totals.row()) == totals
 
 
 def test_a_rows_metrics_follow_its_calls() -> None:

@@ -14,7 +14,7 @@ from agentrt.lab.engine.probe import UTILITY
 from agentrt.lab.engine.virtual import PrioritizedCall, StockPolicy
 from agentrt.request import Call, CallReport
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -82,12 +82,6 @@ class StockEngine(LabEngine):
 
     def notify(self, note: Notification) -> None:
         """Nobody to tell."""
-
-    def learn(self, totals: ProgramTotals) -> None:
-        """Nobody who learns."""
-
-    def teach(self, learned: Mapping[str, Any]) -> None:
-        """Nobody who learns."""
 
     async def snapshot(self) -> Mapping[str, Any]:
         return {}

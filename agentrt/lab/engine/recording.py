@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
     from agentrt.lab.engine.schedulers import RecordedScheduler
 
-_NOTED_OPS = ("end", "learn", "boundary", "configure")
+_NOTED_OPS = ("end", "boundary", "configure")
 
 
 class Recorder:

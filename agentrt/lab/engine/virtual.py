@@ -25,7 +25,7 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.request import Call, CallReport
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.totals import ProgramTotals, Visits
+from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -166,13 +166,9 @@ class VirtualEngine:
         """A program began to wait for a tool or a human, or was answered: see `Retainer`."""
         self._tell("boundary", [(program_id, what, name)])
 
-    def end_program(self, totals: ProgramTotals) -> Visits:
-        """A program ended: the engine forgets it, and returns what it had noted of it."""
-        return tuple(self._tell("end", totals) or ())
-
-    def learn(self, totals: ProgramTotals) -> None:
-        """A program ended that other engines had."""
-        self._tell("learn", [totals])
+    def end_program(self, totals: ProgramTotals) -> None:
+        """A program ended: the engine forgets it."""
+        self._tell("end", totals)
 
     def _tell(self, op: str, argument: Any) -> Any:
         if self._probe is None:  # vLLM's own scheduler knows no programs

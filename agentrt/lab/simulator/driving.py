@@ -21,8 +21,7 @@ from agentrt.lab.simulator.program import LiveProgram
 from agentrt.lab.workloads.arrivals import Arrivals
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport
-from agentrt.scheduler.table import ProcessTable
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 Progress = Callable[[int, int], None]
 """Called with how many programs have ended, and of how many it is known that they come."""

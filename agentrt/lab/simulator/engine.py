@@ -31,7 +31,6 @@ from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
 from agentrt.scheduler.table import ProcessTable
-from agentrt.scheduler.totals import ProgramTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +221,6 @@ class Simulator:
         shape = live.shape
         self.table.end_program(shape.program_id)
         served = self._router.program_ended(shape.program_id) if self._router else self.engines
-        if others := [engine for engine in self.engines if engine not in served]:
-            visits = [v for engine in served for v in engine.queues.policy.visits(live.row)]
-            totals = ProgramTotals.of(live.row)._replace(visits=tuple(visits))
-            for engine in others:
-                engine.queues.policy.learn(totals, self.now)
         for engine in served:
             engine.queues.program_ended(live.row, self.now)
         del self.live[shape.program_id]

@@ -24,7 +24,7 @@ from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_route
 from agentrt.router.kv_events import KVEventBatch, KVEventStream, short
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
-from agentrt.scheduler.totals import ProgramTotals, Visits
+from agentrt.scheduler.table import ProgramTotals
 
 _DONE, _ARRIVAL, _BEGIN = range(3)
 """What comes first at one moment: a step's end, what arrives, the next step."""
@@ -197,14 +197,10 @@ class _Fleet(Driver):
 
     def _forget(self, totals: ProgramTotals) -> None:
         self._dispatcher.program_ended(totals.program_id)
-        had = [lane for lane in self._lanes if totals.program_id in lane.programs]
-        visits: Visits = ()
-        for lane in had:
-            lane.programs.discard(totals.program_id)
-            visits += lane.engine.end_program(totals)
         for lane in self._lanes:
-            if lane not in had:
-                lane.engine.learn(totals._replace(visits=visits))
+            if totals.program_id in lane.programs:
+                lane.programs.discard(totals.program_id)
+                lane.engine.end_program(totals)
 
 
 def _hashes(block_hashes: Sequence[bytes]) -> list[int]:

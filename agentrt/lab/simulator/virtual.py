@@ -16,7 +16,7 @@ from agentrt.lab.workloads.arrivals import Arrivals, Open
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.table import ProgramTotals
 
 __all__ = ["Progress", "VirtualRun", "run_virtual"]
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramRow
-from agentrt.scheduler.totals import ProgramTotals, Visit
 
 if TYPE_CHECKING:
     from agentrt.scheduler.backlog import Backlog
@@ -82,18 +81,6 @@ class Policy(ABC):
 
     def program_ended(self, row: ProgramRow, now: float) -> None:  # noqa: B027  # few learn
         """A program ended. To learn from."""
-
-    def learn(self, totals: ProgramTotals, now: float) -> None:
-        """A program ended that other engines had."""
-        if self.history is None:
-            return
-        row = totals.row()
-        self.history.note(row, totals.visits)
-        self.program_ended(row, now)
-
-    def visits(self, row: ProgramRow) -> list[Visit]:
-        """Where a program came by, for others to learn from; to be asked before it ended."""
-        return [] if self.history is None else self.history.visits(row)
 
     def program_rests(self, row: ProgramRow) -> None:  # noqa: B027  # few count who is there
         """None of a program's calls is in the engine any more, for now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ class Engine(ScriptedExecutor):
         super().__init__(self._say_or_fail)
         self.max_num_seqs = 4
         self.notes: list[Notification] = []
-        self.lessons: list[Any] = []
 
     def _say_or_fail(self, call: Call) -> str:
         if call.program_id == "rejected":
@@ -41,12 +39,6 @@ class Engine(ScriptedExecutor):
 
     def notify(self, note: Notification) -> None:
         self.notes.append(note)
-
-    def learn(self, totals: ProgramTotals) -> None:
-        self.lessons.append(totals)
-
-    def teach(self, learned: Mapping[str, Any]) -> None:
-        self.lessons.append(learned)
 
     async def cpu_seconds(self) -> float:
         return 1.5
@@ -126,9 +118,6 @@ async def test_notes_and_questions_reach_the_engine(actor: EngineActor) -> None:
     await actor.end_program("p", totals)
     engine: Any = actor._engine
     assert (engine.notes, engine.totals) == ([note], {"p": totals})
-    learned = {"version": 1}
-    await actor.learn([learned, totals])
-    assert engine.lessons == [learned, totals], "in that order"
     assert await actor.cpu_seconds() == 1.5
     assert (await actor.snapshot())["running"] == []
 

@@ -16,7 +16,7 @@ from agentrt.executors.vllm.identity import attach, identify
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.request import Call, CallSpec
-from agentrt.scheduler import SchedulerConfig, make_policy
+from agentrt.scheduler import ProgramTotals, SchedulerConfig, make_policy
 from agentrt.scheduler.history import History
 
 pytestmark = pytest.mark.engine
@@ -116,6 +116,34 @@ def test_new_settings_keep_what_was_learned(tmp_path: Path) -> None:
     settings = {"policy": "adaptive", "history": str(path)}
     ours(e).control("configure", settings)
     assert ours(e).control("learned") == before
+
+
+def test_an_engine_beside_others_begins_with_what_a_file_says() -> None:
+    """In place of what it had learned, and goes on from there."""
+    first, second = engine(None), engine(None)
+    for index in range(20):
+        live(first, f"p{index}", 9)
+        live(second, f"p{index}", 40)
+    ours(second).control("know", ours(first).control("learned"))
+    assert expected(second) == expected(first) > 5.0
+    live(second, "q", 40)
+    assert expected(second) > expected(first)
+
+
+def test_the_service_on_other_engines_counts() -> None:
+    """It is told what a program came to; of one that it did not serve it learns nothing."""
+    whole, part = engine(None), engine(None)
+    for index in range(20):
+        name = f"p{index}"
+        live(whole, name, 12)
+        part.add(name, [11, 12, 13], 3, {"agentrt": {"program_id": name, "program_type": "t"}})
+        part.run()
+        for told in (
+            ProgramTotals(name, "t", service_s=12.0),
+            ProgramTotals("x", "t", service_s=1),
+        ):
+            ours(part).control("end", told)
+    assert expected(part) == pytest.approx(expected(whole))
 
 
 def test_a_policy_that_learns_nothing_writes_nothing(tmp_path: Path) -> None:
@@ -317,7 +345,9 @@ def test_a_clients_odd_values_count_as_not_given_and_stop_nothing(value: Any, fl
     e = engine(None)
     e.add("r", [11, 12], 3, extra)
     e.run()
-    assert ours(e).control("end", "p") is not None
+    assert "p" in ours(e).table
+    ours(e).control("end", "p")
+    assert "p" not in ours(e).table
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "round-robin"])
@@ -326,7 +356,8 @@ def test_a_program_that_ended_before_its_calls_leaves_nothing_behind(policy: str
     for name in ("a", "b", "c"):
         e.add(name, [11, 12], 30, {"agentrt": {"program_id": "p"}})
     e.step()
-    assert ours(e).control("end", "p") is not None
+    assert "p" in ours(e).table
+    ours(e).control("end", "p")
     e.run()
     noted = vars(ours(e).queues.policy)
     history = noted.get("history")

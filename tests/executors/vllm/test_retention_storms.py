@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from agentrt.executors.vllm import scheduler as scheduler_module
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.table import ProgramTotals
 from tests.executors.vllm.storms import PATIENCE_S, Storm
 
 pytestmark = pytest.mark.engine

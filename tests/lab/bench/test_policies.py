@@ -26,7 +26,7 @@ from agentrt.lab.simulator.sweep import Machine, Setting, Source
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler import ProgramRow, SchedulerConfig
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.table import ProgramTotals
 
 REACT = Source("react")
 OURS = SchedulerConfig()

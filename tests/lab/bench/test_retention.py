@@ -28,7 +28,7 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport, Reply
 from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.table import ProgramTotals
 
 
 def test_agents_are_the_same_for_a_seed_with_tools_between_their_calls() -> None:

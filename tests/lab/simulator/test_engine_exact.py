@@ -67,8 +67,8 @@ def _shape(program: ToyProgram) -> ProgramShape:
 
 @settings(max_examples=100, deadline=None)
 @given(programs(), st.integers(1, 4), st.sampled_from(["round-robin", "agentix", "least-used"]))
-def test_engines_share_what_they_learn(some: list[ToyProgram], batch: int, router: str) -> None:
-    """Each knows all programs of every age."""
+def test_engines_learn_of_whom_they_served(some: list[ToyProgram], batch: int, router: str) -> None:
+    """Every program is learned of somewhere, and nothing is noted any more of one that ended."""
     simulator = Simulator(SchedulerConfig("adaptive"), batch, 1.0, replicas=3, router=router)
     simulator.run(Open([_shape(one) for one in some]))
     learned = []
@@ -77,6 +77,5 @@ def test_engines_share_what_they_learn(some: list[ToyProgram], batch: int, route
         assert history is not None
         assert not history._visits
         cells = history.to_dict()["cells"]
-        learned.append({(kind, age, n) for _, kind, age, what, n, _ in cells if not what})
-    assert learned[0] == learned[1] == learned[2]
-    assert sum(n for _, age, n in learned[0] if age == 0) == len(some)
+        learned.append(sum(n for _, _, age, what, n, _ in cells if (age, what) == (0, "")))
+    assert sum(learned) >= len(some) >= max(learned)

@@ -35,17 +35,16 @@ def ends(run: FleetRun) -> dict[str, float]:
     return {one.program_id: one.ended_s for one in run.outcomes}
 
 
-def test_engines_share_what_they_learn_of_sizes() -> None:
-    """Each knows as many programs of every age, whichever of them it went through."""
+def test_each_engine_learns_of_the_programs_that_it_served() -> None:
     arrivals, times = Open(some(16)), StepTimeModel()
     dispatcher = Dispatcher(make_router("round-robin"), ())
     run = _Fleet(arrivals, SchedulerConfig("adaptive"), OPTIONS, times, dispatcher, 3)
     run.run(None)
     known = [lane.engine.scheduler.control("learned")["cells"] for lane in run._lanes]
-    counts = [{(age, n) for _, _, age, what, n, _ in cells if not what} for cells in known]
-    assert counts[0] == counts[1] == counts[2]
-    assert (0, 16.0) in counts[0]
-    assert min(lane.routed for lane in run._lanes) > 0
+    counts = [sum(cell[4] for cell in cells if cell[2:4] == [0, ""]) for cells in known]
+    assert min(counts) > 0
+    assert max(counts) < sum(counts)
+    assert sum(counts) >= 16
 
 
 def test_one_of_a_fleet_is_an_engine_alone() -> None:

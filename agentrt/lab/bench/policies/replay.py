@@ -22,8 +22,7 @@ from agentrt.lab.simulator.stock import Stock
 from agentrt.lab.simulator.sweep import Progress
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport
-from agentrt.scheduler.table import ProcessTable
-from agentrt.scheduler.totals import ProgramTotals
+from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 _FIRST, _VOCABULARY = 1_000, 40_000
 """Token ids that every model of interest has, and that are no special ones."""
