@@ -16,8 +16,8 @@ from agentrt.lab.bench.policies.plan import contenders
 from agentrt.lab.bench.policies.real import RealBench
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
-from agentrt.lab.simulator.pressure import Pressure
-from agentrt.lab.simulator.sweep import Source
+from agentrt.lab.runs.grid import Source
+from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.workloads.cut import Cut
 from agentrt.request import Call, CallSpec
 from agentrt.scheduler import SchedulerConfig

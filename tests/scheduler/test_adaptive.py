@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentrt.lab.simulator.clairvoyant import Srpt
+from agentrt.lab.oracles import Srpt
 from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.lab.simulator.engine import simulate
-from agentrt.lab.simulator.outcome import Outcome
+from agentrt.lab.backends.steps import simulate
+from agentrt.lab.outcome import Outcome
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.lane import CHARGED_EVERY_S

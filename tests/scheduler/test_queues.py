@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import InvariantError
-from agentrt.lab.simulator.steps import ToyCall, ToyEngine, ToyProgram
+from agentrt.lab.studies.toys import ToyCall, ToyEngine, ToyProgram
 from agentrt.scheduler import (
     LevelQueues,
     ProcessTable,

@@ -23,8 +23,8 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.lab.bench.table import Spread, markdown
 from agentrt.lab.bench.unfollowed import idly_followed, unfollowed
+from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.runtime import Runtime
 from agentrt.testing.scripted import ScriptedExecutor
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt.integrations.langgraph import follow
-from agentrt.lab.bench.table import Spread, markdown
 from agentrt.lab.bench.watch import started_in
+from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.program import Program
 from agentrt.request import CallReport
 from agentrt.runtime import Runtime

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.lab.bench.table import Spread, markdown, percentile
+from agentrt.lab.reports.tables import Spread, markdown, percentile
 from agentrt.program import Context, Program
 from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt.executors.base import last_reply
-from agentrt.lab.bench.table import markdown
 from agentrt.lab.engine.recorded import read, samples
 from agentrt.lab.engine.step_time import Sample, StepTimeModel, fit
+from agentrt.lab.reports.tables import markdown
 from agentrt.request import Call, CallSpec
 from agentrt.scheduler.config import SchedulerConfig
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
 from agentrt.lab.bench.stories import Stories
-from agentrt.lab.bench.table import markdown
 from agentrt.lab.bench.witness import Witness
+from agentrt.lab.reports.tables import markdown
 from agentrt.router import make_router
 from agentrt.runtime import Runtime
 

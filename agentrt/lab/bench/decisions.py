@@ -18,7 +18,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from agentrt.lab.bench.crowd import SLOTS, Crowd
-from agentrt.lab.bench.table import Spread, markdown
+from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.scheduler.config import SchedulerConfig
 
 BASELINE = "fcfs"

@@ -20,9 +20,9 @@ from langchain_core.language_models import BaseChatModel
 from agentrt.errors import InvariantError
 from agentrt.integrations.langgraph import follow
 from agentrt.lab.bench.react import Plan, draw_plans, first_state, react_graph
-from agentrt.lab.bench.table import Spread, markdown, percentile
 from agentrt.lab.bench.unfollowed import unfollowed
 from agentrt.lab.bench.watch import started_in
+from agentrt.lab.reports.tables import Spread, markdown, percentile
 from agentrt.runtime.run import Run
 
 STOCK = "stock"

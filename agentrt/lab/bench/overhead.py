@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrt.lab.bench.table import markdown, percentile
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
+from agentrt.lab.reports.tables import markdown, percentile
 
 _PROMPT_TOKENS = 32
 _STEPS_PER_TURN = 25

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
 
-from agentrt.lab.bench.table import Spread, markdown, percentile
+from agentrt.lab.backends.virtual import run_virtual
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.simulator.virtual import run_virtual
+from agentrt.lab.reports.tables import Spread, markdown, percentile
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape

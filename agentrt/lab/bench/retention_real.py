@@ -16,7 +16,7 @@ from agentrt.executors.base import Notification, last_reply
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.lab.bench.retention import Ended, Result
 from agentrt.lab.engine.virtual import tokens
-from agentrt.lab.simulator.machine import prompt_tokens
+from agentrt.lab.runs.machine import prompt_tokens
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.runtime import Runtime

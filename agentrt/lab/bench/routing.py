@@ -16,8 +16,8 @@ from itertools import product
 from typing import Any
 
 from agentrt.lab.bench.decisions import clock_read_us, no_collections
-from agentrt.lab.bench.table import Spread, markdown
 from agentrt.lab.bench.traffic import MOST_BLOCKS, SYSTEM_BLOCKS, Traffic
+from agentrt.lab.reports.tables import Spread, markdown
 
 PARTS = ("send", "end", "hear")
 """What happens with a call once: it is routed, it comes back, and its engine tells."""

@@ -23,7 +23,7 @@ import httpx
 from agentrt.errors import EngineStartError
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench.stock import StockServer, stock_flags
-from agentrt.lab.bench.table import Spread, markdown, percentile
+from agentrt.lab.reports.tables import Spread, markdown, percentile
 
 CALLS = 3
 TOKENS = 8

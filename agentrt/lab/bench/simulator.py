@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from agentrt.lab.backends.steps import simulate
 from agentrt.lab.bench.crowd import SLOTS, Crowd
-from agentrt.lab.bench.table import Spread, markdown
-from agentrt.lab.simulator.engine import simulate
-from agentrt.lab.simulator.pressure import Pressure
-from agentrt.lab.simulator.sweep import Machine, RunSpec, Setting, Source, arrivals
+from agentrt.lab.reports.tables import Spread, markdown
+from agentrt.lab.runs.grid import Machine, RunSpec, Setting, Source, arrivals
+from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 

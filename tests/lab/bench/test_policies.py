@@ -17,12 +17,12 @@ from agentrt.lab.bench.policies.equal import Level, at_equal_latency, table
 from agentrt.lab.bench.policies.plan import all_runs, contenders, turns
 from agentrt.lab.bench.policies.replay import replay
 from agentrt.lab.engine.virtual import PrioritizedCall
-from agentrt.lab.simulator.compare import Cell
-from agentrt.lab.simulator.outcome import Summary
-from agentrt.lab.simulator.pressure import Pressure
-from agentrt.lab.simulator.program import LiveProgram
-from agentrt.lab.simulator.stock import Stock, stock_names
-from agentrt.lab.simulator.sweep import Machine, Setting, Source
+from agentrt.lab.outcome import Summary
+from agentrt.lab.program import LiveProgram
+from agentrt.lab.reports.compare import Cell
+from agentrt.lab.runs.grid import Machine, Setting, Source
+from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.runs.stock import Stock, stock_names
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler import ProgramRow, SchedulerConfig

@@ -8,13 +8,13 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentrt.errors import InvariantError
+from agentrt.lab.backends.virtual import run_virtual
 from agentrt.lab.engine import schedulers
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
 from agentrt.lab.engine.probe import Probe, answer
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
-from agentrt.lab.simulator.stock import Stock
-from agentrt.lab.simulator.virtual import run_virtual
+from agentrt.lab.runs.stock import Stock
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.cut import Cut
 from agentrt.lab.workloads.generate import generate

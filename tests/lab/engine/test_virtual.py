@@ -9,11 +9,11 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentrt.errors import ConfigError
+from agentrt.lab.backends import virtual
+from agentrt.lab.backends.virtual import VirtualRun, run_virtual
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
-from agentrt.lab.simulator import virtual
-from agentrt.lab.simulator.virtual import VirtualRun, run_virtual
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallSpec
 from agentrt.scheduler.config import SchedulerConfig

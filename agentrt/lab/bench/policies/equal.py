@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from agentrt.errors import ConfigError
-from agentrt.lab.bench.cells import in_digits
-from agentrt.lab.bench.table import Spread, markdown
-from agentrt.lab.simulator.compare import Cell, crossing
+from agentrt.lab.reports.cells import in_digits
+from agentrt.lab.reports.compare import Cell, crossing
+from agentrt.lab.reports.tables import Spread, markdown
 
 MEASURES = {"token_latency_s": "mean", "token_p95_s": "P95", "token_p99_s": "P99"}
 """Of the programs' token latencies: what the level is a level of."""

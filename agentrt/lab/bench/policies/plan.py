@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from agentrt.errors import ConfigError
-from agentrt.lab.simulator.machine import Machine
-from agentrt.lab.simulator.stock import STOCK, Stock, stock_names
-from agentrt.lab.simulator.sweep import RunSpec, Setting
+from agentrt.lab.runs.grid import RunSpec, Setting
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.stock import STOCK, Stock, stock_names
 from agentrt.scheduler import SchedulerConfig, policy_names
 
 DEFAULT_POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")

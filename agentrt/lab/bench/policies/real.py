@@ -17,10 +17,10 @@ from agentrt.lab.bench.policies.plan import Contender, turns
 from agentrt.lab.bench.policies.replay import Replayed, replay
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.virtual import StockPolicy
-from agentrt.lab.simulator.machine import Machine
-from agentrt.lab.simulator.outcome import summarize
-from agentrt.lab.simulator.pressure import Pressure
-from agentrt.lab.simulator.sweep import RunResult, Setting, Source
+from agentrt.lab.outcome import summarize
+from agentrt.lab.runs.grid import RunResult, Setting, Source
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.workloads.cut import Cut
 
 Open = Callable[[LabEngine], AbstractAsyncContextManager[object]]

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from agentrt.executors.base import Chunk, Notification, last_reply
 from agentrt.lab.engine.counts import EngineCounts
 from agentrt.lab.engine.virtual import tokens
-from agentrt.lab.simulator.outcome import Outcome
-from agentrt.lab.simulator.program import LiveProgram
-from agentrt.lab.simulator.stock import Stock
-from agentrt.lab.simulator.sweep import Progress
+from agentrt.lab.outcome import Outcome
+from agentrt.lab.program import LiveProgram
+from agentrt.lab.runs.grid import Progress
+from agentrt.lab.runs.stock import Stock
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport
 from agentrt.scheduler.table import ProcessTable, ProgramTotals

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrt.lab.bench import cells as text
 from agentrt.lab.bench.policies import equal
 from agentrt.lab.bench.policies.equal import Carried
-from agentrt.lab.bench.table import markdown
-from agentrt.lab.simulator.compare import MEASURES, OF_ENGINE, Cell
-from agentrt.lab.simulator.stock import STOCK
+from agentrt.lab.reports import cells as text
+from agentrt.lab.reports.compare import MEASURES, OF_ENGINE, Cell
+from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.stock import STOCK
 
 ALL = {**MEASURES, **OF_ENGINE}
 """Everything that is measured; JSON and CSV have it all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import metadata
 
-from agentrt.lab.simulator.sweep import Source
+from agentrt.lab.runs.grid import Source
 
 
 def vllm_version() -> str:

@@ -57,7 +57,7 @@ def barrier(**options: Any) -> None:
 
 
 def _check_plot(path: Path) -> None:
-    from agentrt.lab.simulator.plots import SUFFIXES, check_matplotlib
+    from agentrt.lab.reports.plots import SUFFIXES, check_matplotlib
 
     check_matplotlib()
     if path.suffix not in SUFFIXES:

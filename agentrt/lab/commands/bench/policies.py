@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from agentrt.cli.faults import StoppedError
     from agentrt.lab.bench.policies.equal import Level
     from agentrt.lab.bench.policies.plan import Contender
-    from agentrt.lab.simulator.compare import Cell
-    from agentrt.lab.simulator.pressure import Pressure
-    from agentrt.lab.simulator.sweep import RunResult, Source
+    from agentrt.lab.reports.compare import Cell
+    from agentrt.lab.runs.grid import RunResult, Source
+    from agentrt.lab.runs.pressure import Pressure
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -209,7 +209,7 @@ def _names(text: str | None) -> list[str]:
 
 
 def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
-    from agentrt.lab.simulator.pressure import Pressure
+    from agentrt.lab.runs.pressure import Pressure
 
     if options["burst"] is not None or (options["rate"] is None and not options["virtual"]):
         return [Pressure("at-once")]
@@ -223,7 +223,7 @@ def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
 
 
 def _pressure(text: str) -> Pressure:
-    from agentrt.lab.simulator.pressure import Pressure
+    from agentrt.lab.runs.pressure import Pressure
 
     try:
         if text.endswith("x"):
@@ -238,7 +238,7 @@ def _pressure(text: str) -> Pressure:
 
 
 def _source(options: Mapping[str, Any]) -> Source:
-    from agentrt.lab.simulator.sweep import Source
+    from agentrt.lab.runs.grid import Source
     from agentrt.lab.workloads.cut import Cut
 
     name = options["workload"]
@@ -260,8 +260,8 @@ def _tell(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunR
     from agentrt.lab.bench.policies import tables
     from agentrt.lab.bench.policies.equal import at_equal_latency
     from agentrt.lab.commands.bench.written import write
-    from agentrt.lab.simulator.compare import cells
-    from agentrt.lab.simulator.stock import STOCK
+    from agentrt.lab.reports.compare import cells
+    from agentrt.lab.runs.stock import STOCK
 
     settings = list(dict.fromkeys(result.spec.setting for result in results))
     settings.sort(key=lambda setting: setting.pressure.value)
@@ -281,6 +281,6 @@ def _draw(found: Sequence[Cell], path: Path | None) -> None:
     if path is None:
         return
     from agentrt.lab.bench.policies.equal import MEASURES
-    from agentrt.lab.simulator.plots import draw_curves
+    from agentrt.lab.reports.plots import draw_curves
 
     draw_curves(found, path, tuple(MEASURES))

@@ -12,8 +12,8 @@ from agentrt.lab.bench.policies.words import about_workload, vllm_version
 from agentrt.lab.commands.bench.policies import Asked, Measured
 from agentrt.lab.commands.simulate.options import cores
 from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.simulator.machine import Machine
-from agentrt.lab.simulator.sweep import Setting
+from agentrt.lab.runs.grid import Setting
+from agentrt.lab.runs.machine import Machine
 
 _SLOTS = 16
 _FLAGS = {

@@ -19,8 +19,8 @@ from agentrt.lab.commands.simulate.options import (
 )
 
 if TYPE_CHECKING:
-    from agentrt.lab.simulator.adversaries import Scenario
-    from agentrt.lab.simulator.gaming import Effect
+    from agentrt.lab.studies.adversaries import Scenario
+    from agentrt.lab.studies.gaming import Effect
 
 _EPILOG = """\b
 Examples:
@@ -66,9 +66,9 @@ def adversaries(**options: Any) -> None:
     falsehood; under atlas and fcfs, too, to compare.
     """
     from agentrt.lab.commands.simulate.progress import counting
-    from agentrt.lab.simulator.gaming import effects, run_count
-    from agentrt.lab.simulator.machine import Machine
-    from agentrt.lab.simulator.pressure import Pressure
+    from agentrt.lab.runs.machine import Machine
+    from agentrt.lab.runs.pressure import Pressure
+    from agentrt.lab.studies.gaming import effects, run_count
 
     scenarios = _scenarios(options["scenario"])
     policies = _policies(options["policy"])
@@ -94,7 +94,7 @@ def adversaries(**options: Any) -> None:
 
 def _scenarios(names: Sequence[str]) -> list[Scenario]:
     """Those of these names in their own order, or all. Raises `ConfigError` for an unknown one."""
-    from agentrt.lab.simulator.adversaries import SCENARIOS
+    from agentrt.lab.studies.adversaries import SCENARIOS
 
     for name in names:
         if name not in SCENARIOS:
@@ -104,7 +104,7 @@ def _scenarios(names: Sequence[str]) -> list[Scenario]:
 
 def _policies(name: str) -> list[str]:
     """The policy that is gamed, first, and those beside it."""
-    from agentrt.lab.simulator.sweep import HINTED
+    from agentrt.lab.runs.grid import HINTED
 
     if name.endswith(HINTED):
         raise ConfigError(
@@ -125,7 +125,7 @@ def _as_text(
     options: dict[str, Any],
 ) -> str:
     """A list of the scenarios, and a row for each under each load."""
-    from agentrt.lab.bench.table import markdown
+    from agentrt.lab.reports.tables import markdown
 
     head = (
         f"{options['programs']} programs (mixed), batch {options['batch']}, seeds "
@@ -145,7 +145,7 @@ def _as_text(
 def _row(key: tuple[str, str], found: Sequence[Effect], policies: Sequence[str]) -> list[str]:
     from statistics import median
 
-    from agentrt.lab.bench.table import Spread
+    from agentrt.lab.reports.tables import Spread
 
     mine = {
         policy: [e for e in found if (e.load, e.scenario) == key and e.policy == policy]

@@ -21,7 +21,7 @@ from agentrt.lab.commands.simulate.options import (
 )
 
 if TYPE_CHECKING:
-    from agentrt.lab.simulator.figures import ToyRun
+    from agentrt.lab.studies.figures import ToyRun
 
 _EPILOG = """\b
 Examples:
@@ -82,8 +82,8 @@ def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
 
 
 def _toy(number: int, options: dict[str, Any]) -> None:
-    from agentrt.lab.simulator.figures import TOYS
-    from agentrt.lab.simulator.plots import Gantt, draw_gantt
+    from agentrt.lab.reports.plots import Gantt, draw_gantt
+    from agentrt.lab.studies.figures import TOYS
 
     toy = TOYS[number]
     runs = [toy.run(policy) for policy in options["policy"] or toy.paper]
@@ -101,7 +101,7 @@ def _toy(number: int, options: dict[str, Any]) -> None:
 
 
 def _toy_text(runs: Sequence[ToyRun]) -> str:
-    from agentrt.lab.bench.table import markdown
+    from agentrt.lab.reports.tables import markdown
 
     toy = runs[0].toy
     counted = " + ".join(toy.counted)
@@ -135,8 +135,8 @@ def _lines(convention: dict[str, Any]) -> str:
 
 
 def _orders(options: dict[str, Any]) -> None:
-    from agentrt.lab.simulator.orders import search
-    from agentrt.lab.simulator.plots import Gantt, draw_gantt
+    from agentrt.lab.reports.plots import Gantt, draw_gantt
+    from agentrt.lab.studies.orders import search
 
     if options["policy"]:
         raise ConfigError("figure 9 tries all orders of one program's calls; leave --policy out")

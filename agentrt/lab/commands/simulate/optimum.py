@@ -8,15 +8,15 @@ from typing import Any
 
 import click
 
-from agentrt.lab.bench.cells import as_dicts
-from agentrt.lab.bench.table import markdown
 from agentrt.lab.commands.simulate import tables
 from agentrt.lab.commands.simulate.options import read_policies
 from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.simulator.compare import Cell, cells
-from agentrt.lab.simulator.plots import draw_curves
-from agentrt.lab.simulator.pressure import Pressure
-from agentrt.lab.simulator.sweep import Machine, RunSpec, Setting, Source, grid
+from agentrt.lab.reports.cells import as_dicts
+from agentrt.lab.reports.compare import Cell, cells
+from agentrt.lab.reports.plots import draw_curves
+from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.grid import Machine, RunSpec, Setting, Source, grid
+from agentrt.lab.runs.pressure import Pressure
 from agentrt.scheduler import SchedulerConfig
 
 OPTIMUM = "srpt"

@@ -16,7 +16,7 @@ import click
 from agentrt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentrt.lab.simulator.machine import Machine
+    from agentrt.lab.runs.machine import Machine
     from agentrt.scheduler import SchedulerConfig
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -198,8 +198,8 @@ def read_policies(names: Sequence[str], baseline: str) -> list[str]:
 
     Each may end in ``+hints``: the policy with guesses of the programs' sizes.
     """
-    from agentrt.lab.simulator.clairvoyant import make_policy, policy_names
-    from agentrt.lab.simulator.sweep import HINTED
+    from agentrt.lab.oracles import make_policy, policy_names
+    from agentrt.lab.runs.grid import HINTED
     from agentrt.scheduler import SchedulerConfig
 
     policies = list(dict.fromkeys([baseline, *names]))
@@ -212,7 +212,7 @@ def read_policies(names: Sequence[str], baseline: str) -> list[str]:
 
 def read_hints(given: float | None, policies: Sequence[str]) -> float:
     """How good the guesses of sizes are. Raises `ConfigError` if no policy would get them."""
-    from agentrt.lab.simulator.sweep import DEFAULT_HINTS, HINTED
+    from agentrt.lab.runs.grid import DEFAULT_HINTS, HINTED
 
     if given is None:
         return DEFAULT_HINTS
@@ -247,7 +247,7 @@ _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stder
 
 def read_machine(options: Mapping[str, Any]) -> Machine:
     """The simulated engine. Raises `ConfigError` for options of another depth than its own."""
-    from agentrt.lab.simulator.machine import Machine
+    from agentrt.lab.runs.machine import Machine
 
     depth = options["depth"]
     for other, names in _OF_DEPTH.items():
@@ -305,7 +305,7 @@ def check_plot(path: Path | None) -> None:
     """Raise `ConfigError` for a drawing that could not be made, before anything runs."""
     if path is None:
         return
-    from agentrt.lab.simulator.plots import SUFFIXES, check_matplotlib
+    from agentrt.lab.reports.plots import SUFFIXES, check_matplotlib
 
     check_output("--plot", path, SUFFIXES)
     check_matplotlib()

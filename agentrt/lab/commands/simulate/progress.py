@@ -21,8 +21,8 @@ from rich.progress import (
 )
 
 from agentrt.cli.faults import StoppedError
-from agentrt.lab.simulator.sweep import RunResult, RunSpec
-from agentrt.lab.simulator.workers import run_all
+from agentrt.lab.runs.grid import RunResult, RunSpec
+from agentrt.lab.runs.workers import run_all
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PLAIN_EVERY_S = 10.0

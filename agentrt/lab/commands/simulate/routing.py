@@ -23,9 +23,9 @@ from agentrt.lab.commands.simulate.options import (
 from agentrt.lab.commands.simulate.sources import read_source, read_traces, scale_options
 
 if TYPE_CHECKING:
-    from agentrt.lab.simulator.machine import Machine
-    from agentrt.lab.simulator.routing import Routed
-    from agentrt.lab.simulator.sweep import Setting
+    from agentrt.lab.runs.grid import Setting
+    from agentrt.lab.runs.machine import Machine
+    from agentrt.lab.studies.routing import Routed
 
 _EPILOG = """\b
 Examples:
@@ -72,7 +72,7 @@ def routing(**options: Any) -> None:
     time over the mean), programs per second.
     """
     from agentrt.lab.commands.simulate.progress import do_runs
-    from agentrt.lab.simulator.routing import gather, specs
+    from agentrt.lab.studies.routing import gather, specs
     from agentrt.scheduler import SchedulerConfig
 
     check_plot(options["plot"])
@@ -102,7 +102,7 @@ def _routers(names: Sequence[str]) -> list[str]:
 
 
 def _check_policy(scheduler: Any, machine: Machine) -> None:
-    from agentrt.lab.simulator.clairvoyant import make_policy, policy_names
+    from agentrt.lab.oracles import make_policy, policy_names
 
     if scheduler.policy not in policy_names():
         known = ", ".join(policy_names())
@@ -118,8 +118,8 @@ def _counts(texts: Sequence[str]) -> list[int]:
 
 
 def _settings(options: dict[str, Any]) -> list[Setting]:
-    from agentrt.lab.simulator.pressure import Pressure
-    from agentrt.lab.simulator.sweep import Setting
+    from agentrt.lab.runs.grid import Setting
+    from agentrt.lab.runs.pressure import Pressure
 
     traces = read_traces([Path(name) for name in options["trace"]], options)
     names = options["workload"] or (() if traces else ("mixed",))
@@ -132,7 +132,7 @@ def _settings(options: dict[str, Any]) -> list[Setting]:
 
 
 def _as_json(found: Sequence[Routed], options: dict[str, Any]) -> str:
-    from agentrt.lab.simulator.routing import MEASURES
+    from agentrt.lab.studies.routing import MEASURES
 
     settings = {name: options[name] for name in ("policy", "programs", "seeds", "batch", "depth")}
     cells = [
@@ -152,8 +152,8 @@ def _as_json(found: Sequence[Routed], options: dict[str, Any]) -> str:
 
 
 def _as_text(found: Sequence[Routed], machine: Machine) -> str:
-    from agentrt.lab.bench.table import markdown
-    from agentrt.lab.simulator.routing import MEASURES, groups
+    from agentrt.lab.reports.tables import markdown
+    from agentrt.lab.studies.routing import MEASURES, groups
 
     head = ["workload", "load", "replicas", "router", *MEASURES.values()]
     rows = [
@@ -176,8 +176,8 @@ def _key(one: Routed) -> list[str]:
 
 def _against(found: Sequence[Routed]) -> str:
     """Each router over whichever of the others is best in the median."""
-    from agentrt.lab.bench.table import Spread, markdown
-    from agentrt.lab.simulator.routing import best, groups
+    from agentrt.lab.reports.tables import Spread, markdown
+    from agentrt.lab.studies.routing import best, groups
 
     rows = []
     for group in groups(found):
@@ -194,8 +194,8 @@ def _against(found: Sequence[Routed]) -> str:
 
 
 def _scaling(found: Sequence[Routed]) -> str:
-    from agentrt.lab.bench.table import markdown
-    from agentrt.lab.simulator.routing import scaling
+    from agentrt.lab.reports.tables import markdown
+    from agentrt.lab.studies.routing import scaling
 
     rows = [
         [
@@ -215,7 +215,7 @@ def _scaling(found: Sequence[Routed]) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    from agentrt.lab.bench.table import Spread
+    from agentrt.lab.reports.tables import Spread
 
     if any(math.isnan(value) for value in values):
         return "-"
@@ -230,7 +230,7 @@ def _digits(value: float) -> str:
 
 
 def _draw(found: Sequence[Routed], path: Path | None) -> None:
-    from agentrt.lab.simulator.routing_plots import draw_routers, draw_scaling
+    from agentrt.lab.reports.routing_plots import draw_routers, draw_scaling
 
     if path is None:
         return

@@ -28,9 +28,9 @@ from agentrt.lab.commands.simulate.sources import (
 )
 
 if TYPE_CHECKING:
-    from agentrt.lab.simulator.compare import Cell
-    from agentrt.lab.simulator.pressure import Pressure
-    from agentrt.lab.simulator.sweep import RunSpec, Setting, Source
+    from agentrt.lab.reports.compare import Cell
+    from agentrt.lab.runs.grid import RunSpec, Setting, Source
+    from agentrt.lab.runs.pressure import Pressure
 
 _EPILOG = """\b
 Examples:
@@ -86,8 +86,8 @@ def run(**options: Any) -> None:
     throughput, makespan, where the time went, preemptions.
     """
     from agentrt.lab.commands.simulate.progress import do_runs
-    from agentrt.lab.simulator.compare import cells
-    from agentrt.lab.simulator.sweep import Setting, grid
+    from agentrt.lab.reports.compare import cells
+    from agentrt.lab.runs.grid import Setting, grid
 
     if options["as_json"] and options["as_csv"]:
         raise ConfigError("--json and --csv: give one of them")
@@ -118,7 +118,7 @@ def _source(options: dict[str, Any]) -> Source:
 
 
 def _pressure(options: dict[str, Any]) -> Pressure:
-    from agentrt.lab.simulator.pressure import Pressure
+    from agentrt.lab.runs.pressure import Pressure
 
     given = [n for n in ("load", "rate", "burst", "at_once") if options[n] not in (None, False)]
     if len(given) > 1:
@@ -140,8 +140,8 @@ def _pressure(options: dict[str, Any]) -> Pressure:
 def _told(
     found: Sequence[Cell], specs: Sequence[RunSpec], seeds: list[int], options: dict[str, Any]
 ) -> str:
-    from agentrt.lab.bench.cells import as_csv, as_dicts
     from agentrt.lab.commands.simulate import tables
+    from agentrt.lab.reports.cells import as_csv, as_dicts
 
     setting: Setting = found[0].setting
     common = tables.conditions(specs, seeds, options["baseline"])

@@ -32,8 +32,8 @@ from agentrt.lab.commands.simulate.sources import (
 )
 
 if TYPE_CHECKING:
-    from agentrt.lab.simulator.compare import Cell, Sustained
-    from agentrt.lab.simulator.sweep import RunSpec, Setting
+    from agentrt.lab.reports.compare import Cell, Sustained
+    from agentrt.lab.runs.grid import RunSpec, Setting
 
 _EPILOG = """\b
 Examples:
@@ -93,8 +93,8 @@ def sweep(**options: Any) -> None:
     Tables go to stdout, unless a - says what else goes there.
     """
     from agentrt.lab.commands.simulate.progress import do_runs
-    from agentrt.lab.simulator.compare import cells, sustained
-    from agentrt.lab.simulator.sweep import grid
+    from agentrt.lab.reports.compare import cells, sustained
+    from agentrt.lab.runs.grid import grid
 
     _check_outputs(options)
     baseline = options["baseline"]
@@ -136,8 +136,8 @@ def _check_outputs(options: dict[str, Any]) -> None:
 
 
 def _settings(options: dict[str, Any]) -> list[Setting]:
-    from agentrt.lab.simulator.pressure import Pressure
-    from agentrt.lab.simulator.sweep import Setting
+    from agentrt.lab.runs.grid import Setting
+    from agentrt.lab.runs.pressure import Pressure
 
     traces = read_traces([Path(name) for name in options["trace"]], options)
     names = options["workload"] or (() if traces else ("mixed",))
@@ -167,8 +167,8 @@ def _write(
     seeds: list[int],
     options: dict[str, Any],
 ) -> None:
-    from agentrt.lab.bench.cells import as_csv, as_dicts
     from agentrt.lab.commands.simulate import tables
+    from agentrt.lab.reports.cells import as_csv, as_dicts
 
     common = tables.conditions(specs, seeds, options["baseline"])
     text = _as_markdown(found, answers, common)
@@ -218,7 +218,7 @@ def _put(path: Path | None, text: str) -> None:
 def _draw(found: Sequence[Cell], path: Path | None) -> None:
     if path is None:
         return
-    from agentrt.lab.simulator.plots import draw_curves
+    from agentrt.lab.reports.plots import draw_curves
 
     offline = found[0].setting.pressure.kind == "at-once"
     draw_curves(found, path, ("makespan_s",) if offline else ("mean_s", "p99_s"))

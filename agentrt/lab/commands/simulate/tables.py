@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrt.lab.bench.cells import SHARES, ratio, value
-from agentrt.lab.bench.table import markdown
-from agentrt.lab.simulator.compare import MEASURES, Cell, Sustained
-from agentrt.lab.simulator.sweep import RunSpec
+from agentrt.lab.reports.cells import SHARES, ratio, value
+from agentrt.lab.reports.compare import MEASURES, Cell, Sustained
+from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.grid import RunSpec
 
 COMPARED = {
     "mean_s": "mean",

@@ -1,0 +1,1 @@
+"""Where programs of the laboratory run: simulated steps, virtual engines, real ones."""

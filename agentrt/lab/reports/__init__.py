@@ -1,0 +1,1 @@
+"""What runs come to: comparisons, tables, drawings."""

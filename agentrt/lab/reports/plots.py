@@ -1,0 +1,139 @@
+"""Draws what was simulated, with matplotlib, which comes with the extra ``plot``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import ConfigError
+from agentrt.lab.reports.compare import MEASURES, OF_ENGINE, Cell
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SUFFIXES = (".png", ".svg", ".pdf")
+"""What a drawing's file may end in."""
+
+_MARKERS = "osD^vP*X<>h"
+
+
+def check_matplotlib() -> None:
+    """Raise `ConfigError` if nothing can be drawn here."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError('--plot needs matplotlib; install it: pip install "agentrt[plot]"')
+
+
+@dataclass(frozen=True, slots=True)
+class Gantt:
+    """A timeline to draw: in each step, the ids of the calls that ran ('A0', 'B2', …)."""
+
+    title: str
+    timeline: Sequence[Sequence[str]]
+    batch: int
+
+
+def draw_gantt(charts: Sequence[Gantt], path: Path) -> None:
+    """One chart below the other: a row per slot, a box per call and unbroken stretch of steps."""
+    figure = new_figure(9, 0.9 + sum(0.7 + 0.45 * chart.batch for chart in charts))
+    axes = figure.subplots(len(charts), 1, squeeze=False, sharex=True)[:, 0]
+    names = sorted({_program(call) for c in charts for step in c.timeline for call in step})
+    colours = {name: f"C{i}" for i, name in enumerate(names)}
+    for axis, chart in zip(axes, charts, strict=True):
+        for call, slot, start, steps in stretches(chart.timeline, chart.batch):
+            colour = colours[_program(call)]
+            axis.barh(slot, steps, left=start, color=colour, edgecolor="white", height=0.9)
+            axis.text(start + steps / 2, slot, call, ha="center", va="center", color="white")
+        axis.set_title(chart.title, fontsize=10, loc="left")
+        axis.set_yticks(range(chart.batch), [f"slot {i + 1}" for i in range(chart.batch)])
+        axis.invert_yaxis()
+        axis.set_xticks(range(max(len(c.timeline) for c in charts) + 1))
+    axes[-1].set_xlabel("decode steps")
+    figure.savefig(path)
+
+
+def stretches(timeline: Sequence[Sequence[str]], batch: int) -> list[tuple[str, int, int, int]]:
+    """Calls with their slot, first step and number of steps; a running call keeps its slot."""
+    done: list[tuple[str, int, int, int]] = []
+    slots: list[tuple[str, int] | None] = [None] * batch
+    for step, calls in enumerate([*timeline, ()]):
+        for slot, held in enumerate(slots):
+            if held is not None and held[0] not in calls:
+                done.append((held[0], slot, held[1], step - held[1]))
+                slots[slot] = None
+        running = {held[0] for held in slots if held is not None}
+        for call in calls:
+            if call not in running:
+                slots[slots.index(None)] = (call, step)
+    return sorted(done, key=lambda entry: (entry[2], entry[1]))
+
+
+def draw_curves(
+    cells: Sequence[Cell], path: Path, measures: Sequence[str] = ("mean_s", "p99_s")
+) -> None:
+    """Latency against load, a line per policy: a column per workload, a row per measure.
+
+    A line is the median over the seeds, its band their spread. Bursts (b0.8) stand
+    right of the steady loads.
+    """
+    sources = list(dict.fromkeys(cell.setting.source.name for cell in cells))
+    figure = new_figure(1 + 4.2 * len(sources), 0.8 + 2.8 * len(measures))
+    axes = figure.subplots(len(measures), len(sources), squeeze=False)
+    for row, measure in enumerate(measures):
+        for column, source in enumerate(sources):
+            axis = axes[row][column]
+            _draw_panel(axis, [c for c in cells if c.setting.source.name == source], measure)
+            axis.set_ylabel((MEASURES | OF_ENGINE)[measure] if column == 0 else "")
+            axis.set_title(source if row == 0 else "")
+    lines = axes[-1][0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=4, fontsize=8)
+    figure.savefig(path)
+
+
+def _draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        """The ticks that it would label, without powers of ten."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
+    loads = list(dict.fromkeys(cell.setting.label for cell in sorted(cells, key=_by_load)))
+    for number, policy in enumerate(dict.fromkeys(cell.policy for cell in cells)):
+        style: dict[str, Any] = {"color": f"C{number}", "marker": _MARKERS[number % len(_MARKERS)]}
+        mine = sorted((cell for cell in cells if cell.policy == policy), key=_by_load)
+        # Bursts are no higher a load: no line leads to them.
+        for bursty, label in ((False, policy), (True, None)):
+            some = [cell for cell in mine if (cell.setting.pressure.kind == "bursts") is bursty]
+            at = [loads.index(cell.setting.label) for cell in some]
+            values = [cell.values(measure) for cell in some]
+            low, high = [min(v) for v in values], [max(v) for v in values]
+            axis.plot(at, [cell.median(measure) for cell in some], label=label, **style)
+            axis.fill_between(at, low, high, alpha=0.15, color=style["color"])
+            axis.vlines(at, low, high, alpha=0.3, color=style["color"])
+    axis.set_xticks(range(len(loads)), loads)
+    axis.set_xlabel(cells[0].setting.axis)
+    axis.set_yscale("log")
+    for side in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+        side(Plain(minor_thresholds=(1, 0.4)))
+    axis.grid(alpha=0.3)
+
+
+def _by_load(cell: Cell) -> tuple[bool, float, int]:
+    pressure = cell.setting.pressure
+    return (pressure.kind == "bursts", pressure.value, cell.setting.programs or 0)
+
+
+def _program(call_id: str) -> str:
+    return call_id.rstrip("0123456789")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty drawing of so many inches."""
+    # Not pyplot: it keeps every figure, and looks for a screen.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")

@@ -1,1 +1,0 @@
-"""Studies of policies without a model: the step simulator."""

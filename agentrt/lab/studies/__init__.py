@@ -1,0 +1,1 @@
+"""What ``agentrt simulate`` studies beside plain grids of runs."""

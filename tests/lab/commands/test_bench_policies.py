@@ -1,0 +1,149 @@
+"""``agentrt bench`` without a command: a small comparison from end to end, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt.cli.app import call
+from tests.cli.test_bad_input import check
+from tests.cli.test_help import run
+
+SMALL = (
+    *("--virtual", "--workload", "mixed", "--scale", "0.05", "--programs", "3", "--calls", "4"),
+    *("--rate", "1x,3x", "--max-num-seqs", "2", "--jobs", "1", "--repeat", "2"),
+)
+
+
+@pytest.mark.engine
+def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ("--csv", str(tmp_path / "rows.csv"), "--plot", str(tmp_path / "curves.png"))
+    policies = ("--policies", "fcfs,priority-path,atlas", "--retention", "lru,cost")
+    flags = ("--", "--num-gpu-blocks-override", "512")
+    assert call(["bench", *SMALL, *policies, *files, "--json", *flags]) == 0
+    out, _ = capsys.readouterr()
+    *text, line = out.splitlines()
+    head = text[0]
+    assert "**Virtual time**" in head
+    assert "Engine: 2 batch slots, 512 KV blocks" in "\n".join(text[:4])
+    assert "prompts x 0.05" in "\n".join(text[:5])
+    told = json.loads(line)
+    assert told["time"] == "virtual"
+    names = ["stock", "priority-path", "fcfs", "fcfs+cost", "atlas", "atlas+cost"]
+    assert [cell["policy"] for cell in told["cells"]] == names * 2
+    assert [cell["arrivals"] for cell in told["cells"]] == ["1"] * 6 + ["3"] * 6
+    for cell in told["cells"]:
+        if cell["policy"] in ("stock", "fcfs"):
+            ratios = {found["ratio"] for found in cell["measures"].values()} - {None}
+            assert ratios == {1.0}, "our fcfs is stock, whatever is measured"
+        assert cell["measures"]["cpu_us"]["median"] is None, "nothing is timed in virtual time"
+        assert cell["measures"]["prefix_hit_share"]["median"] > 0
+        assert len(cell["by_seed"]["mean_s"]) == 2
+    assert {row["policy"] for row in told["equal_latency"]} == set(names)
+    assert {row["measure"] for row in told["equal_latency"]} == {
+        "token_latency_s",
+        "token_p95_s",
+        "token_p99_s",
+    }
+    rows = list(csv.DictReader((tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()))
+    assert {row["policy"] for row in rows} == set(names)
+    assert {"prefix_hit_share", "token_p99_s", "recomputed_tokens"} <= {r["measure"] for r in rows}
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--virtual", "--policies", "lifo"], ["unknown policy 'lifo'", "priority-path", "atlas"]),
+        (["--virtual", "--policies", "priority"], ["'priority'", "priority-service"]),
+        (["--virtual", "--retention", "mru"], ["unknown retention 'mru'", "lru, ttl, cost"]),
+        (["--virtual", "--rate", "fast"], ["--rate 'fast'", "0.5", "0.9x"]),
+        (["--virtual", "--rate", "0x"], ["--rate '0x'", "0.9x"]),
+        (["--virtual", "--rate", "1,2x"], ["--rate '1,2x'", "programs per second", "shares"]),
+        (["--rate", "0.5", "--burst", "4"], ["--rate and --burst", "one of them"]),
+        (["--programs", "3", "--burst", "4"], ["--burst and --programs", "one of them"]),
+        (["--model", "m", "--model-shape", "tiny"], ["--model and --model-shape"]),
+        (["--virtual", "--model", "m"], ["--model", "--virtual has no model"]),
+        (["--step-model", "s.json"], ["--step-model", "--virtual"]),
+        (["--virtual", "--step-model", "no.json"], ["no.json", "agentrt calibrate"]),
+        (["--virtual", "--workload", "tea"], ["'tea'", "chat"]),
+        (["--virtual", "--slo", "soon"], ["--slo 'soon'", "2x", "@0.9"]),
+        (["--virtual", "--slo", "@5"], ["--slo @5", "--rate"]),
+        (["--rate", "1x", "--slo", "@1"], ["--slo @1", "programs per second"]),
+        (["--virtual", "--repeat", "0"], ["'--repeat'", "x>=1"]),
+        (["--virtual", "--scale", "0"], ["'--scale'", "x>0"]),
+        (["--virtual", "--csv", "no/such/rows.csv"], ["--csv", "no folder"]),
+        (["--virtual", "--plot", "curves.txt"], ["--plot", ".png"]),
+        (["--model-shape", "huge"], ["'huge'", "llama-8b, tiny"]),
+        (["--model", "./no/such"], ["./no/such", "no such folder"]),
+        (["--virtual", "--", "--dtype", "half"], ["'--dtype'", "--max-num-seqs"]),
+        (["--virtual", "--", "--max-num-seqs", "x"], ["--max-num-seqs 'x'", "from 1 up"]),
+        (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "from 1 up"]),
+        (["--virtual", "0.9"], ["'0.9'", "commas", "burst"]),
+        (["brust"], ["'brust'", "did you mean 'burst'"]),
+        (["--virtual", "burst"], ["--virtual", "'burst'"]),
+        (["--vitual"], ["--vitual", "--virtual"]),
+    ],
+)
+def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    check(capsys, call(["bench", *args]), *words)
+
+
+def test_help() -> None:
+    done = run("bench", "--help")
+    *lines, heavy = done.stdout.splitlines()
+    assert heavy == "heavy:"
+    text = "\n".join(lines)
+    for words in ("\nWorkload:\n", "\nEngine:\n", "\nOutput:\n", "\nCommands:\n", "--virtual"):
+        assert words in text
+    assert "Exit codes: 0" in text
+
+
+def test_nothing_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["bench"]) == 2
+    out, err = capsys.readouterr()
+    assert "Commands:" in out + err
+
+
+def test_ctrl_c_keeps_what_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs that were done are told of; then the exit code says what ended the rest."""
+    from agentrt.cli.faults import StoppedError
+    from agentrt.lab.commands.bench import policies_virtual
+    from agentrt.lab.outcome import Summary
+    from agentrt.lab.runs.grid import RunResult, RunSpec
+
+    some = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
+
+    def stopped(specs: list[RunSpec], jobs: int) -> Any:
+        return [RunResult(specs[0], some)], StoppedError(2, "interrupted: 1 of 8 runs were done")
+
+    monkeypatch.setattr(policies_virtual, "do_runs", stopped)
+    assert call(["bench", *SMALL]) == 130
+    out, err = capsys.readouterr()
+    assert "| 1    | stock  |" in out
+    assert "interrupted: 1 of 8 runs" in err
+
+
+RESULTS = (Path(__file__).parents[3] / "docs" / "results").glob("*.md")
+BENCHMARKS = "".join(page.read_text(encoding="utf-8") for page in RESULTS)
+
+
+@pytest.mark.parametrize("line", re.findall(r"`agentrt (bench --[^`]*)`", BENCHMARKS))
+def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the measurement, which would take a while."""
+
+    def stopped(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(Path(__file__).parents[3])
+    monkeypatch.setattr("agentrt.lab.commands.bench.policies_virtual.measure", stopped)
+    monkeypatch.setattr("agentrt.lab.commands.bench.policies_real.measure", stopped)
+    assert call(shlex.split(line)) == 130

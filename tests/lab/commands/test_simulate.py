@@ -1,0 +1,351 @@
+"""`agentrt simulate` from end to end, at small sizes."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt.cli.app import call
+from agentrt.lab.runs.workers import run_all
+from tests.cli.test_bad_input import check
+from tests.cli.test_help import run
+
+TINY = ("--programs", "20", "--batch", "4", "--jobs", "1")
+
+
+def told(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    """What a command that succeeds writes to stdout."""
+    assert call(["simulate", *map(str, args)]) == 0
+    return capsys.readouterr().out
+
+
+def told_json(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
+    return json.loads(told(capsys, *args))
+
+
+# -- figures ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "policy", "waiting"),
+    [(2, "fcfs", 18), (2, "mlfq", 18), (2, "plas", 12), (19, "mlfq", 5), (19, "atlas", 3)],
+)
+def test_toy(number: int, policy: str, waiting: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told_json(capsys, "figure", number, "--policy", policy, "--json")
+    assert list(found) == ["policy", "waiting", "convention"]
+    assert (found["policy"], found["waiting"]) == (policy, waiting)
+
+
+def test_toys_table_states_the_paper_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, "figure", "2").splitlines()
+    assert [line.split("|")[1:4] for line in lines[2:5]] == [
+        [" fcfs   ", " 18                 ", " 18    "],
+        [" mlfq   ", " 18                 ", " 18    "],
+        [" plas   ", " 12                 ", " 12    "],
+    ]
+    assert any(line.startswith("waiting: latency minus") for line in lines)
+
+
+def test_figure_9(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = told_json(capsys, "figure", "9", "--json", "--plot", tmp_path / "dag.png")
+    assert (found["best"], found["worst"], found["critical_path_first"]) == (11, 14, 11)
+    assert found["convention"]["orders_tried"] == 720
+    assert (tmp_path / "dag.png").stat().st_size
+    assert "best makespan 11, worst 14" in told(capsys, "figure", "9")
+
+
+def test_figure_20_ends_with_the_optimum(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("figure", 20, "--workload", "react", "--load", "0.8,1.2", "--policy", "fcfs")
+    size = ("--programs", 60, "--batch", 2, "--jobs", 1)
+    found = told_json(capsys, *args, *size, "--json")
+    assert [cell["policy"] for cell in found["cells"]] == ["fcfs", "srpt"] * 2
+    assert all(cell["measures"]["mean_s"]["ratio"] > 1 for cell in found["cells"][::2])
+    assert "| load | programs/s | fcfs" in told(capsys, *args, *size)
+
+
+# -- one setting -----------------------------------------------------------------------
+
+
+def test_run_compares_to_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("run", "--workload", "react", "--load", "1.2", "--policy", "atlas", "srpt", *TINY)
+    text = told(capsys, *args, "--repeat", "2")
+    assert "20 programs (react), arrivals: 1.2. Batch 4, 25 ms per step, seeds 0-1" in text
+    assert "| ratio to fcfs " in text
+    found = told_json(capsys, *args, "--json")
+    assert found["complete"]
+    assert [cell["policy"] for cell in found["cells"]] == ["fcfs", "atlas", "srpt"]
+    base = found["cells"][0]["measures"]
+    assert base["mean_s"]["ratio"] == 1
+    shares = sum(base[f"{name}_share"]["median"] for name in ("waiting", "service", "tool"))
+    assert shares == pytest.approx(1)
+
+
+def test_run_with_and_without_hints(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("run", "--workload", "react", "--policy", "plas", "plas+hints", *TINY)
+    found = told_json(capsys, *args, "--hints", "0.7", "--json")
+    assert [cell["policy"] for cell in found["cells"]] == ["fcfs", "plas", "plas+hints"]
+    assert found["settings"]["hints"] == 0.7
+    assert "sizes are guessed with a correlation of 0.5" in told(capsys, *args)
+
+
+@pytest.mark.engine
+def test_run_on_the_virtual_engine(capfd: pytest.CaptureFixture[str]) -> None:
+    args = ("run", "--workload", "react", "--programs", "4", "--jobs", "1", "--policy", "plas")
+    found = told_json(capfd, *args, "--depth", "virtual", "--kv-blocks", "9000", "--json")
+    assert found["settings"]["kv_blocks"] == 9000
+    assert [cell["policy"] for cell in found["cells"]] == ["fcfs", "plas"]
+
+
+@pytest.mark.parametrize("how", [["--rate", "0.5"], ["--burst", "0.8"], ["--at-once"]])
+def test_run_as_csv(how: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "run", "--workload", "react", *how, "--policy", "plas", *TINY, "--csv")
+    rows = list(csv.DictReader(text.splitlines()))
+    assert {row["policy"] for row in rows} == {"fcfs", "plas"}
+    assert {row["programs"] for row in rows} == {"20"}
+    assert len(rows) == 2 * 12
+
+
+def test_run_of_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(REQUESTS, encoding="utf-8")
+    found = told_json(capsys, "run", "--trace", log, "--policy", "atlas", "--batch", "1", "--json")
+    assert {cell["workload"] for cell in found["cells"]} == {"log"}
+    assert {cell["arrivals"] for cell in found["cells"]} == {"recorded"}
+
+
+REQUESTS = """\
+{"session_id": "a", "timestamp": 0, "usage": {"prompt_tokens": 9, "completion_tokens": 40}}
+{"session_id": "b", "timestamp": 1, "usage": {"prompt_tokens": 9, "completion_tokens": 80}}
+"""
+
+
+# -- grids -----------------------------------------------------------------------------
+
+
+def test_sweep_writes_what_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    paths = {name: tmp_path / f"out.{name}" for name in ("json", "csv", "md", "png")}
+    text = told(
+        capsys,
+        *("sweep", "--workload", "react", "chat", "--load", "0.8", "1.2", "b0.8", "--seeds", 2),
+        *("--policy", "atlas", *TINY, "--json", paths["json"], "--csv", paths["csv"]),
+        *("--markdown", paths["md"], "--plot", paths["png"]),
+    )
+    assert paths["md"].read_text(encoding="utf-8") == text
+    assert "Throughput at equal latency" in text
+    found = json.loads(paths["json"].read_text(encoding="utf-8"))
+    assert len(found["cells"]) == 2 * 3 * 2
+    assert {row["policy"] for row in found["sustained"]} == {"fcfs", "atlas"}
+    assert len(paths["csv"].read_text(encoding="utf-8").splitlines()) == 1 + 12 * 12
+    assert paths["png"].stat().st_size
+
+
+def test_sweep_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    logs = [tmp_path / name for name in ("one.jsonl", "two.jsonl")]
+    for log in logs:
+        log.write_text(REQUESTS, encoding="utf-8")
+    args = ("sweep", "--trace", *logs, "--output-scale", "0.5", "--load", "0.9", "--json", "-")
+    size = ("--seeds", 2, "--batch", 1, "--jobs", 1)
+    assert call([str(word) for word in ("simulate", *args, *size)]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)["cells"]
+    assert [cell["workload"] for cell in found[::5]] == ["one", "two"]
+    assert {cell["programs"] for cell in found} == {2}
+    assert "outputs x 0.5" in err
+    many = told_json(capsys, *args, *size, "--programs", 5)["cells"]
+    assert {cell["programs"] for cell in many} == {5}
+
+
+def test_sweep_of_a_trace_tells_that_its_programs_sleep(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "sessions.jsonl"
+    calls = [{"t": t, "in": 9, "out": 40, "stop": "tool_use", "gap": t} for t in (0, 900)]
+    log.write_text(json.dumps({"id": "a", "calls": calls}), encoding="utf-8")
+    args = ["sweep", "--trace", str(log), "--load", "0.9", "--programs", "9", "--seeds", "1"]
+    assert call(["simulate", *args, "--jobs", "1"]) == 0
+    assert "sessions at 0.9: programs sleep between their calls" in capsys.readouterr().err
+    assert call(["simulate", *args, "--jobs", "1", "--gap-scale", "0", "--batch", "1"]) == 0
+    assert "sleep" not in capsys.readouterr().err
+
+
+def test_sweep_to_stdout_prints_that_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("sweep", "--workload", "react", "--load", "0.9", "--seeds", "1", *TINY)
+    assert told_json(capsys, *args, "--json", "-")["settings"]["batch"] == 4
+
+
+def test_offline_compares_makespans(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(
+        capsys,
+        *("sweep", "--workload", "react", "--offline", "--programs", "10", "20", "--seeds", "1"),
+        *("--policy", "atlas", "--batch", "4", "--jobs", "1"),
+    )
+    assert "| programs at once |" in text
+    assert "| makespan / fcfs |" in text
+
+
+def test_a_signal_keeps_what_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any) -> Any:
+        yield from run_all(*args)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("agentrt.lab.commands.simulate.progress.run_all", interrupted)
+    args = ["sweep", "--workload", "react", "--load", "0.9", "--seeds", "1", *TINY, "--json", "-"]
+    assert call(["simulate", *args]) == 130
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["cells"]) == 5
+    assert err == "interrupted: 5 of 5 runs were done\n"
+
+
+def test_ctrl_c_leaves_no_process_behind() -> None:
+    command = [sys.executable, "-m", "agentrt.cli", "simulate", "sweep", "--workload", "lats"]
+    args = ["--load", "0.9", "--programs", "3000", "--jobs", "2"]
+    with subprocess.Popen(
+        [*command, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        while len(_group(process.pid)) < 3 and process.poll() is None:  # itself and two workers
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=10)
+    assert (process.returncode, out) == (130, b"")
+    assert err.decode().splitlines()[-1] == "interrupted: 0 of 15 runs were done"
+    assert _group(process.pid) == []
+
+
+def _group(leader: int) -> list[int]:
+    """The command and its workers, of a process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, group = stat.read_text(encoding="utf-8").rpartition(")")[2].split()[:3]
+            line = (stat.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        # One that is just ending has no command line any more; Python's tracker of
+        # semaphores ends after us.
+        ours = b"spawn_main" in line or b"agentrt.cli" in line
+        if int(group) == leader and state != "Z" and ours:
+            found.append(int(stat.parent.name))
+    return found
+
+
+# -- bad input -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["figure", "3"], ["figure '3'", "2, 9, 19, 20"]),
+        (["figure"], ["missing argument", "2|9|19|20"]),
+        (["figure", "2", "--policy", "lifo"], ["unknown policy 'lifo'", "plas"]),
+        (["figure", "9", "--policy", "plas"], ["figure 9", "leave --policy out"]),
+        (["figure", "2", "--programs", "9"], ["--programs is for figure 20"]),
+        (["figure", "2", "--plot", "x.txt"], ["--plot 'x.txt'", ".png"]),
+        (["figure", "20", "--workload", "tea"], ["'tea'", "chat"]),
+        (["run", "--policy", "lifo"], ["unknown policy 'lifo'", "srpt"]),
+        (["run", "--baseline", "lifo"], ["unknown policy 'lifo'"]),
+        (["run", "--workload", "tea"], ["'tea'", "chat"]),
+        (["run", "--load", "much"], ["load 'much'", "0.9", "b0.8"]),
+        (["run", "--load", "-1"], ["load '-1'"]),
+        (["run", "--rate", "0"], ["rate '0'", "programs per second"]),
+        (["run", "--burst", "3"], ["load 'b3'", "between 0.1 and 1.9"]),
+        (["run", "--load", "1", "--at-once"], ["--load and --at-once", "one of them"]),
+        (["run", "--programs", "0"], ["'--programs'", "x>=1"]),
+        (["run", "--repeat", "0"], ["'--repeat'", "x>=1"]),
+        (["run", "--step-ms", "0"], ["'--step-ms'", "x>0"]),
+        (["run", "--step-ms", "inf"], ["--step-ms inf"]),
+        (["run", "--policy", "lifo+hints"], ["unknown policy 'lifo'"]),
+        (["run", "--policy", "plas", "--hints", "0.5"], ["--hints 0.5", "plas+hints"]),
+        (["run", "--policy", "plas+hints", "--hints", "2"], ["'--hints'", "0<=x<=1"]),
+        (["run", "--quanta", "a"], ["--quanta 'a'"]),
+        (["run", "--beta", "0"], ["beta", "positive"]),
+        (["run", "--lane", "1.5"], ["lane", "share of the batch", "1.5"]),
+        (["sweep", "--lane", "-1"], ["lane", "share of the batch"]),
+        (["run", "--trace", "missing.jsonl"], ["missing.jsonl"]),
+        (["run", "--trace", "x.jsonl", "--workload", "chat"], ["--workload and --trace"]),
+        (["run", "--json", "--csv"], ["--json and --csv"]),
+        (["run", "--depth", "deep"], ["'--depth'", "'virtual'"]),
+        (["run", "--kv-blocks", "9"], ["--kv-blocks is for --depth virtual"]),
+        (["run", "--step-model", "x.json"], ["--step-model is for --depth virtual"]),
+        (["run", "--depth", "virtual", "--step-ms", "9"], ["--step-ms is for --depth steps"]),
+        (["run", "--depth", "virtual", "--step-model", "x.json"], ["x.json", "calibrate"]),
+        (
+            ["run", "--depth", "virtual", "--policy", "srpt"],
+            ["'srpt' knows the future", "use depth 'steps'"],
+        ),
+        (["sweep", "--trace", "missing.jsonl"], ["missing.jsonl"]),
+        (["sweep", "--load", "0.8", "b"], ["load 'b'"]),
+        (["sweep", "--programs", "0"], ["--programs '0'"]),
+        (["sweep", "--programs", "10", "20"], ["--programs", "--offline"]),
+        (["sweep", "--offline", "--load", "0.8"], ["--offline", "leave --load out"]),
+        (["sweep", "--seeds", "0"], ["'--seeds'", "x>=1"]),
+        (["sweep", "--slo", "fast"], ["--slo 'fast'", "2x"]),
+        (["sweep", "--json", "nowhere/x.json"], ["no folder 'nowhere'"]),
+        (["sweep", "--csv", "."], ["--csv '.'", "folder"]),
+        (["sweep", "--json", "-", "--csv", "-"], ["only one", "stdout"]),
+        (["sweep", "--plot", "x"], ["--plot 'x'", ".svg"]),
+    ],
+)
+def test_bad_input(
+    args: list[str],
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check(capsys, call(["simulate", *args]), *words)
+
+
+def test_a_drawing_without_matplotlib(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code = call(["simulate", "figure", "2", "--plot", "x.png"])
+    check(capsys, code, 'pip install "agentrt[plot]"')
+
+
+@pytest.mark.parametrize("command", [[], ["figure"], ["run"], ["sweep"]])
+def test_help_teaches_with_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Examples:\n    agentrt simulate" in told(capsys, *command, "--help")
+
+
+def test_steps_need_no_engine() -> None:
+    args = ("run", "--workload", "react", "--programs", "3", "--policy", "plas", "--jobs", "1")
+    heavy = run("simulate", *args, "--json").stdout.splitlines()[-1]
+    assert "vllm" not in heavy
+    assert "torch" not in heavy
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert run("simulate", "sweep", "--help").stdout.splitlines()[-1] == "heavy:"
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("line", re.findall(r"^agentrt (simulate .*)$", PAGE, re.MULTILINE))
+def test_what_the_readme_shows_is_understood(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the runs, which would take a while."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "agentrt.lab.commands.simulate.progress.do_runs", lambda specs, jobs: ([], None)
+    )
+    assert call(shlex.split(line, comments=True)) == 0

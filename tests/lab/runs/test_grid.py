@@ -1,0 +1,247 @@
+"""Grids of runs: what they run, what they compare, and that processes change nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.lab.outcome import Summary
+from agentrt.lab.reports.compare import Cell, cells, sustained
+from agentrt.lab.runs.grid import Machine, RunSpec, Setting, Source, arrivals, do, grid
+from agentrt.lab.runs.pressure import Pressure, share_in_time
+from agentrt.lab.runs.workers import run_all
+from agentrt.lab.workloads import CallShape, ProgramShape
+from agentrt.scheduler import SchedulerConfig
+
+REACT = Source("react")
+SOME = Summary(
+    programs=10,
+    mean_s=4.0,
+    p50_s=3.0,
+    p95_s=8.0,
+    p99_s=9.0,
+    slowdown=2.0,
+    token_latency_s=0.1,
+    makespan_s=50.0,
+    throughput_per_s=0.2,
+    waiting_share=0.5,
+    service_share=0.5,
+    tool_share=0.0,
+    preemptions=0,
+)
+
+
+def small(*policies: str, loads: tuple[str, ...] = ("0.9",), seeds: int = 1) -> list[RunSpec]:
+    settings = [Setting(REACT, Pressure.parse(load), 20) for load in loads]
+    return grid(settings, policies, range(seeds), SchedulerConfig(), Machine(batch=4))
+
+
+def cell(load: float, policy: str, *latencies: float) -> Cell:
+    """A cell with these token latencies, one per seed."""
+    summaries = {i: replace(SOME, token_latency_s=value) for i, value in enumerate(latencies)}
+    return Cell(Setting(REACT, Pressure("load", load), 10), policy, summaries)
+
+
+# -- pressure --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "kind", "value"), [("0.9", "load", 0.9), ("b0.8", "bursts", 0.8)])
+def test_a_load_is_read_and_written(text: str, kind: str, value: float) -> None:
+    pressure = Pressure.parse(text)
+    assert (pressure.kind, pressure.value, str(pressure)) == (kind, value, text)
+
+
+@pytest.mark.parametrize("text", ["", "b", "x", "0", "-1", "nan", "inf", "0.9.1", "b2", "b0.1"])
+def test_a_bad_load_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"load '{text}'"):
+        Pressure.parse(text)
+
+
+def test_twice_the_load_is_half_the_time() -> None:
+    programs = REACT.programs(50, 1)
+    slow, fast = (Pressure("load", x).arrange(programs, 2.0, 7) for x in (0.5, 1.0))
+    assert slow[-1].arrives_s == pytest.approx(2 * fast[-1].arrives_s)
+    assert Pressure("load", 0.5).rate_per_s(Machine(4).capacity_per_s(programs)) == pytest.approx(
+        0.5 * 4 / 0.025 * 50 / sum(p.output_tokens for p in programs)
+    )
+
+
+def test_other_ways_to_arrive() -> None:
+    programs = REACT.programs(5, 1)
+    assert Pressure("recorded").arrange(programs, 2.0, 7) is programs
+    assert {p.arrives_s for p in Pressure("at-once").arrange(programs, 2.0, 7)} == {0.0}
+    assert len(Pressure("bursts", 0.8).arrange(programs, 2.0, 7)) == 5
+    assert Pressure.parse_rate("0.5").rate_per_s(9.0) == 0.5
+
+
+def test_a_burst_and_its_lull_bring_a_thousand_programs() -> None:
+    """Of a period, 7/18 is a burst of load 1.9, which brings 0.92 of its programs."""
+    programs = Source("react").programs(8000, 1)
+    pressure = Pressure("bursts", 0.8)
+    capacity = Machine(4).capacity_per_s(programs)
+    rate = pressure.rate_per_s(capacity)
+    times = [p.arrives_s * rate / 1000 for p in pressure.arrange(programs, capacity, 7)]
+    best = max(
+        sum((at - begin / 18) % 1 < 7 / 18 for at in times) / len(times) for begin in range(18)
+    )
+    assert best == pytest.approx(0.92, abs=0.06)
+
+
+# -- runs ------------------------------------------------------------------------------
+
+
+def test_all_policies_of_a_seed_see_the_same_programs() -> None:
+    first, second, third, fourth = small("fcfs", "atlas", seeds=2)
+    assert [first.policy, second.policy] == ["fcfs", "atlas"]
+    assert arrivals(first) == arrivals(second)
+    assert arrivals(third) == arrivals(fourth) != arrivals(first)
+
+
+def test_an_unknown_workload_or_depth_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'tea'.*chat"):
+        Source("tea")
+    with pytest.raises(ConfigError, match="unknown depth 'deep'; known: steps, virtual"):
+        Machine(depth="deep")
+    with pytest.raises(ConfigError, match="at least one call"):
+        Machine(batch=0)
+
+
+def test_processes_change_nothing_but_the_time() -> None:
+    specs = small("fcfs", "atlas", loads=("0.9", "1.3"))
+    ticks: list[int] = []
+    alone = {result.spec: result.summary for result in run_all(specs, 1, ticks.append)}
+    assert sum(ticks) == 80
+    together = {result.spec: result.summary for result in run_all(specs, 2, lambda more: None)}
+    assert together == alone
+
+
+def test_who_stops_listening_stops_the_processes(tmp_path: Path) -> None:
+    results = run_all(small("fcfs", "atlas", loads=("0.8", "0.9", "1.0")), 2, lambda more: None)
+    assert next(results).summary.programs == 20
+    results.close()
+    assert next(results, None) is None
+
+
+def test_an_error_in_a_process_is_raised_here() -> None:
+    bad = [replace(spec, scheduler=SchedulerConfig(policy="lifo")) for spec in small("a", "b")]
+    with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
+        list(run_all(bad, 2, lambda more: None))
+
+
+# -- traces ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Source:
+    """Four programs of one call each, a second apart, in a session of their own."""
+    line = '{{"session_id": "{0}", "timestamp": {0}, "usage": {1}}}'
+    usage = '{"prompt_tokens": 9, "completion_tokens": 40}'
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(line.format(i, usage) for i in range(4)), encoding="utf-8")
+    return Source("log", path)
+
+
+def test_programs_of_a_trace_come_in_another_order_for_each_seed(log: Source) -> None:
+    held = {program.program_id for program in log.trace().programs}
+    orders = {tuple(p.program_id for p in log.programs(None, seed)) for seed in range(9)}
+    assert len(orders) > 1
+    assert all(set(order) == held for order in orders)
+    assert [p.program_id for p in log.programs(2, 5)] == [
+        p.program_id for p in log.programs(None, 5)[:2]
+    ]
+
+
+def test_programs_of_a_trace_come_again_once_all_have_come(log: Source) -> None:
+    ids = [program.program_id for program in log.programs(10, 0)]
+    assert len(set(ids)) == log.count(10) == 10
+    assert [sorted(ids[:4])] * 2 == [
+        sorted(name.removesuffix(f"#{again}") for name in ids[4 * again : 4 * again + 4])
+        for again in (0, 1)
+    ]
+
+
+def test_recorded_programs_come_as_they_stand(log: Source) -> None:
+    setting = Setting(log, Pressure("recorded"), 10)
+    assert setting.count == 4
+    assert setting.arrivals(Machine(), 3) == log.trace().programs
+
+
+def test_sleeping_programs_bring_their_work_late() -> None:
+    """Two programs arrive at 0 and 10 s: a call of 5 s, and after a gap another one."""
+
+    def arrive(gap_s: float) -> list[ProgramShape]:
+        calls = (CallShape(5), CallShape(5, after=(0,), gap_s=gap_s))
+        return [ProgramShape(f"{at_s}", "two", calls, arrives_s=at_s) for at_s in (0.0, 10.0)]
+
+    assert share_in_time(arrive(0), 1.0) == 0.5
+    assert share_in_time(arrive(3), 1.0) == 0.35
+    assert share_in_time(arrive(60), 1.0) == 0.25
+
+
+# -- guesses of sizes ------------------------------------------------------------------
+
+
+def test_only_policies_with_hints_are_told_sizes() -> None:
+    plain, told, best = small("fcfs", "fcfs+hints", "srpt+hints")
+    assert [spec.policy for spec in (plain, told, best)] == ["fcfs", "fcfs+hints", "srpt+hints"]
+    assert [spec.scheduler.policy for spec in (told, best)] == ["fcfs", "srpt"]
+    assert {program.hint_tokens for program in arrivals(plain)} == {None}
+    assert all(program.hint_tokens for program in arrivals(told))
+    assert [replace(p, hint_tokens=None) for p in arrivals(told)] == arrivals(plain)
+    assert do(told).summary == do(plain).summary
+
+
+def test_hints_are_as_good_as_they_are_said_to_be() -> None:
+    settings = [Setting(REACT, Pressure.parse("0.9"), 20)]
+    machine = Machine(batch=4)
+    spec, other = (
+        grid(settings, ["plas+hints"], [seed], SchedulerConfig(), machine, 1.0)[0]
+        for seed in (0, 1)
+    )
+    for program in arrivals(spec):
+        assert program.hint_tokens == pytest.approx(program.output_tokens)
+    assert arrivals(spec) != arrivals(other)
+
+
+# -- comparison ------------------------------------------------------------------------
+
+
+def test_ratios_are_to_the_baseline_of_the_same_seed() -> None:
+    specs = small("fcfs", "srpt", seeds=2)
+    results = [do(spec) for spec in specs]
+    base, best = cells(results, [specs[0].setting], ["fcfs", "srpt"], "fcfs")
+    assert base.ratios("mean_s") == [1.0, 1.0]
+    expected = [results[1 + i].summary.mean_s / results[i].summary.mean_s for i in (0, 2)]
+    assert best.ratios("mean_s") == pytest.approx(expected)
+
+
+def test_what_was_not_done_is_left_out() -> None:
+    specs = small("fcfs", "atlas", seeds=2)
+    found = cells([do(specs[1])], [specs[0].setting], ["fcfs", "atlas"], "fcfs")
+    assert [cell.policy for cell in found] == ["atlas"]
+    assert found[0].ratios("mean_s") == []
+    assert math.isnan(found[0].median_ratio("mean_s"))
+
+
+def test_throughput_at_equal_latency_is_interpolated() -> None:
+    found = [
+        *(cell(load, "fcfs", y) for load, y in ((0.6, 0.1), (0.8, 0.2), (1.0, 0.4))),
+        *(cell(load, "atlas", y) for load, y in ((0.6, 0.1), (0.8, 0.1), (1.0, 0.3))),
+        *(cell(load, "srpt", 0.1) for load in (0.6, 0.8, 1.0)),
+        *(cell(load, "mlfq", 0.3) for load in (0.6, 0.8, 1.0)),
+    ]
+    answers = {a.policy: a for a in sustained(found, "fcfs", 2.0, relative=True)}
+    assert {a.limit_s for a in answers.values()} == {0.2}
+    assert answers["fcfs"].load == pytest.approx(0.8)
+    assert answers["atlas"].load == pytest.approx(0.9)
+    assert answers["atlas"].ratio == pytest.approx(0.9 / 0.8)
+    assert (answers["srpt"].bound, answers["srpt"].load) == (">=", 1.0)
+    assert (answers["mlfq"].bound, answers["mlfq"].load) == ("<", 0.6)
+
+
+def test_throughput_needs_two_loads() -> None:
+    assert sustained([cell(0.9, "fcfs", 0.1)], "fcfs", 2.0, relative=True) == []

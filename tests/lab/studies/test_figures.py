@@ -1,0 +1,83 @@
+"""The paper's toy figures as decisions. Conventions: `agentrt.lab.studies.figures`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.lab.studies.figures import FIGURE_2, FIGURE_19, Toy
+from agentrt.lab.studies.orders import FIGURE_9, critical_path_order, in_order, search
+from agentrt.lab.studies.toys import ToyCall, ToyProgram
+
+
+@pytest.mark.parametrize(
+    ("toy", "policy", "waiting"),
+    [
+        (FIGURE_2, "fcfs", 18),
+        (FIGURE_2, "mlfq", 18),
+        (FIGURE_2, "plas", 12),
+        # Programs without parallel calls: the longest path is the sum.
+        (FIGURE_2, "atlas", 12),
+        # 1. A starts two calls of one step; B starts one of three.
+        # 2. A's first call leads to one of one step, and that to one of two.
+        # 3. Under MLFQ each of A's later calls interrupts B; under ATLAS they rank behind.
+        (FIGURE_19, "mlfq", 5),
+        (FIGURE_19, "atlas", 3),
+    ],
+)
+def test_waiting(toy: Toy, policy: str, waiting: int) -> None:
+    assert toy.run(policy).waiting == waiting
+
+
+def test_figure_2_orders_the_policies_alike_under_one_common_convention() -> None:
+    toy = replace(FIGURE_2, quanta={}, other_quanta=(1, 2))
+    assert [toy.run(policy).waiting for policy in ("fcfs", "mlfq", "plas")] == [18, 18, 14]
+
+
+def test_the_convention_is_told_with_the_number() -> None:
+    told = FIGURE_2.run("mlfq").to_dict()
+    assert list(told) == ["policy", "waiting", "convention"]
+    assert told["convention"]["quanta"] == [1, 2, None]
+    assert FIGURE_2.convention("fcfs")["quanta"] is None
+    assert FIGURE_19.convention("atlas")["counted"] == ["B"]
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
+        FIGURE_2.run("lifo")
+
+
+def test_figure_9() -> None:
+    found = search()
+    assert (found.best.makespan, found.worst.makespan) == (11, 14)
+    assert found.orders == 720
+    # No schedule at all is shorter than the critical path.
+    assert found.critical_first.makespan == FIGURE_9.ideal == 11
+    assert critical_path_order(FIGURE_9) == (0, 3, 1, 2, 4, 5)
+
+
+def test_an_order_runs_its_first_ready_calls() -> None:
+    fork = ToyProgram("P", (ToyCall(1), ToyCall(2, (0,)), ToyCall(1, (0,))))
+    assert in_order(fork, (2, 1, 0), 1).timeline == [["P0"], ["P2"], ["P1"], ["P1"]]
+
+
+def test_figure_2_fcfs_is_blocked_at_the_head_of_the_line() -> None:
+    result = FIGURE_2.run("fcfs").result
+    # C and D start only as A's and B's first calls end, at 3 and 4, as drawn.
+    assert result.timeline[2] == ["A0", "B0"]
+    assert result.timeline[3] == ["A0", "C0"]
+    assert result.timeline[4] == ["C1", "D0"] or "D0" in result.timeline[4]
+
+
+def test_plas_and_atlas_differ_where_calls_are_parallel() -> None:
+    """A wide program is charged for its width by PLAS' sum, not by ATLAS' path."""
+    wide = ToyProgram("W", (*(ToyCall(2) for _ in range(4)), ToyCall(4, (0, 1, 2, 3))))
+    other = ToyProgram.chain("O", [3, 3, 3])
+
+    def end_of_wide(policy: str) -> int:
+        toy = replace(FIGURE_19, programs=(wide, other), counted=("W",), other_quanta=(2,) * 4)
+        return toy.run(policy).result.ends["W"]
+
+    assert end_of_wide("atlas") < end_of_wide("plas")
