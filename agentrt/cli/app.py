@@ -1,22 +1,26 @@
 """The ``agentrt`` command: its subcommands by name, and one place where errors end.
 
-Subcommands load when they run, so that ``agentrt --help`` answers at once.
+Subcommands load when they run, so that ``agentrt --help`` answers at once. Those of the
+laboratory are there where its package is: an installation may leave it out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 
 import click
 
 from agentrt import __version__
 from agentrt.cli.faults import exit_code_of
 
-COMMANDS: dict[str, tuple[str, str]] = {
+_PRODUCT = {
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
     "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
-    "keys": ("agentrt.cli.keys:keys", "Make API keys for a server's tenants."),
+    "keys": ("agentrt.cli.serve:keys", "Make API keys for a server's tenants."),
+}
+_LABORATORY = {
     "simulate": (
         "agentrt.lab.commands.simulate:simulate",
         "Study policies in virtual time, without a model.",
@@ -27,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure how long an engine's steps take.",
     ),
 }
+COMMANDS = _PRODUCT | (_LABORATORY if find_spec("agentrt.lab") else {})
 """Subcommands: name → (``module:attribute``, one line for ``agentrt --help``)."""
 
 

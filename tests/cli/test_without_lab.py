@@ -1,0 +1,97 @@
+"""The product runs where the laboratory is left out, and the tests with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("executors", "graph", "integrations", "serving")
+
+# An editable installation would find what the copy lacks in the checkout.
+PRELUDE = """
+import sys
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in repr(one)]
+"""
+CALL = """
+from agentrt.cli.app import call
+sys.exit(call(sys.argv[1:]))
+"""
+# Calls are answered from a script; nothing of vLLM is loaded.
+RUN = """
+from agentrt.executors.vllm import engine
+from agentrt.testing.scripted import ScriptedExecutor
+engine.VLLMEngine = lambda options: ScriptedExecutor(lambda call: "done")
+"""
+PROGRAM = """
+from agentrt import program
+
+@program
+async def one(ctx):
+    return (await ctx.llm("well?")).text
+"""
+IMPORT_ALL = """
+import importlib, pkgutil
+import agentrt
+
+def failed(name):
+    raise
+
+for found in pkgutil.walk_packages(agentrt.__path__, "agentrt.", failed):
+    try:
+        importlib.import_module(found.name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("agentrt"):
+            raise  # of another package: that of an extra which is not installed
+print(sum(name.startswith("agentrt.") for name in sys.modules))
+"""
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package without `agentrt.lab`."""
+    root = tmp_path_factory.mktemp("product")
+    ignored = shutil.ignore_patterns("lab", "__pycache__", *ROOMS)
+    shutil.copytree(ROOT / "agentrt", root / "agentrt", ignore=ignored)
+    for room in ROOMS:
+        shutil.copytree(
+            ROOT / room, root / "agentrt" / room, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    return root
+
+
+def run(product: Path, script: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PRELUDE + script, *args],
+        cwd=product,
+        env={**os.environ, "PYTHONPATH": str(product)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_lists_the_commands_that_are_there(product: Path) -> None:
+    done = run(product, CALL, "--help")
+    listed = done.stdout.partition("Commands:")[2].strip().splitlines()
+    assert [line.split()[0] for line in listed] == ["run", "serve", "keys"]
+    refused = run(product, CALL, "simulate")
+    assert refused.returncode == 2
+    assert "no such command 'simulate'; there is: run, serve, keys" in refused.stderr
+
+
+def test_a_program_runs(product: Path) -> None:
+    (product / "prog.py").write_text(PROGRAM, encoding="utf-8")
+    done = run(product, RUN + CALL, "run", "prog.py")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_every_module_is_imported(product: Path) -> None:
+    done = run(product, IMPORT_ALL)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 150
