@@ -6,6 +6,6 @@ from __future__ import annotations
 def main() -> None:
     """The entry point of the ``agentrt`` command."""
     from agentrt.cli.app import call
-    from agentrt.cli.interrupts import leave
+    from agentrt.cli.signals import leave
 
     leave(call())

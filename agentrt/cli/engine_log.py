@@ -1,4 +1,4 @@
-"""Keeps the terminal clean while an engine starts: its noise goes into a log file.
+"""Starts an engine with its output in a log file, so that the terminal stays clean.
 
 vLLM, torch and their child processes write to the file descriptors 1 and 2 themselves, so
 those are what is moved. A child keeps the log for its life; this process gets its own
@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TextIO
+
+from agentrt.errors import EngineStartError, ModelLoadError
+from agentrt.executors.base import Progress
+from agentrt.runtime import Runtime
 
 _ENVIRONMENT = {
     # vLLM would log to stdout, which is the program's.
@@ -22,6 +26,20 @@ _ENVIRONMENT = {
     # child would be seen here. `vllm serve` spawns, too.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
+
+
+_MODELS_FAULT = (
+    "AttributeError",
+    "FileNotFoundError",
+    "KeyError",
+    "NotImplementedError",
+    "OSError",
+    "SafetensorError",
+    "TypeError",
+    "ValueError",
+    "ValidationError",
+)
+"""What an engine raises when its model or options are at fault; else it is the machine."""
 
 
 class EngineLog:
@@ -94,3 +112,44 @@ class EngineLog:
 def _flush(*streams: TextIO) -> None:
     for stream in streams:
         stream.flush()
+
+
+async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> None:
+    """Open the runtime, with the engine's output in ``log``. Raises what its start raises."""
+    with log.collect():
+        try:
+            await runtime.open(progress)
+        except EngineStartError as error:
+            raise _explained(error, log) from error
+
+
+def _explained(error: EngineStartError, log: EngineLog) -> EngineStartError | ModelLoadError:
+    """The error with its cause from the log; a `ModelLoadError` where that is the cause."""
+    cause = root_cause(log.lines())
+    if cause is None:
+        return EngineStartError(f"{error} ({log.name_it()})")
+    text = f"the engine did not start: {cause} ({log.name_it()})"
+    kind = cause.split(":")[0].rpartition(".")[2]
+    return ModelLoadError(text) if kind in _MODELS_FAULT else EngineStartError(text)
+
+
+def root_cause(lines: Sequence[str]) -> str | None:
+    """The error that a log's first traceback ends with; later ones follow from it.
+
+    vLLM puts its own prefix, which ends with ``]``, before each line of a traceback.
+    """
+    inside = False
+    for line in lines:
+        text = _without_prefix(line)
+        if text.startswith("Traceback (most recent call last)"):
+            inside = True
+        elif inside and text and not text.startswith((" ", "|", "+")):
+            return text.strip()
+    return None
+
+
+def _without_prefix(line: str) -> str:
+    if not line.startswith("("):
+        return line
+    head, bracket, tail = line.partition("] ")
+    return tail if bracket and ".py:" in head else line

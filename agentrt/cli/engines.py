@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
+from agentrt.cli.options import DEFAULT_ROUTER
+from agentrt.cli.values import read_quanta
+from agentrt.errors import ConfigError, ModelLoadError, UsageError
+from agentrt.executors import memory
+from agentrt.executors.base import Executor, Progress
+from agentrt.executors.replicas import ReplicaSet
+from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
+from agentrt.executors.vllm import engine
+from agentrt.executors.vllm.footprint import check_memory, footprint, free_memory
+from agentrt.executors.vllm.options import EngineOptions, check_model
+from agentrt.router import make_router
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import policy_class
 
-from agentrt.cli.options import RunOption
-
-if TYPE_CHECKING:
-    from agentrt.executors.base import Executor, Progress
-    from agentrt.executors.vllm.options import EngineOptions
-
-    _Warm = Callable[[EngineOptions], EngineOptions]
-
-_DEFAULT_ROUTER = "agentix"
+_Warm = Callable[[EngineOptions], EngineOptions]
 _COUNTED = re.compile(r"(?P<model>.+?)(?:=(?P<count>\d+))?")
 
 
@@ -42,7 +49,7 @@ class Fleet:
     """
 
     replicas: int = 1
-    router: str = _DEFAULT_ROUTER
+    router: str = DEFAULT_ROUTER
     others: tuple[Others, ...] = ()
     cluster: str | None = None
 
@@ -52,63 +59,14 @@ class Fleet:
         return self.replicas + sum(other.count for other in self.others)
 
 
-def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--replicas``, ``--replica``, ``--router`` and ``--cluster``."""
-    options = (
-        click.option(
-            "--replicas",
-            type=click.IntRange(min=1),
-            default=1,
-            metavar="N",
-            cls=RunOption,
-            group="Engine",
-            help="Run N engines, each with its own memory and share of the cores, or its own "
-            "GPUs. A call whose engine dies runs again on another.  [default: 1]",
-        ),
-        click.option(
-            "--replica",
-            "others",
-            multiple=True,
-            metavar="'MODEL[=N] [VLLM_FLAGS]'",
-            cls=RunOption,
-            group="Engine",
-            help="Run N engines of another model, too, for the calls that name it. Repeat it for "
-            "more models.  [N: 1]",
-        ),
-        click.option(
-            "--router",
-            metavar="NAME",
-            cls=RunOption,
-            group="Engine",
-            help="Which replica runs a call: agentix (long calls at their program's home), cost "
-            "(where it is expected to end first), least-used, prefix, round-robin; with options "
-            f"as agentix:threshold=4096.  [default: {_DEFAULT_ROUTER}]",
-        ),
-        click.option(
-            "--cluster",
-            metavar="ADDRESS",
-            cls=RunOption,
-            group="Engine",
-            help="Run the engines on the nodes of a Ray cluster: auto, HOST:PORT, or "
-            "ray://HOST:PORT.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 def read_fleet(options: dict[str, Any]) -> Fleet:
     """The options, checked as far as can be without an engine.
 
     Raises `ConfigError` and `ModelLoadError` for what cannot be.
     """
-    from agentrt.errors import ConfigError
-    from agentrt.router import make_router
-
     others = tuple(_others(text) for text in options["others"])
     router, cluster = options["router"], options["cluster"]
-    fleet = Fleet(options["replicas"], router or _DEFAULT_ROUTER, others, cluster)
+    fleet = Fleet(options["replicas"], router or DEFAULT_ROUTER, others, cluster)
     if router is not None:
         make_router(router)
         if fleet.size == 1:
@@ -121,9 +79,6 @@ def read_fleet(options: dict[str, Any]) -> Fleet:
 
 
 def _others(text: str) -> Others:
-    from agentrt.errors import ConfigError
-    from agentrt.executors.vllm.options import check_model
-
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -141,12 +96,8 @@ def make_executor(options: EngineOptions, fleet: Fleet, notice: Progress) -> Exe
     Raises `ConfigError` for GPUs that are not there, and `EngineStartError` where memory is
     short.
     """
-    from agentrt.executors.replicas import ReplicaSet
-    from agentrt.executors.vllm.engine import VLLMEngine
-    from agentrt.router import make_router
-
     if fleet.size == 1 and fleet.cluster is None:
-        return VLLMEngine(options)
+        return engine.VLLMEngine(options)
     router = make_router(fleet.router)
     scheduling, own = options.scheduler, replace(options.scheduler, history=None)
     options = replace(options, scheduler=own, kv_events=router.reads_blocks)
@@ -158,13 +109,10 @@ def make_executor(options: EngineOptions, fleet: Fleet, notice: Progress) -> Exe
 
 def _warm(history: str | None, options: EngineOptions) -> EngineOptions:
     """The options of an engine that starts now: it knows what the history file says by now."""
-    from agentrt.errors import ConfigError
-    from agentrt.executors.memory import read
-
     # A file that was sound at the start, and is not any more, does not keep an engine from
     # coming back.
     with contextlib.suppress(ConfigError):
-        return options if history is None else replace(options, learned=read(Path(history)))
+        return options if history is None else replace(options, learned=memory.read(Path(history)))
     return options
 
 
@@ -180,29 +128,20 @@ def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
 
 def _here(engines: list[EngineOptions], warm: _Warm) -> Callable[[int], Executor]:
     """Engines on this machine: on its GPUs, if it has any, else within its memory."""
-    from agentrt.cli.machine import count_gpus
-    from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
-    from agentrt.executors.vllm.engine import VLLMEngine
-    from agentrt.executors.vllm.footprint import check_memory, footprint, free_memory
-
     present = count_gpus()
     if present:
-        import os
-
         visible = visible_devices(present, os.environ)
         devices = assign_devices(visible, [gpus_each(one.flags) for one in engines])
         placed = [replace(one, device_ids=ids) for one, ids in zip(engines, devices, strict=True)]
-        return lambda index: VLLMEngine(warm(placed[index]))
+        return lambda index: engine.VLLMEngine(warm(placed[index]))
     check_memory([footprint(one) for one in engines], free_memory())
-    return lambda index: VLLMEngine(warm(engines[index]))
+    return lambda index: engine.VLLMEngine(warm(engines[index]))
 
 
 def _on_cluster(
     engines: list[EngineOptions], fleet: Fleet, warm: _Warm
 ) -> Callable[[int], Executor]:
     from agentrt.executors.ray import Cluster, RayEngine
-    from agentrt.executors.replicas.devices import gpus_each
-    from agentrt.executors.vllm.footprint import footprint
 
     assert fleet.cluster is not None
     cluster = Cluster(
@@ -216,12 +155,6 @@ def _on_cluster(
 
 def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOptions:
     """Everything about the engine that can be refused without starting it."""
-    from agentrt.cli.values import read_quanta
-    from agentrt.errors import ModelLoadError
-    from agentrt.executors.vllm.options import EngineOptions, check_model
-    from agentrt.scheduler.config import SchedulerConfig
-    from agentrt.scheduler.policies import policy_class
-
     policy_class(options["policy"])
     settings: dict[str, Any] = {"policy": options["policy"], "retention": options["retention"]}
     if options["quanta"] is not None:
@@ -247,10 +180,6 @@ def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOpt
 
 
 def _history(path: Path, options: dict[str, Any]) -> str:
-    from agentrt.errors import UsageError
-    from agentrt.executors.memory import read
-    from agentrt.scheduler.policies import policy_class
-
     policy, retention = options["policy"], options["retention"]
     learns = policy_class(policy).learns
     # Of several engines the file has what the policy learns, and not what a retention does.
@@ -265,5 +194,20 @@ def _history(path: Path, options: dict[str, Any]) -> str:
             f"--history is for --policy adaptive and --retention cost; {policy} learns nothing, "
             f"and {retention} does not either"
         )
-    read(path)
+    memory.read(path)
     return str(path.resolve())
+
+
+def count_gpus() -> int:
+    """The NVIDIA GPUs of this machine, all that its driver shows. Loads nothing."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return 0
+    try:
+        done = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return sum(line.startswith("GPU ") for line in lines)

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrt.cli.dashboard import shown
-from agentrt.cli.drain import Drain
-from agentrt.cli.engine_log import EngineLog
+from agentrt.cli.engine_log import EngineLog, start_engine
 from agentrt.cli.human import Human
-from agentrt.cli.plan import Plan, Start
-from agentrt.cli.report import Outcome
+from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.cli.screen import Screen
-from agentrt.cli.watch import Watch, lent, watching
-from agentrt.errors import EngineStartError, ModelLoadError
+from agentrt.cli.signals import Drain
+from agentrt.cli.watch import Watch, watching
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime import Runtime
-from agentrt.runtime.run import Run
-
-_MODELS_FAULT = (
-    "AttributeError",
-    "FileNotFoundError",
-    "KeyError",
-    "NotImplementedError",
-    "OSError",
-    "SafetensorError",
-    "TypeError",
-    "ValueError",
-    "ValidationError",
-)
-"""What an engine raises when its model or options are at fault; else it is the machine."""
-
+from agentrt.runtime.run import Run, RunReport
 
 _THREADS = 32
 
@@ -57,6 +42,25 @@ class Job:
     timed_out: set[str] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command went: its runs, all ended, and what the engine said of itself.
+
+    ``questions`` are still to be answered by a human, and ``outside_calls`` were made where
+    no program could be found.
+    """
+
+    runs: Sequence[Run]
+    engine: Mapping[str, Any]
+    policy: str
+    questions: Sequence[OpenQuestion] = ()
+    outside_calls: int = 0
+
+    def reports(self) -> list[RunReport]:
+        """What each run cost, in the order of their start."""
+        return [run.report(run.ended_at or run.started_at) for run in self.runs]
+
+
 async def execute(
     job: Job, executor: Executor, screen: Screen, log: EngineLog, drain: Drain
 ) -> Outcome:
@@ -74,7 +78,7 @@ async def execute(
             return Outcome([], {}, policy, job.plan.questions)
         make_room(len(starts))
         with watching(runtime, screen) as watch:
-            await start_engine(runtime, screen, log)
+            await start_engine(runtime, screen.progress, log)
             try:
                 with drain.possible(partial(_drain, job, runtime, screen)):
                     async with shown(runtime, job.dashboard, screen.announce):
@@ -137,47 +141,6 @@ async def _finish(run: Run, job: Job) -> None:
         await asyncio.wait(late)
 
 
-async def start_engine(runtime: Runtime, screen: Screen, log: EngineLog) -> None:
-    """Open the runtime, the engine's noise in ``log``. Raises what the engine's start raises."""
-    with log.collect():
-        try:
-            await runtime.open(screen.progress)
-        except EngineStartError as error:
-            raise _explained(error, log) from error
-
-
-def _explained(error: EngineStartError, log: EngineLog) -> EngineStartError | ModelLoadError:
-    """The error with its cause from the log; a `ModelLoadError` where that is the cause."""
-    cause = root_cause(log.lines())
-    if cause is None:
-        return EngineStartError(f"{error} ({log.name_it()})")
-    text = f"the engine did not start: {cause} ({log.name_it()})"
-    kind = cause.split(":")[0].rpartition(".")[2]
-    return ModelLoadError(text) if kind in _MODELS_FAULT else EngineStartError(text)
-
-
-def root_cause(lines: Sequence[str]) -> str | None:
-    """The error that a log's first traceback ends with; later ones follow from it.
-
-    vLLM puts its own prefix, which ends with ``]``, before each line of a traceback.
-    """
-    inside = False
-    for line in lines:
-        text = _without_prefix(line)
-        if text.startswith("Traceback (most recent call last)"):
-            inside = True
-        elif inside and text and not text.startswith((" ", "|", "+")):
-            return text.strip()
-    return None
-
-
-def _without_prefix(line: str) -> str:
-    if not line.startswith("("):
-        return line
-    head, bracket, tail = line.partition("] ")
-    return tail if bracket and ".py:" in head else line
-
-
 def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str, Any]:
     """The engine for the JSON; ``table`` counts the programs that are still known to it.
 
@@ -197,3 +160,37 @@ def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str
         "requests": snapshot.get("requests"),
         "table": {"runtime": len(runtime.table), "engine": len(snapshot.get("programs", ()))},
     }
+
+
+@contextmanager
+def lent(runtime: Runtime) -> Iterator[None]:
+    """Meanwhile all chat models without an engine of their own use this one.
+
+    Only if the user's file has loaded LangChain: to load it takes a second.
+    """
+    if "langchain_core" not in sys.modules:
+        yield
+        return
+    from agentrt.integrations.langchain.portal import Portal
+    from agentrt.integrations.langchain.shared import lend
+
+    with lend(Portal.borrow(runtime)):
+        yield
+
+
+@asynccontextmanager
+async def shown(
+    runtime: Runtime, port: int | None, tell: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Serve the dashboard while the body runs; ``tell`` is told where. With None, do nothing.
+
+    Raises `ConfigError` where the port is not free.
+    """
+    if port is None:
+        yield
+        return
+    from agentrt.serving.observability.dashboard import dashboard
+
+    async with dashboard(runtime, port) as url:
+        tell(f"dashboard: {url}")
+        yield

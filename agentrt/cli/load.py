@@ -9,16 +9,30 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from glob import escape
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from agentrt.cli import project
 from agentrt.cli.faults import ImportFailedError
-from agentrt.cli.target import GraphTarget
 from agentrt.errors import AgentrtError, ProgramLoadError
 from agentrt.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTarget:
+    """A graph, its builder, or a function that makes one: ``value``, which is in ``path``.
+
+    ``name`` is its type if it has no name of its own.
+    """
+
+    value: Any
+    name: str
+    path: Path
+
 
 Found = Program | GraphTarget
 

@@ -1,8 +1,9 @@
-"""Options in groups, and ``--`` as the border to the engine's own flags."""
+"""Options in groups, those that commands share, and ``--`` as the border to the engine's flags."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import click
 
 ARGUMENTS = "agentrt.arguments"
 """Where the context's ``meta`` has a command's arguments as they were given."""
+DEFAULT_ROUTER = "agentix"
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class RunOption(click.Option):
@@ -54,76 +57,146 @@ def write_groups(
             formatter.write_dl(records)
 
 
-model_option = click.option(
+def grouped(group: str) -> Callable[..., Decorator]:
+    """As `click.option`, for options under the heading ``group``."""
+    return partial(click.option, cls=RunOption, group=group)
+
+
+def _together(*options: Decorator) -> Decorator:
+    """Several options as one decorator, listed in this order."""
+    return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
+
+
+engine, scheduling, langgraph = grouped("Engine"), grouped("Scheduling"), grouped("LangGraph")
+
+model_option = engine(
     "--model",
     metavar="MODEL",
-    cls=RunOption,
-    group="Engine",
     help="A folder or a Hugging Face name.  [default: a small model that fits this machine]",
 )
-batch_option = click.option(
+batch_option = engine(
     "--max-num-seqs",
     type=click.IntRange(min=1),
     metavar="B",
-    cls=RunOption,
-    group="Engine",
     help="How many calls run in one batch.",
 )
-
-
-def scheduling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of the scheduler inside each engine."""
-    policy = click.option(
+fleet_options = _together(
+    engine(
+        "--replicas",
+        type=click.IntRange(min=1),
+        default=1,
+        metavar="N",
+        help="Run N engines, each with its own memory and share of the cores, or its own "
+        "GPUs. A call whose engine dies runs again on another.  [default: 1]",
+    ),
+    engine(
+        "--replica",
+        "others",
+        multiple=True,
+        metavar="'MODEL[=N] [VLLM_FLAGS]'",
+        help="Run N engines of another model, too, for the calls that name it. Repeat it for "
+        "more models.  [N: 1]",
+    ),
+    engine(
+        "--router",
+        metavar="NAME",
+        help="Which replica runs a call: agentix (long calls at their program's home), cost "
+        "(where it is expected to end first), least-used, prefix, round-robin; with options "
+        f"as agentix:threshold=4096.  [default: {DEFAULT_ROUTER}]",
+    ),
+    engine(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Run the engines on the nodes of a Ray cluster: auto, HOST:PORT, or ray://HOST:PORT.",
+    ),
+)
+scheduling_options = _together(
+    scheduling(
         "--policy",
         default="atlas",
         metavar="NAME",
-        cls=RunOption,
-        group="Scheduling",
         help="adaptive, atlas, atlas-scalar, plas, mlfq, round-robin, program-fcfs, srtf, "
         "two-level, fcfs, or an installed one.  [default: atlas]",
-    )
-    quanta = click.option(
+    ),
+    scheduling(
         "--quanta",
         metavar="S,S,…",
-        cls=RunOption,
-        group="Scheduling",
         help="Seconds of service in each queue level but the last.",
-    )
-    beta = click.option(
+    ),
+    scheduling(
         "--beta",
         type=float,
         metavar="X",
-        cls=RunOption,
-        group="Scheduling",
         help="Promote a call once its program waited X times as long as it was served; inf: never.",
-    )
-    lane = click.option(
+    ),
+    scheduling(
         "--lane",
         type=float,
         metavar="X",
-        cls=RunOption,
-        group="Scheduling",
         help="The share of the batch that adaptive keeps for the oldest programs, to bound the "
         "tail; 0: none.  [default: 0.05]",
-    )
-    history = click.option(
+    ),
+    scheduling(
         "--history",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        cls=RunOption,
-        group="Scheduling",
         help="Keep what --policy adaptive and --retention cost learn in this file, over runs "
         "(with several engines: what adaptive learns on all of them).",
-    )
-    retention = click.option(
+    ),
+    scheduling(
         "--retention",
         type=click.Choice(["lru", "ttl", "cost"]),
         default="lru",
         metavar="NAME",
-        cls=RunOption,
-        group="Scheduling",
         help="Whose cached context goes first when memory is short: lru is vLLM's own order, ttl "
         "and cost keep that of programs in a tool call.  [default: lru]",
-    )
-    decorated: Callable[..., Any] = policy(quanta(beta(lane(history(retention(command))))))
-    return decorated
+    ),
+)
+graph_options = _together(
+    langgraph(
+        "--thread",
+        metavar="ID",
+        help="Run in this thread, which a checkpointer keeps. Without --input go on where it "
+        "stopped: after a kill, or at a question. With --n, instance 3 has the thread ID-3.",
+    ),
+    langgraph(
+        "--checkpointer",
+        metavar="memory|sqlite:FILE",
+        help="Where threads are kept: sqlite:FILE outlives the command, and loses no step when it "
+        "is killed.  [default: the graph's own, else memory]",
+    ),
+    langgraph(
+        "--interrupt-reply",
+        "interrupt_replies",
+        multiple=True,
+        metavar="[ID=]TEXT|JSON|@FILE",
+        help="Answers what the graph asks with interrupt(); repeat it for the next question. "
+        "Where several are open, ID= says which. true, false and null are JSON. Without it the "
+        "question is asked on the terminal.",
+    ),
+)
+
+
+def _port(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    """The port. Its value may be left out: then the option takes what comes after it."""
+    if value is None:
+        return None
+    if not value.isdecimal():
+        raise click.BadParameter(
+            f"{value!r} is no port: put --dashboard after the program, or give --dashboard=0"
+        )
+    if int(value) >= 2**16:
+        raise click.BadParameter(f"{value} is no port: give one below {2**16}")
+    return int(value)
+
+
+dashboard_option = grouped("Output")(
+    "--dashboard",
+    callback=_port,
+    is_flag=False,
+    flag_value="0",
+    default=None,
+    metavar="[PORT]",
+    help="Show programs, calls and engines in a browser while they run, at this port or any "
+    "free one (needs agentrt[serve]).",
+)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from agentrt.cli.human import Human
 from agentrt.program import Program
@@ -37,40 +37,26 @@ class OpenQuestion:
     answer_with: str
 
 
-class Plan(Protocol):
-    """The programs of a command.
+class Plan:
+    """The programs of a command: these ``starts``, which nothing follows.
 
     ``questions`` are those that nobody was there to answer. ``resumes`` has, by the ids of
     runs that came to no end, the commands that go on where they were.
     """
 
-    questions: list[OpenQuestion]
-    resumes: dict[str, str]
-
-    def opened(self, human: Human) -> AbstractAsyncContextManager[Sequence[Start]]:
-        """What to start first, checked, on the loop that it is to run on. It may be nothing."""
-
-    async def after(self, start: Start, run: Run) -> Start | None:
-        """What goes on where ``run`` has ended."""
-
-    def drain(self) -> None:
-        """Nothing goes on any more, and no human is asked: questions are left open."""
-
-
-class ProgramPlan:
-    """So many instances of one program."""
-
-    def __init__(self, program: Program, input: Any = None, n: int = 1) -> None:
+    def __init__(self, starts: Sequence[Start] = ()) -> None:
         self.questions: list[OpenQuestion] = []
         self.resumes: dict[str, str] = {}
-        self._starts = [Start(program, input)] * n
+        self._starts = starts
 
     @asynccontextmanager
     async def opened(self, human: Human) -> AsyncIterator[Sequence[Start]]:
+        """What to start first, checked, on the loop that it is to run on. It may be nothing."""
         yield self._starts
 
     async def after(self, start: Start, run: Run) -> Start | None:
+        """What goes on where ``run`` has ended."""
         return None
 
     def drain(self) -> None:
-        """Programs that run are all there is."""
+        """Nothing goes on any more, and no human is asked: questions are left open."""

@@ -1,58 +1,112 @@
-"""What a command says at its end: one JSON object, or tables for people."""
+"""The end of `agentrt run`: results on stdout, report and errors on stderr, an exit code."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections import Counter
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from agentrt.cli.elastic import Elastic, elastic_name
-from agentrt.cli.faults import summary
+from agentrt.cli.engine_log import EngineLog
+from agentrt.cli.execute import Job, Outcome
+from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, program_fault, summary
+from agentrt.cli.human import UnansweredError, as_line
 from agentrt.cli.plan import OpenQuestion
-from agentrt.cli.shares import Shares, split_wall
-from agentrt.graph import Node
-from agentrt.runtime.run import Run, RunReport, RunState
+from agentrt.cli.tables import print_report
+from agentrt.errors import ConfigError, EngineDiedError, NotServedError, ProgramError
+from agentrt.graph import write
+from agentrt.runtime.run import Run, RunState
 
-_EACH = 8
-"""Up to so many programs get a row each; of more, only the slowest few."""
-_SLOWEST = 3
-_PATH_NODES = 8
-_BAR_CELLS = 16
-_COLOURS = ("green", "yellow", "blue", "bright_black")
-_PARTS = ("service", "waiting", "tools", "other")
-_STATE_STYLES = {
-    "done": "green",
-    "failed": "red",
-    "cancelled": "yellow",
-    "interrupted": "magenta",
-}
+_FAULTS_SHOWN = 3
+"""Of many programs that failed, so many are shown in full."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a command went: its runs, all ended, and what the engine said of itself.
+def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as_json: bool) -> int:
+    """Write everything that a finished job has to show. Returns the exit code.
 
-    ``questions`` are still to be answered by a human, and ``outside_calls`` were made where
-    no program could be found.
+    Raises `ConfigError` if the graph cannot be written, after all else was.
     """
+    losers = [run for run in outcome.runs if failed(run)]
+    if as_json:
+        click.echo(json.dumps(to_json(outcome), default=plain, ensure_ascii=False))
+    else:
+        _print_results(outcome.runs)
+        print_report(outcome, console)
+    for run in losers[:_FAULTS_SHOWN]:
+        if run.id in job.plan.resumes:
+            click.echo(f"{run.id} can go on with: {job.plan.resumes[run.id]}", err=True)
+        click.echo(_fault(run, job, log), err=True)
+    if len(losers) > _FAULTS_SHOWN:
+        click.echo(f"error: {len(losers)} of {len(outcome.runs)} programs failed", err=True)
+    _tell_questions(outcome.questions)
+    _write_dag(job, outcome.runs)
+    return _code(losers) or (INTERRUPTED if outcome.questions else 0)
 
-    runs: Sequence[Run]
-    engine: Mapping[str, Any]
-    policy: str
-    questions: Sequence[OpenQuestion] = ()
-    outside_calls: int = 0
 
-    def reports(self) -> list[RunReport]:
-        """What each run cost, in the order of their start."""
-        return [run.report(run.ended_at or run.started_at) for run in self.runs]
+def _print_results(runs: Sequence[Run]) -> None:
+    # One that asks has no result yet; but a program may go on although it was not answered.
+    answered = [run for run in runs if run.state is not RunState.INTERRUPTED or run.result]
+    for run in answered:
+        if not failed(run):
+            text = _as_text(run.result)
+            click.echo(f"{run.id}: {text}" if len(answered) > 1 else text)
+
+
+def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
+    """What is to be answered, and by which command; a thread's questions are answered by one."""
+    for one in questions:
+        who = one.program or "it"
+        name = f" ({one.id})" if one.id else ""
+        told = f"{who} waits for a human in thread {one.thread}: {as_line(one.value, 200)}{name}"
+        click.echo(told, err=True)
+    for command in dict.fromkeys(one.answer_with for one in questions):
+        click.echo(f"go on with: {command}", err=True)
+
+
+def _as_text(result: Any) -> str:
+    """A result for people: text as it is, of a chat its last message, all else as JSON."""
+    if isinstance(result, str):
+        return result
+    if isinstance(result, dict) and list(result) == ["messages"] and result["messages"]:
+        text = getattr(result["messages"][-1], "text", "")
+        if isinstance(text, str) and text:
+            return str(text)
+    return json.dumps(tidy(result), default=plain, ensure_ascii=False)
+
+
+def _fault(run: Run, job: Job, log: EngineLog) -> str:
+    error = run.error
+    if error is None:
+        late = run.id in job.timed_out
+        why = f"took longer than {job.timeout:g} s (--timeout)" if late else "was cancelled"
+        return f"error: program {run.id} {why}"
+    if isinstance(error, UnansweredError):
+        return f"error: {error}"
+    if isinstance(error, NotServedError):
+        return f"error: program {run.id}: {error}, or start it with --model"
+    if isinstance(error, EngineDiedError):
+        return f"error: {summary(error)} ({log.name_it()})"
+    assert isinstance(error, Exception)
+    return program_fault(ProgramError(run.id, run.type, error))
+
+
+def _write_dag(job: Job, runs: Sequence[Run]) -> None:
+    if job.dag is None:
+        return
+    dags = [run.dag for run in runs]
+    try:
+        write(dags[0] if len(dags) == 1 else dags, job.dag)
+    except OSError as error:
+        raise ConfigError(f"--dag {str(job.dag)!r}: {error.strerror or error}") from error
+
+
+def _code(losers: Sequence[Run]) -> int:
+    if any(isinstance(run.error, UnansweredError | NotServedError) for run in losers):
+        return USAGE
+    return FAILED if losers else 0
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
@@ -98,139 +152,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value, key=str)
     return str(value)
-
-
-def print_report(outcome: Outcome, console: Console) -> None:
-    """Tables: what each program cost and where its time went, or the sum over many."""
-    reports = outcome.reports()
-    if not reports:
-        return
-    slowest = sorted(range(len(reports)), key=lambda i: -reports[i].wall_s)
-    shown = list(range(len(reports))) if len(reports) <= _EACH else slowest[:_SLOWEST]
-    if len(reports) > _EACH:
-        console.print(_summary_table(reports, outcome.policy))
-        console.print(f"the slowest {len(shown)}:")
-    chosen = [reports[i] for i in shown]
-    console.print(_time_table([outcome.runs[i] for i in shown], chosen))
-    console.print(_work_table(chosen))
-    path = _critical_path(outcome.runs[slowest[0]])
-    if path is not None:
-        console.print(path)
-    if count := outcome.outside_calls:
-        console.print(
-            f"{count} call{'s' * (count > 1)} came from outside every program (a thread pool of "
-            f"their own?): their parents are unknown"
-        )
-
-
-def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
-    table = _table("program", "state", "wall s", *_PARTS, bar=True)
-    for run, report in zip(runs, reports, strict=True):
-        end = run.started_at if run.ended_at is None else run.ended_at
-        shares = split_wall(run.dag, run.started_at, end)
-        table.add_row(
-            elastic_name(report.id),
-            Text(report.state, _STATE_STYLES.get(report.state, "")),
-            f"{report.wall_s:.2f}",
-            *(f"{seconds:.2f}" for seconds in _seconds(shares)),
-            Elastic(partial(share_bar, shares), _BAR_CELLS),
-        )
-    return table
-
-
-def _work_table(reports: Sequence[RunReport]) -> Table:
-    names = ("program", "calls", "tokens\nin", "cached", "out", "recomputed", "preempted")
-    table = _table(*names, "critical\npath s")
-    for one in reports:
-        counts = (one.calls, one.prompt_tokens, one.cached_tokens, one.output_tokens)
-        table.add_row(
-            elastic_name(one.id),
-            *map(str, counts),
-            str(one.recomputed_tokens),
-            str(one.preemptions),
-            f"{one.critical_path_s:.2f}",
-        )
-    return table
-
-
-def _summary_table(reports: Sequence[RunReport], policy: str) -> Table:
-    states = ", ".join(f"{n} {s}" for s, n in Counter(r.state for r in reports).items())
-    table = _table(f"{len(reports)} programs ({states})", "mean", "P95", "sum")
-    table.caption = f"policy {policy}; service and waiting are summed over a program's calls"
-    rows = {
-        "wall s": "wall_s",
-        "service s": "service_s",
-        "waiting s": "waiting_s",
-        "tools s": "interrupt_s",
-        "critical path s": "critical_path_s",
-        "calls": "calls",
-        "tokens in": "prompt_tokens",
-        "cached tokens": "cached_tokens",
-        "tokens out": "output_tokens",
-        "recomputed tokens": "recomputed_tokens",
-        "tokens lost in gaps": "lost_tokens",
-        "preemptions": "preemptions",
-    }
-    for label, name in rows.items():
-        values = sorted(float(getattr(report, name)) for report in reports)
-        numbers = (sum(values) / len(values), percentile(values, 95), sum(values))
-        table.add_row(label, *(f"{number:.2f}" for number in numbers))
-    return table
-
-
-def _table(*columns: str, bar: bool = False) -> Table:
-    """A table whose widest columns give way first: ids and the bar, long before figures."""
-    table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
-    colours = dict(zip(_PARTS, _COLOURS, strict=True)) if bar else {}
-    for index, name in enumerate(columns):
-        left = index == 0 or name == "state"
-        header = Text(name, f"bold {colours.get(name, '')}")
-        table.add_column(header, justify="left" if left else "right")
-    if bar:
-        table.add_column("of wall time")
-    return table
-
-
-def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:
-    """A bar of ``cells`` cells, coloured by share. Rounding never loses a cell."""
-    seconds = _seconds(shares)
-    whole = sum(seconds)
-    bar, filled, so_far = Text(), 0, 0.0
-    for part, colour, glyph in zip(seconds, _COLOURS, "█▓▒░", strict=True):
-        so_far += part
-        until = round(cells * so_far / whole) if whole > 0 else 0
-        bar.append(glyph * (until - filled), colour)
-        filled = until
-    return bar
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The smallest value that ``percent`` of the ordered values do not exceed."""
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-
-def _seconds(shares: Shares) -> tuple[float, float, float, float]:
-    return shares.service, shares.waiting, shares.tools, shares.other
-
-
-def _critical_path(run: Run) -> Text | None:
-    """The program's longest path of service, as a chain of nodes; a long one loses its middle."""
-    path = run.dag.critical_path()
-    if not path.nodes:
-        return None
-    steps = [_step(run.dag.node(node_id)) for node_id in path.nodes]
-    if len(steps) > _PATH_NODES:
-        half = _PATH_NODES // 2
-        steps = [*steps[:half], f"… {len(steps) - 2 * half} more …", *steps[-half:]]
-    text = Text(f"critical path of {run.id}, {path.seconds:.2f} s of service: ", "bold")
-    return text.append(" → ".join(steps), "not bold")
-
-
-def _step(node: Node) -> str:
-    scope = node.scope.rpartition("/")[2]
-    name = " ".join(node.name.split())
-    name = name if len(name) <= 24 else f"{name[:23]}…"
-    return f"{scope}/{name} {node.service_s:.2f} s" if scope else f"{name} {node.service_s:.2f} s"
 
 
 def failed(run: Run) -> bool:

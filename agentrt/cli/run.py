@@ -7,25 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrt.cli.dashboard import check_dashboard, dashboard_option
-from agentrt.cli.engines import (
-    Fleet,
-    engine_options,
-    fleet_options,
-    make_executor,
-    read_fleet,
-)
-from agentrt.cli.graphflags import check_no_graph_flags, graph_options, graph_terms
 from agentrt.cli.options import (
     ARGUMENTS,
     RunCommand,
-    RunOption,
     batch_option,
+    dashboard_option,
+    fleet_options,
+    graph_options,
+    grouped,
     model_option,
     scheduling_options,
 )
 
 if TYPE_CHECKING:
+    from agentrt.cli.engines import Fleet
     from agentrt.cli.execute import Job
     from agentrt.cli.load import Found
     from agentrt.cli.plan import Plan
@@ -48,55 +43,50 @@ Exit codes: 0 every program gave its result; 1 a program or the engine failed;
 it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
 SIGTERM lets the programs finish and starts nothing new; a second one stops them.
 """
+_program, _output = grouped("Program"), grouped("Output")
+_GRAPH_FLAGS = {
+    "thread": "--thread",
+    "checkpointer": "--checkpointer",
+    "interrupt_replies": "--interrupt-reply",
+}
 
 
 @click.command(cls=RunCommand, epilog=_EPILOG)
 @click.argument("target", metavar="PROGRAM.py[:NAME]")
-@click.option(
+@_program(
     "--input",
     "input_text",
     metavar="TEXT|JSON|@FILE",
-    cls=RunOption,
-    group="Program",
     help="The program's input. What begins with { or [ is JSON; @FILE is a file's content, JSON "
     "if it ends in .json; @@ stands for one @; all else is text: for a graph with messages, what "
     "the user says.",
 )
-@click.option(
+@_program(
     "--n",
-    "n",
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    cls=RunOption,
-    group="Program",
     help="Run N instances at once, each with the same input.  [default: 1]",
 )
-@click.option(
+@_program(
     "--human",
     "answers",
     multiple=True,
     metavar="TEXT",
-    cls=RunOption,
-    group="Program",
     help="An answer, in advance, to a question that the program asks a human; repeat it for the "
     "next one. Without it the question is asked on the terminal.",
 )
-@click.option(
+@_program(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    cls=RunOption,
-    group="Program",
     help="Cancel a program that takes longer.",
 )
-@click.option(
+@_program(
     "--seed",
     type=int,
     default=0,
     metavar="N",
-    cls=RunOption,
-    group="Program",
     help="Makes sampled calls repeatable.  [default: 0]",
 )
 @scheduling_options
@@ -104,28 +94,22 @@ SIGTERM lets the programs finish and starts nothing new; a second one stops them
 @model_option
 @batch_option
 @fleet_options
-@click.option(
+@_output(
     "--dag",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    cls=RunOption,
-    group="Output",
     help="Write the execution graph: .json for data, .mmd for a Mermaid drawing.",
 )
-@click.option(
+@_output(
     "--json",
     "as_json",
     is_flag=True,
-    cls=RunOption,
-    group="Output",
     help="Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
 )
 @dashboard_option
-@click.option(
+@_output(
     "--verbose",
     is_flag=True,
-    cls=RunOption,
-    group="Output",
     help="Show vLLM's own log on stderr, and no live view.",
 )
 def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
@@ -138,6 +122,7 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     What follows -- goes to vLLM as it is, as flags of 'vllm serve'.
     """
     # Here and not above, so that --help does not pay for it.
+    from agentrt.cli.engines import engine_options, read_fleet
     from agentrt.cli.load import load_program
 
     options_of_engine = engine_options(options, engine_flags)
@@ -149,15 +134,13 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
 
 def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
     """What to start, checked as far as can be without running it."""
-    from agentrt.cli.plan import ProgramPlan
-    from agentrt.cli.target import GraphTarget
+    from agentrt.cli.load import GraphTarget
+    from agentrt.cli.plan import Plan, Start
 
     if not isinstance(found, GraphTarget):
-        check_no_graph_flags(options, found.name)
-        _check_input(found, given)
-        return ProgramPlan(found, given, options["n"])
-    from agentrt.cli.again import Invocation
-    from agentrt.cli.graphplan import GraphPlan
+        _check_program(found, given, options)
+        return Plan([Start(found, given)] * options["n"])
+    from agentrt.cli.graph_plan import GraphPlan, Invocation, graph_terms
 
     arguments = click.get_current_context().meta[ARGUMENTS]
     return GraphPlan(found, graph_terms(options, given), Invocation(arguments))
@@ -165,16 +148,23 @@ def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
 
 def _check_values(options: dict[str, Any]) -> Any:
     """The input, read; other values that can be refused at once are."""
-    from agentrt.cli.values import check_dag_path, read_input
+    from agentrt.cli.values import check_dag_path, check_dashboard, read_input
 
     check_dag_path(options["dag"])
     check_dashboard(options["dashboard"])
     return read_input(options["input_text"])
 
 
-def _check_input(program: Program, given: Any) -> None:
+def _check_program(program: Program, given: Any, options: dict[str, Any]) -> None:
+    """Raise `UsageError` for options and an input that this program cannot have."""
     from agentrt.errors import UsageError
 
+    for key, flag in _GRAPH_FLAGS.items():
+        if options[key]:
+            raise UsageError(
+                f"{flag} is for LangGraph graphs, and {program.name!r} is an agentrt program; "
+                "leave it out"
+            )
     if program.needs_input and given is None:
         raise UsageError(f"program {program.name!r} needs an input; give it with --input TEXT")
     if given is not None and not program.takes_input:
@@ -197,12 +187,12 @@ def _job(plan: Plan, engine: Any, options: dict[str, Any]) -> Job:
 
 def _run(job: Job, fleet: Fleet, *, as_json: bool) -> int:
     """Run the job on embedded engines, and tell how it went. Returns the exit code."""
-    from agentrt.cli.conclude import conclude
-    from agentrt.cli.drain import Drain
     from agentrt.cli.engine_log import EngineLog
+    from agentrt.cli.engines import make_executor
     from agentrt.cli.execute import execute
-    from agentrt.cli.interrupts import Interrupts
+    from agentrt.cli.report import conclude
     from agentrt.cli.screen import open_screen
+    from agentrt.cli.signals import Drain, Interrupts
 
     verbose = job.options.verbose
     with EngineLog(verbose=verbose) as log, open_screen(plain=verbose) as screen:

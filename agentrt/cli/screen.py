@@ -8,10 +8,10 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from contextlib import asynccontextmanager
+from typing import IO, Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 
@@ -19,58 +19,17 @@ from agentrt.cli.live import render
 from agentrt.runtime.events import Event, ProgramEnded
 from agentrt.runtime.run import Run
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 _LOADING_FRAME_S = 0.1
 _RUNNING_FRAME_S = 0.25
 
 Snapshot = Callable[[], Awaitable[Mapping[str, Any]]]
 
 
-class Screen(Protocol):
-    """Shows a command's progress. ``console`` is for what comes after it."""
+class Screen:
+    """Shows a command's progress: a line for each step of the start, and for each program's end.
 
-    console: Console
-
-    def progress(self, message: str) -> None:
-        """The engine's start has come so far. May be called from any thread."""
-
-    def announce(self, message: str) -> None:
-        """Say something that is to stay on the screen."""
-
-    def saw(self, event: Event) -> None:
-        """Something happened to a program."""
-
-    def showing(self) -> AbstractAsyncContextManager[None]:
-        """While it lasts, the screen is alive."""
-
-    def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
-        """From now on show these programs; there may come more."""
-
-    def paused(self) -> AbstractContextManager[IO[str]]:
-        """The terminal for somebody else, for a while."""
-
-    def last_words(self, text: str) -> None:
-        """Say this when the process ends before anything can be put in order."""
-
-
-@contextlib.contextmanager
-def open_screen(*, plain: bool = False) -> Iterator[Screen]:
-    """The screen for this process' stderr; ``plain`` where others write there, too."""
-    # A descriptor of its own: the engine's start moves 2 into a log file.
-    display = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="replace")
-    console = Console(file=display)
-    is_live = console.is_terminal and not console.is_dumb_terminal and not plain
-    try:
-        yield LiveScreen(console) if is_live else PlainScreen(console)
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            display.close()
-
-
-class PlainScreen:
-    """A line for each step of the start, and for each program that ends."""
+    ``console`` is for what comes after it.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -79,12 +38,17 @@ class PlainScreen:
         self._ended = 0
 
     def progress(self, message: str) -> None:
-        self._say(f"[{time.monotonic() - self._began:.1f} s] {message}")
+        """The engine's start has come so far. May be called from any thread."""
+        self.announce(f"[{time.monotonic() - self._began:.1f} s] {message}")
 
     def announce(self, message: str) -> None:
-        self._say(message)
+        """Say something that is to stay on the screen."""
+        # Whoever was to read stderr may be gone; the program goes on all the same.
+        with contextlib.suppress(BrokenPipeError):
+            self.console.file.write(f"{message}\n")
 
     def saw(self, event: Event) -> None:
+        """Something happened to a program."""
         if isinstance(event, ProgramEnded):
             self._ended += 1
             programs = len(self._runs)
@@ -93,31 +57,29 @@ class PlainScreen:
 
     @asynccontextmanager
     async def showing(self) -> AsyncIterator[None]:
+        """While the body runs, the screen is alive."""
         yield
 
     def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
+        """From now on show these programs; there may come more."""
         self._runs = runs
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[IO[str]]:
+        """The terminal for somebody else, while the body runs."""
         yield self.console.file
 
     def last_words(self, text: str) -> None:
-        self._say(text)
-
-    def _say(self, text: str) -> None:
-        # Whoever was to read stderr may be gone; the program goes on all the same.
-        with contextlib.suppress(BrokenPipeError):
-            self.console.file.write(f"{text}\n")
+        """Say this when the process ends before anything can be put in order."""
+        self.announce(text)
 
 
-class LiveScreen:
+class LiveScreen(Screen):
     """A spinner while the engine starts, then the programs; gone when the view ends."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
+        super().__init__(console)
         self._spinner = Spinner("dots", "starting")
-        self._began = time.monotonic()
         self._message = "starting"
         self._frame: Callable[[], Awaitable[RenderableType]] = self._loading
         self._pause = _LOADING_FRAME_S
@@ -195,3 +157,17 @@ class LiveScreen:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
+
+
+@contextlib.contextmanager
+def open_screen(*, plain: bool = False) -> Iterator[Screen]:
+    """The screen for this process' stderr; ``plain`` where others write there, too."""
+    # A descriptor of its own: the engine's start moves 2 into a log file.
+    display = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="replace")
+    console = Console(file=display)
+    is_live = console.is_terminal and not console.is_dumb_terminal and not plain
+    try:
+        yield LiveScreen(console) if is_live else Screen(console)
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            display.close()

@@ -1,18 +1,17 @@
-"""``agentrt serve``: its options, and what it does with them."""
+"""``agentrt serve`` and ``agentrt keys``: their options, and what they do with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrt.cli.engines import engine_options, fleet_options, make_executor, read_fleet
 from agentrt.cli.options import (
     RunCommand,
-    RunOption,
     batch_option,
+    fleet_options,
+    grouped,
     model_option,
     scheduling_options,
 )
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from agentrt.cli.engines import Fleet
     from agentrt.cli.serving import ServeJob
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _EPILOG = """\b
 Examples:
   agentrt serve
@@ -42,84 +40,77 @@ class ServeCommand(RunCommand):
     TARGETS = "[PROGRAM.py[:NAME] | langgraph.json]…"
 
 
-def _option(*names: str, group: str = "Server", **terms: Any) -> Decorator:
-    return click.option(*names, cls=RunOption, group=group, **terms)
+_server, _tenants = grouped("Server"), grouped("Tenants")
 
 
 @click.command(cls=ServeCommand, epilog=_EPILOG)
 @click.argument("targets", nargs=-1, metavar="[PROGRAM.py[:NAME] | langgraph.json]…")
-@_option("--host", default="127.0.0.1", metavar="ADDRESS", help="[default: 127.0.0.1]")
-@_option(
+@_server("--host", default="127.0.0.1", metavar="ADDRESS", help="[default: 127.0.0.1]")
+@_server(
     "--port",
     type=click.IntRange(0, 65535),
     default=8000,
     metavar="N",
     help="0 takes any that is free.  [default: 8000]",
 )
-@_option(
+@_server(
     "--served-model-name",
     metavar="NAME",
     help="What clients call the model.  [default: its own name]",
 )
-@_option(
+@_server(
     "--database",
     default="sqlite:agentrt.db",
     metavar="sqlite:FILE|postgresql://…",
     help="Where threads and runs of graphs are kept.  [default: sqlite:agentrt.db]",
 )
-@_option(
+@_server(
     "--drain-timeout",
     type=click.FloatRange(min=0),
     default=30.0,
     metavar="SECONDS",
     help="How long a stop waits for what runs.  [default: 30]",
 )
-@_option(
+@_server(
     "--seed", type=int, default=0, metavar="N", help="Makes sampled calls repeatable.  [default: 0]"
 )
-@_option(
+@_tenants(
     "--api-key-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    group="Tenants",
     help="Ask for keys, which 'agentrt keys new' makes; tenants share the engine fairly.",
 )
-@_option(
+@_tenants(
     "--isolate-cache",
     is_flag=True,
-    group="Tenants",
     help="No tenant's prompt finds another's prefixes in the cache.",
 )
-@_option(
+@_tenants(
     "--max-calls",
     type=click.IntRange(min=1),
     default=1024,
     metavar="N",
-    group="Tenants",
     help="Calls that one tenant may have under way; more are answered 429.  [default: 1024]",
 )
-@_option(
+@_tenants(
     "--max-programs",
     type=click.IntRange(min=1),
     default=4096,
     metavar="N",
-    group="Tenants",
     help="Live programs of one tenant.  [default: 4096]",
 )
-@_option(
+@_tenants(
     "--max-body",
     type=click.IntRange(min=1024),
     default=4 * 1024 * 1024,
     metavar="BYTES",
-    group="Tenants",
     help="The largest request.  [default: 4194304]",
 )
-@_option(
+@_tenants(
     "--idle",
     type=click.FloatRange(min=1),
     default=900.0,
     metavar="SECONDS",
-    group="Tenants",
     help="A client's program that was not heard of for so long has ended; one that the server "
     "found out from a conversation, after an eighth of it.  [default: 900]",
 )
@@ -127,7 +118,7 @@ def _option(*names: str, group: str = "Server", **terms: Any) -> Decorator:
 @model_option
 @batch_option
 @fleet_options
-@_option("--verbose", is_flag=True, group="Output", help="Show vLLM's own log on stderr.")
+@grouped("Output")("--verbose", is_flag=True, help="Show vLLM's own log on stderr.")
 def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: Any) -> int:
     """Serve the programs and graphs in the files, and the model, over HTTP.
 
@@ -139,6 +130,7 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
     """
     # Here and not above, so that --help does not pay for it.
     _check_packages()
+    from agentrt.cli.engines import read_fleet
     from agentrt.serving.listen import Listener
 
     job, fleet = _job(targets, engine_flags, options), read_fleet(options)
@@ -160,6 +152,7 @@ def _check_packages() -> None:
 
 
 def _job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
+    from agentrt.cli.engines import engine_options
     from agentrt.cli.load import load_all, project_of
     from agentrt.cli.serving import ServeJob, served_of
     from agentrt.errors import ConfigError, ProgramLoadError
@@ -195,11 +188,12 @@ def _job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, An
 
 def _serve(job: ServeJob, fleet: Fleet, listener: Any) -> int:
     """Serve until a signal ends it. Raises `StoppedError` then."""
-    from agentrt.cli.draining import Draining
     from agentrt.cli.engine_log import EngineLog
+    from agentrt.cli.engines import make_executor
     from agentrt.cli.faults import StoppedError
     from agentrt.cli.screen import open_screen
     from agentrt.cli.serving import Serving, read_keys
+    from agentrt.cli.signals import Draining
 
     def tell(text: str) -> None:
         click.echo(text, err=True)
@@ -218,3 +212,32 @@ def _serve(job: ServeJob, fleet: Fleet, listener: Any) -> int:
     if signals.first is not None:
         raise StoppedError(signals.first, "stopped: what ran has ended")
     return 0
+
+
+@click.group()
+def keys() -> None:
+    """Make API keys for the tenants of 'agentrt serve --api-key-file'."""
+
+
+@keys.command()
+@click.argument("tenant")
+@click.option(
+    "--file",
+    "path",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The file of keys; it is made if there is none. It keeps a hash only.",
+)
+def new(tenant: str, path: Path) -> None:
+    """Make a key for TENANT and print it, once.
+
+    A server that reads FILE knows it a second later. Limits of the tenant go
+    into FILE by hand: weight, concurrency, calls, programs,
+    requests_per_minute, tokens_per_minute. A key is revoked by deleting its
+    entry.
+    """
+    from agentrt.serving.tenants.keys import new_key
+
+    click.echo(new_key(path, tenant))
+    click.echo(f"this key of {tenant} is shown once; {path} has its hash only", err=True)

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrt.cli.draining import Draining
-from agentrt.cli.engine_log import EngineLog
-from agentrt.cli.execute import make_room, start_engine
-from agentrt.cli.load import Found
+from agentrt.cli.engine_log import EngineLog, start_engine
+from agentrt.cli.execute import lent, make_room
+from agentrt.cli.load import Found, GraphTarget
 from agentrt.cli.screen import Screen
-from agentrt.cli.target import GraphTarget
-from agentrt.cli.watch import lent
+from agentrt.cli.signals import Draining
 from agentrt.executors.base import Executor
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.options import EngineOptions
@@ -98,7 +96,7 @@ class Serving:
         runtime = Runtime(admission, seed=job.seed)
         make_room(_THREADS)
         async with self.screen.showing():
-            await start_engine(runtime, self.screen, self.log)
+            await start_engine(runtime, self.screen.progress, self.log)
         try:
             with lent(runtime):
                 server = self._server(runtime, tenants)

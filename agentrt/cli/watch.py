@@ -75,19 +75,3 @@ def _followers_ledger() -> RunRegistry | None:
     from agentrt.integrations.langgraph import follow
 
     return follow().registry
-
-
-@contextmanager
-def lent(runtime: Runtime) -> Iterator[None]:
-    """Meanwhile all chat models without an engine of their own use this one.
-
-    Only if the user's file has loaded LangChain: to load it takes a second.
-    """
-    if "langchain_core" not in sys.modules:
-        yield
-        return
-    from agentrt.integrations.langchain.portal import Portal
-    from agentrt.integrations.langchain.shared import lend
-
-    with lend(Portal.borrow(runtime)):
-        yield

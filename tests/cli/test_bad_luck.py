@@ -52,7 +52,7 @@ def test_gpus_that_are_not_there(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("agentrt.cli.machine.count_gpus", lambda: 2)
+    monkeypatch.setattr("agentrt.cli.engines.count_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert invoke("run", write(ASKS), *options) == 2
     assert last_line(capsys).startswith(f"error: {words}")
@@ -64,7 +64,7 @@ def test_a_gpu_that_the_environment_names_and_is_not_there(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("agentrt.cli.machine.count_gpus", lambda: 2)
+    monkeypatch.setattr("agentrt.cli.engines.count_gpus", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,5")
     assert invoke("run", write(ASKS), "--replicas", 2) == 2
     assert "there is no GPU 5 on this machine" in last_line(capsys)

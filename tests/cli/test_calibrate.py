@@ -83,7 +83,7 @@ class MadeUpEngine:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrt.lab.engine.engines.LabEngine", MadeUpEngine)
     monkeypatch.setattr("agentrt.lab.bench.calibrate.hardware", lambda: "an abacus")
-    monkeypatch.setattr("agentrt.cli.interrupts.end_descendants", lambda: 0)
+    monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
 
 
 def test_it_measures_fits_tells_and_writes(

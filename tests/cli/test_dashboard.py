@@ -95,7 +95,7 @@ def test_missing_packages_are_named(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("agentrt.cli.values.find_spec", lambda name: None)
     path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
     assert invoke("run", path, "--dashboard") == 2
     assert "pip install 'agentrt[serve]'" in capfd.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.cli import engines as module
-from agentrt.cli.engines import Fleet, make_executor
+from agentrt.cli.engines import Fleet, count_gpus, make_executor
 from agentrt.executors.base import Executor
 from agentrt.executors.memory import read
 from agentrt.executors.replicas import ReplicaSet
@@ -57,3 +57,25 @@ async def test_the_set_writes_the_history_and_its_engines_begin_with_it(
     own = SchedulerConfig("adaptive", lane=0.2)
     assert [one.scheduler for one in made] == [own] * 5
     assert read(path)["cells"]
+
+
+TWO = "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA H100 (UUID: GPU-2)'"
+
+
+@pytest.mark.parametrize(
+    ("says", "count"),
+    [(TWO, 2), ("echo 'No devices found.'", 0), (f"{TWO}; exit 9", 0)],
+)
+def test_gpus_are_counted(
+    says: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{says}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert count_gpus() == count
+
+
+def test_without_the_tool_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert count_gpus() == 0

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
-from agentrt.cli.elastic import fit_name
-from agentrt.cli.execute import root_cause
-from agentrt.cli.report import Outcome, percentile, plain, print_report, share_bar, tidy, to_json
-from agentrt.cli.shares import Shares, split_wall
+from agentrt.cli.engine_log import root_cause
+from agentrt.cli.execute import Outcome
+from agentrt.cli.report import plain, tidy, to_json
+from agentrt.cli.tables import (
+    Shares,
+    fit_name,
+    percentile,
+    print_report,
+    share_bar,
+    split_wall,
+)
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState
 from agentrt.request import CallReport
 from agentrt.runtime.run import Run, RunState

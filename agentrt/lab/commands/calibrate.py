@@ -113,14 +113,13 @@ def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOp
 
 
 def _measure(options: EngineOptions, rounds: int) -> StepTimeModel:
-    from agentrt.cli.interrupts import Interrupts
+    from agentrt.cli.signals import Interrupts
 
     return Interrupts(_note).run(_calibrate(options, rounds))
 
 
 async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:
-    from agentrt.cli.engine_log import EngineLog
-    from agentrt.cli.execute import root_cause
+    from agentrt.cli.engine_log import EngineLog, root_cause
     from agentrt.errors import EngineStartError
     from agentrt.lab.bench.calibrate import Calibration
     from agentrt.lab.engine.engines import LabEngine

@@ -41,7 +41,7 @@ def barrier(**options: Any) -> None:
     The agent of demos/barrier_*.py as a LangGraph graph and as an agentrt program: the same
     calls with outputs of fixed length, by turns. Latencies in engine steps and in seconds.
     """
-    from agentrt.cli.interrupts import Interrupts
+    from agentrt.cli.signals import Interrupts
 
     counts = sorted(set(numbers(options["programs"], "--programs")))
     if options["plot"] is not None:

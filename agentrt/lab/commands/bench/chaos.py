@@ -71,7 +71,7 @@ def chaos(**options: Any) -> int:
     program's answer is another, if a call runs or is delivered again after its delivery, or if
     a process, a row, a call or a program is left at the end.
     """
-    from agentrt.cli.interrupts import Interrupts
+    from agentrt.cli.signals import Interrupts
     from agentrt.executors.vllm.options import EngineOptions, check_model
     from agentrt.lab.bench.chaos import Terms
     from agentrt.router import make_router

@@ -32,7 +32,7 @@ def burst(**options: Any) -> None:
     Every policy runs the same programs in the same order with outputs of fixed length;
     policies alternate within a repeat. Ratios to fcfs, in engine steps and in seconds.
     """
-    from agentrt.cli.interrupts import Interrupts
+    from agentrt.cli.signals import Interrupts
     from agentrt.lab.bench.burst import BASELINE
     from agentrt.scheduler.policies import policy_class
 

@@ -42,7 +42,7 @@ def langgraph(**options: Any) -> None:
     through ChatOpenAI at vLLM's own server, and through ChatAgentRT at an embedded engine
     with the same options under each policy. The sides take turns, and use the same tokens.
     """
-    from agentrt.cli.interrupts import Interrupts
+    from agentrt.cli.signals import Interrupts
     from agentrt.errors import ConfigError
     from agentrt.scheduler.policies import policy_class
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from agentrt.cli.faults import StoppedError
-from agentrt.cli.interrupts import Interrupts
+from agentrt.cli.signals import Interrupts
 from agentrt.lab.bench.policies.words import about_workload, vllm_version
 from agentrt.lab.commands.bench.policies import Asked, Measured
 from agentrt.lab.commands.bench.values import note
@@ -73,8 +73,7 @@ def _engine_options(asked: Asked) -> EngineOptions:
 @asynccontextmanager
 async def started(engine: LabEngine) -> AsyncIterator[None]:
     """The engine for the body; its own words go into a log."""
-    from agentrt.cli.engine_log import EngineLog
-    from agentrt.cli.execute import root_cause
+    from agentrt.cli.engine_log import EngineLog, root_cause
     from agentrt.errors import EngineStartError
 
     with EngineLog(verbose=False) as log:

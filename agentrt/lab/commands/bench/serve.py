@@ -32,7 +32,7 @@ def serve(**options: Any) -> None:
     The second table is what agentrt's process holds after each of its turns: what grows there
     is a leak. With policy fcfs both schedule alike, and what differs is the server.
     """
-    from agentrt.cli.interrupts import Interrupts
+    from agentrt.cli.signals import Interrupts
     from agentrt.scheduler.policies import policy_class
 
     policy_class(options["policy"])

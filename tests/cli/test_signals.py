@@ -18,12 +18,12 @@ from tests.cli.conftest import Write
 
 SCRIPT = """
 import sys
-import agentrt.cli.interrupts
+import agentrt.cli.signals
 import agentrt.executors.vllm.engine
 from agentrt.cli import main
 from tests.cli.conftest import EchoEngine
 
-agentrt.cli.interrupts.STOP_WITHIN_S = float(sys.argv.pop(1))
+agentrt.cli.signals.STOP_WITHIN_S = float(sys.argv.pop(1))
 agentrt.executors.vllm.engine.VLLMEngine = EchoEngine
 main()
 """

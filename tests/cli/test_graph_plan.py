@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrt.cli.again import Invocation
+from agentrt.cli.graph_plan import Invocation
 
 GIVEN = [
     "g.py",

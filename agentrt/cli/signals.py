@@ -1,4 +1,7 @@
-"""Ctrl-C and its like: stop the programs, then the engine, in time, and leave no process.
+"""Signals: stop the programs, then the engine, in time, and leave no process; or drain first.
+
+Ctrl-C stops a command. SIGTERM has it finish what runs and take nothing new, as any first signal
+has a server.
 
 Python's own signal handlers are used and not the event loop's, since a program may block
 the loop: then a thread ends the process when the time is up.
@@ -12,11 +15,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from agentrt.cli.drain import Drain
 from agentrt.cli.faults import StoppedError
 from agentrt.executors.vllm.processes import end_descendants
 
@@ -26,6 +29,36 @@ STOP_WITHIN_S = 4.0
 """How long a first Ctrl-C may take. The promise to users is 5 s."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Drain:
+    """Whether a first SIGTERM drains a command; before its programs run, it stops it."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._begin: Callable[[], None] | None = None
+
+    @contextmanager
+    def possible(self, begin: Callable[[], None]) -> Iterator[None]:
+        """While the body runs, a first request calls ``begin`` on the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def soon() -> None:
+            loop.call_soon_threadsafe(begin)
+
+        self._begin = soon
+        try:
+            yield
+        finally:
+            self._begin = None
+
+    def ask(self) -> bool:
+        """Drain, from a signal's handler. False if that cannot be, or was asked before."""
+        if self.asked or self._begin is None:
+            return False
+        self.asked = True
+        self._begin()
+        return True
 
 
 class Interrupts:
@@ -93,6 +126,38 @@ class Interrupts:
         assert self.number is not None
         how = "interrupted" if self.number == signal.SIGINT else signal.Signals(self.number).name
         return f"{how}: the programs and the engine were stopped"
+
+
+class Draining(Interrupts):
+    """As `Interrupts`, but once `ready`, a first signal only sets ``drain``.
+
+    ``tell`` writes a line for people.
+    """
+
+    def __init__(self, last_words: Callable[[str], None], tell: Callable[[str], None]) -> None:
+        super().__init__(last_words)
+        self.drain = asyncio.Event()
+        self.first: int | None = None
+        self._tell = tell
+        self._is_ready = False
+
+    def ready(self) -> None:
+        """From now on there may be something to finish."""
+        self._is_ready = True
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_ready or self.first is not None:
+            super()._caught(number, frame)
+            return
+        self.first = number
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        assert self.first is not None
+        name = signal.Signals(self.first).name
+        self._tell(f"{name}: finishing what runs and taking nothing new; again to stop now")
+        self.drain.set()
 
 
 async def _finish(loop: asyncio.AbstractEventLoop) -> None:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from agentrt.cli.again import Invocation
-from agentrt.cli.answers import FLAG, Answer, choose, read_answer
 from agentrt.cli.faults import ImportFailedError
-from agentrt.cli.human import Human, UnansweredError
-from agentrt.cli.plan import OpenQuestion, Start
-from agentrt.cli.target import GraphTarget
+from agentrt.cli.human import FLAG, Answer, Human, UnansweredError, choose, read_answer
+from agentrt.cli.load import GraphTarget
+from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.errors import AgentrtError, ProgramLoadError, UsageError
 from agentrt.integrations.langgraph.checkpointers import (
     Checkpointer,
     in_memory,
     open_checkpointer,
     own_checkpointer,
+    sqlite_file,
 )
 from agentrt.integrations.langgraph.graphs import (
     Graph,
@@ -44,15 +44,31 @@ class GraphTerms:
     answers: Sequence[Answer] = ()
 
 
-class GraphPlan:
+def graph_terms(options: Mapping[str, Any], given: Any) -> GraphTerms:
+    """What the options say of a graph's runs. Raises `UsageError` for what cannot be."""
+    if options["answers"]:
+        raise UsageError("--human is for agentrt programs; answer a graph with --interrupt-reply")
+    if options["thread"] is not None and not options["thread"].strip():
+        raise UsageError("--thread '': give it a name, or leave it out")
+    if options["checkpointer"] is not None:
+        sqlite_file(options["checkpointer"])
+    return GraphTerms(
+        input=given,
+        n=options["n"],
+        thread=options["thread"],
+        checkpointer=options["checkpointer"],
+        answers=tuple(map(read_answer, options["interrupt_replies"])),
+    )
+
+
+class GraphPlan(Plan):
     """Instances of one graph, each in a thread of its own; each resume is a program more.
 
     ``invocation`` is the command itself, for the one that answers what is left open.
     """
 
     def __init__(self, target: GraphTarget, terms: GraphTerms, invocation: Invocation) -> None:
-        self.questions: list[OpenQuestion] = []
-        self.resumes: dict[str, str] = {}
+        super().__init__()
         self._target = target
         self._terms = terms
         self._invocation = invocation
@@ -202,3 +218,47 @@ class GraphPlan:
         config = thread_config(thread)
         program = graph_program(self._graph, self._name, config, threads.durability)
         return Start(program, given, thread, program_terms(self._graph))
+
+
+_OF_ITS_BEGINNING = ("--input", "--n", "--thread", FLAG)
+"""Options, each with a value, that a command which goes on with one thread has anew or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """The arguments that ``agentrt run`` was called with."""
+
+    arguments: Sequence[str] = ()
+
+    def going_on(self, thread: str) -> str:
+        """The command that goes on with ``thread``, where it is."""
+        return self.answering(thread, ())
+
+    def answering(self, thread: str | None, ids: Sequence[str]) -> str:
+        """The command that answers the questions ``ids`` in ``thread``.
+
+        Without a thread that outlives the process everything runs again from its start, and
+        its questions get new ids: only a single one can be answered in advance.
+        """
+        border = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
+        own, flags = list(self.arguments[:border]), self.arguments[border:]
+        if thread is not None:
+            own = [*_without(own, _OF_ITS_BEGINNING), "--thread", thread]
+        elif len(ids) != 1:
+            own = [*_without(own, ("--checkpointer",)), "--checkpointer", "sqlite:threads.db"]
+            ids = ()
+        replies = [FLAG, "TEXT"] * (len(ids) == 1)
+        if len(ids) > 1:
+            replies = [word for one in ids for word in (FLAG, f"{one}=TEXT")]
+        return shlex.join(["agentrt", "run", *own, *replies, *flags])
+
+
+def _without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    left: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word in names:
+            next(words, None)
+        elif word.partition("=")[0] not in names:
+            left.append(word)
+    return left

@@ -1,0 +1,253 @@
+"""The tables that a command ends with: what each program cost, and where its wall time went."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from agentrt.cli.execute import Outcome
+from agentrt.graph import ExecutionDAG, Node, NodeKind
+from agentrt.runtime.run import Run, RunReport
+
+_EACH = 8
+"""Up to so many programs get a row each; of more, only the slowest few."""
+_SLOWEST = 3
+_PATH_NODES = 8
+_BAR_CELLS = 16
+_COLOURS = ("green", "yellow", "blue", "bright_black")
+_PARTS = ("service", "waiting", "tools", "other")
+_STATE_STYLES = {
+    "done": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "interrupted": "magenta",
+}
+
+
+def print_report(outcome: Outcome, console: Console) -> None:
+    """Tables: what each program cost and where its time went, or the sum over many."""
+    reports = outcome.reports()
+    if not reports:
+        return
+    slowest = sorted(range(len(reports)), key=lambda i: -reports[i].wall_s)
+    shown = list(range(len(reports))) if len(reports) <= _EACH else slowest[:_SLOWEST]
+    if len(reports) > _EACH:
+        console.print(_summary_table(reports, outcome.policy))
+        console.print(f"the slowest {len(shown)}:")
+    chosen = [reports[i] for i in shown]
+    console.print(_time_table([outcome.runs[i] for i in shown], chosen))
+    console.print(_work_table(chosen))
+    path = _critical_path(outcome.runs[slowest[0]])
+    if path is not None:
+        console.print(path)
+    if count := outcome.outside_calls:
+        console.print(
+            f"{count} call{'s' * (count > 1)} came from outside every program (a thread pool of "
+            f"their own?): their parents are unknown"
+        )
+
+
+def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
+    table = _table("program", "state", "wall s", *_PARTS, bar=True)
+    for run, report in zip(runs, reports, strict=True):
+        end = run.started_at if run.ended_at is None else run.ended_at
+        shares = split_wall(run.dag, run.started_at, end)
+        table.add_row(
+            elastic_name(report.id),
+            Text(report.state, _STATE_STYLES.get(report.state, "")),
+            f"{report.wall_s:.2f}",
+            *(f"{seconds:.2f}" for seconds in _seconds(shares)),
+            Elastic(partial(share_bar, shares), _BAR_CELLS),
+        )
+    return table
+
+
+def _work_table(reports: Sequence[RunReport]) -> Table:
+    names = ("program", "calls", "tokens\nin", "cached", "out", "recomputed", "preempted")
+    table = _table(*names, "critical\npath s")
+    for one in reports:
+        counts = (one.calls, one.prompt_tokens, one.cached_tokens, one.output_tokens)
+        table.add_row(
+            elastic_name(one.id),
+            *map(str, counts),
+            str(one.recomputed_tokens),
+            str(one.preemptions),
+            f"{one.critical_path_s:.2f}",
+        )
+    return table
+
+
+def _summary_table(reports: Sequence[RunReport], policy: str) -> Table:
+    states = ", ".join(f"{n} {s}" for s, n in Counter(r.state for r in reports).items())
+    table = _table(f"{len(reports)} programs ({states})", "mean", "P95", "sum")
+    table.caption = f"policy {policy}; service and waiting are summed over a program's calls"
+    rows = {
+        "wall s": "wall_s",
+        "service s": "service_s",
+        "waiting s": "waiting_s",
+        "tools s": "interrupt_s",
+        "critical path s": "critical_path_s",
+        "calls": "calls",
+        "tokens in": "prompt_tokens",
+        "cached tokens": "cached_tokens",
+        "tokens out": "output_tokens",
+        "recomputed tokens": "recomputed_tokens",
+        "tokens lost in gaps": "lost_tokens",
+        "preemptions": "preemptions",
+    }
+    for label, name in rows.items():
+        values = sorted(float(getattr(report, name)) for report in reports)
+        numbers = (sum(values) / len(values), percentile(values, 95), sum(values))
+        table.add_row(label, *(f"{number:.2f}" for number in numbers))
+    return table
+
+
+def _table(*columns: str, bar: bool = False) -> Table:
+    """A table whose widest columns give way first: ids and the bar, long before figures."""
+    table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
+    colours = dict(zip(_PARTS, _COLOURS, strict=True)) if bar else {}
+    for index, name in enumerate(columns):
+        left = index == 0 or name == "state"
+        header = Text(name, f"bold {colours.get(name, '')}")
+        table.add_column(header, justify="left" if left else "right")
+    if bar:
+        table.add_column("of wall time")
+    return table
+
+
+def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:
+    """A bar of ``cells`` cells, coloured by share. Rounding never loses a cell."""
+    seconds = _seconds(shares)
+    whole = sum(seconds)
+    bar, filled, so_far = Text(), 0, 0.0
+    for part, colour, glyph in zip(seconds, _COLOURS, "█▓▒░", strict=True):
+        so_far += part
+        until = round(cells * so_far / whole) if whole > 0 else 0
+        bar.append(glyph * (until - filled), colour)
+        filled = until
+    return bar
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The smallest value that ``percent`` of the ordered values do not exceed."""
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def _seconds(shares: Shares) -> tuple[float, float, float, float]:
+    return shares.service, shares.waiting, shares.tools, shares.other
+
+
+def _critical_path(run: Run) -> Text | None:
+    """The program's longest path of service, as a chain of nodes; a long one loses its middle."""
+    path = run.dag.critical_path()
+    if not path.nodes:
+        return None
+    steps = [_step(run.dag.node(node_id)) for node_id in path.nodes]
+    if len(steps) > _PATH_NODES:
+        half = _PATH_NODES // 2
+        steps = [*steps[:half], f"… {len(steps) - 2 * half} more …", *steps[-half:]]
+    text = Text(f"critical path of {run.id}, {path.seconds:.2f} s of service: ", "bold")
+    return text.append(" → ".join(steps), "not bold")
+
+
+def _step(node: Node) -> str:
+    scope = node.scope.rpartition("/")[2]
+    name = " ".join(node.name.split())
+    name = name if len(name) <= 24 else f"{name[:23]}…"
+    return f"{scope}/{name} {node.service_s:.2f} s" if scope else f"{name} {node.service_s:.2f} s"
+
+
+# -- where the time went ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Seconds that add up to the wall time.
+
+    Of things at one time the first counts: a call that is served, a call that waits, a
+    tool or a human. ``other`` is when nothing was open.
+    """
+
+    service: float = 0.0
+    waiting: float = 0.0
+    tools: float = 0.0
+    other: float = 0.0
+
+
+class _Kind(IntEnum):
+    SERVICE = 0
+    WAITING = 1
+    TOOLS = 2
+
+
+def split_wall(dag: ExecutionDAG, begin: float, end: float) -> Shares:
+    """Split the time from ``begin`` to ``end`` (seconds). O(n log n) in the nodes."""
+    changes = sorted(change for node in dag.nodes() for change in _changes(node, begin, end))
+    open_count = [0, 0, 0]
+    seconds = [0.0, 0.0, 0.0, 0.0]
+    last = begin
+    for at, kind, step in [*changes, (end, _Kind.SERVICE, 0)]:
+        first = next((k for k in _Kind if open_count[k]), None)
+        seconds[3 if first is None else first] += at - last
+        open_count[kind] += step
+        last = at
+    return Shares(*seconds)
+
+
+def _changes(node: Node, begin: float, end: float) -> Iterator[tuple[float, _Kind, int]]:
+    """When the node enters and leaves each kind of time, inside the span."""
+
+    def clip(at: float | None) -> float:
+        return end if at is None else min(max(at, begin), end)
+
+    created, ended = clip(node.created_at), clip(node.ended_at)
+    if node.kind is not NodeKind.CALL:
+        spans = [(_Kind.TOOLS, created, ended)]
+    else:
+        # A call that was never served spent all of its time waiting.
+        started = ended if node.started_at is None else clip(node.started_at)
+        spans = [(_Kind.WAITING, created, started), (_Kind.SERVICE, started, ended)]
+    for kind, since, until in spans:
+        yield since, kind, 1
+        yield until, kind, -1
+
+
+# -- cells that give way in a narrow terminal, so that the figures beside them need not ----
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """Draws itself as wide as there is room, up to ``most`` cells."""
+
+    draw: Callable[[int], Text]
+    most: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.draw(min(self.most, options.max_width))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, self.most).with_maximum(options.max_width)
+
+
+def elastic_name(program_id: str) -> Elastic:
+    """A program's id that loses its middle first: its number tells it from the others."""
+    return Elastic(partial(fit_name, program_id), cell_len(program_id))
+
+
+def fit_name(program_id: str, cells: int) -> Text:
+    """The id in at most so many cells, if these hold its number and a letter."""
+    if cell_len(program_id) <= cells:
+        return Text(program_id)
+    _, dash, number = program_id.rpartition("-")
+    head = set_cell_size(program_id, max(1, cells - 1 - len(dash + number)))
+    return Text(f"{head}…{dash}{number}")
