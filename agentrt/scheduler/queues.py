@@ -117,18 +117,17 @@ class LevelQueues:
         call.steps += steps
         call.residency_steps += steps
         call.quantum_left -= seconds
-        if call.quantum_left > _EPSILON_S:
-            return False
-        if call.in_lane:
+        spent = call.quantum_left <= _EPSILON_S
+        if spent and call.in_lane:
             call.quantum_left = LANE.budget_s
-            return False
-        before = call.level
-        self._enter(call, self.policy.expire(call, now))
-        call.demotions += call.level > before
+        elif spent:
+            before = call.level
+            self._enter(call, self.policy.expire(call, now))
+            call.demotions += call.level > before
         if call.since is not None:
             # It was preempted with this step in flight: its deadline moved.
             self._watch(call)
-        return True
+        return spent and not call.in_lane
 
     def remove(self, call: QueuedCall, now: float) -> None:
         """A call finished or was aborted, in whatever state."""

@@ -70,13 +70,14 @@ class Starvation:
         """Take out the call that has starved longest at ``now``, or None."""
         moments = self._moments
         while moments and (moments[0][0] <= now or moments[0][1] != moments[0][2].stamp):
-            _, stamp, watch = heapq.heappop(moments)
+            moment, stamp, watch = heapq.heappop(moments)
             if stamp != watch.stamp:
                 continue
             self._prune(watch)
             if not watch.calls:
                 continue
-            if self._moment(watch) > now:
+            if self._moment(watch) > moment:
+                # The call that the moment was filed for runs or is gone: look at the next one.
                 self._file(watch)
                 continue
             call = heapq.heappop(watch.calls)[2]
