@@ -100,6 +100,35 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What calls used, which can be added up; the fields are those of a `CallReport`."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    returned_tokens: int = 0
+    lost_tokens: int = 0
+    preemptions: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.recomputed_tokens + other.recomputed_tokens,
+            self.returned_tokens + other.returned_tokens,
+            self.lost_tokens + other.lost_tokens,
+            self.preemptions + other.preemptions,
+        )
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache did not have, and that were computed."""
+        return max(0, self.prompt_tokens - self.cached_tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class CallReport:
     """The engine's account of one call.
 
@@ -129,6 +158,19 @@ class CallReport:
     lost_tokens: int = 0
     level: int = 0
     replica: str = ""
+
+    @property
+    def usage(self) -> Usage:
+        """What of it can be added up over calls, but for the seconds."""
+        return Usage(
+            self.prompt_tokens,
+            self.output_tokens,
+            self.cached_tokens,
+            self.recomputed_tokens,
+            self.returned_tokens,
+            self.lost_tokens,
+            self.preemptions,
+        )
 
 
 @dataclass(frozen=True, slots=True)

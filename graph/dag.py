@@ -7,12 +7,12 @@ The longest path of attained service (ATLAS, Eq. 2) is kept up to date as nodes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from agentrt.errors import InvariantError
 from agentrt.graph.integrity import check
 from agentrt.graph.node import Node, NodeKind, NodeState
-from agentrt.request import CallReport
+from agentrt.request import CallReport, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class CriticalPath:
 
 @dataclass(slots=True)
 class Totals:
-    """A snapshot of one program's sums: nodes by kind and by end, seconds, tokens."""
+    """A snapshot of one program's sums: nodes by kind and by end, seconds, what calls used."""
 
     calls: int = 0
     interrupts: int = 0
@@ -35,9 +35,7 @@ class Totals:
     interrupted: int = 0
     service_s: float = 0.0
     waiting_s: float = 0.0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +264,7 @@ class ExecutionDAG:
         if report is None:
             return
         sums.waiting_s += report.waiting_s
-        sums.prompt_tokens += report.prompt_tokens
-        sums.cached_tokens += report.cached_tokens
-        sums.output_tokens += report.output_tokens
+        sums.usage += report.usage
 
     def _lineage_of(self, parents: tuple[int, ...]) -> _Lineage:
         if not parents:

@@ -117,9 +117,9 @@ def _headline(run: Run, now: float) -> Text:
     line.append(f"  {end - run.started_at:.1f} s")
     calls = row.finished_calls + len(row.calls)
     line.append(f"  {calls} call{'s' * (calls != 1)}")
-    line.append(f"  {row.prompt_tokens} → {row.output_tokens} tokens", "dim")
-    if row.preemptions:
-        line.append(f"  {row.preemptions} preempted", "dim")
+    line.append(f"  {row.usage.prompt_tokens} → {row.usage.output_tokens} tokens", "dim")
+    if row.usage.preemptions:
+        line.append(f"  {row.usage.preemptions} preempted", "dim")
     return line
 
 

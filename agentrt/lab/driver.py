@@ -145,7 +145,7 @@ class Driver(ABC):
             service_s=row.service_s,
             waiting_s=row.waiting_s,
             tool_s=sum(call.gap_s for call in program.calls),
-            preemptions=row.preemptions,
+            preemptions=row.usage.preemptions,
             steps=live.engine_steps,
         )
 

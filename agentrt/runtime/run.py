@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,8 @@ class RunReport:
 class Run:
     """A program's run. `Runtime.start` hands it out; there, await `wait` for its result.
 
-    ``type`` is its program's name, and ``registry`` has its books. A run whose code a foreign
-    framework runs is a guest: it has no ``task``.
+    ``type`` is its program's name, and ``registry`` is the one that it is in. A client program,
+    whose code another framework runs, has no ``task``.
     """
 
     id: str
@@ -116,13 +116,7 @@ class Run:
             interrupt_s=row.interrupt_s,
             critical_path_s=self.dag.critical_path().seconds,
             calls=row.finished_calls,
-            output_tokens=row.output_tokens,
-            prompt_tokens=row.prompt_tokens,
-            cached_tokens=row.cached_tokens,
-            recomputed_tokens=row.recomputed_tokens,
-            returned_tokens=row.returned_tokens,
-            lost_tokens=row.lost_tokens,
-            preemptions=row.preemptions,
             first_step=self.first_step or 0,
             last_step=self.last_step,
+            **asdict(row.usage),
         )

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple, Self
 
 from agentrt.errors import InvariantError
-from agentrt.request import CallReport
+from agentrt.request import CallReport, Usage
 
 
 class ProgramState(StrEnum):
@@ -59,13 +59,7 @@ class ProgramRow:
     last_arrival: float = 0.0
     last_completion: float = 0.0
     finished_calls: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    recomputed_tokens: int = 0
-    returned_tokens: int = 0
-    lost_tokens: int = 0
-    preemptions: int = 0
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def last_heard(self) -> float:
@@ -189,13 +183,7 @@ class ProcessTable:
         row.service_s += report.service_s
         row.waiting_s += report.waiting_s
         row.finished_calls += 1
-        row.prompt_tokens += report.prompt_tokens
-        row.output_tokens += report.output_tokens
-        row.cached_tokens += report.cached_tokens
-        row.recomputed_tokens += report.recomputed_tokens
-        row.returned_tokens += report.returned_tokens
-        row.lost_tokens += report.lost_tokens
-        row.preemptions += report.preemptions
+        row.usage += report.usage
         row.last_completion = now
         self._touch(row)
 

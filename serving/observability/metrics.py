@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from agentrt.graph import Node, NodeKind
 from agentrt.runtime.run import Run
+from agentrt.scheduler.table import ProgramRow
 from agentrt.serving.observability.engines import EngineView, Replica, queue_levels
 from agentrt.serving.observability.status import status_of
 
@@ -35,7 +36,7 @@ _SUMS = {
     "waiting_s": ("agentrt_waiting_seconds", "Seconds in engines' queues, over calls."),
     "interrupt_s": ("agentrt_interrupt_seconds", "Seconds in tools and with humans."),
 }
-"""Sums of a program's row, each with its counter and what it counts."""
+"""Sums over a program, each with its counter and what it counts."""
 
 
 class Labels:
@@ -145,8 +146,9 @@ class Metrics:
     def _count(self, run: Run, counted: Counted) -> LabelledMetrics:
         """Add what the program's row has more than was counted."""
         metrics = counted.metrics = counted.metrics or self._metrics_of(run)
+        sums = _sums_of(run.row)
         for name, counter in metrics.sums.items():
-            value = getattr(run.row, name)
+            value = sums[name]
             if more := value - counted.sums[name]:
                 counter.inc(more)
                 counted.sums[name] = value
@@ -263,3 +265,13 @@ def _replicas(view: EngineView) -> Iterator[Metric]:
 
 def _used(replica: Replica) -> int:
     return replica.blocks - replica.free_blocks
+
+
+def _sums_of(row: ProgramRow) -> dict[str, float]:
+    return {
+        "finished_calls": row.finished_calls,
+        "service_s": row.service_s,
+        "waiting_s": row.waiting_s,
+        "interrupt_s": row.interrupt_s,
+        **asdict(row.usage),
+    }

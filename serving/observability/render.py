@@ -56,10 +56,10 @@ class Renderer:
             "critical_path_s": row.path_s,
             "calls": row.finished_calls,
             "open_calls": len(row.calls),
-            "prompt_tokens": row.prompt_tokens,
-            "output_tokens": row.output_tokens,
-            "cached_tokens": row.cached_tokens,
-            "preemptions": row.preemptions,
+            "prompt_tokens": row.usage.prompt_tokens,
+            "output_tokens": row.usage.output_tokens,
+            "cached_tokens": row.usage.cached_tokens,
+            "preemptions": row.usage.preemptions,
             "error": None if run.error is None else clipped(_error(run.error)),
         }
 

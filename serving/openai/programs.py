@@ -208,7 +208,7 @@ def describe_run(one: ServedRun) -> dict[str, Any]:
         "program": run.type,
         "state": str(run.state),
         "calls": run.row.finished_calls,
-        "output_tokens": run.row.output_tokens,
+        "output_tokens": run.row.usage.output_tokens,
         "result": _plain(run.result) if run.state is RunState.DONE else None,
         "error": None,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from rich.console import Console
@@ -21,7 +21,7 @@ from agentrt.cli.tables import (
     split_wall,
 )
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState
-from agentrt.request import CallReport
+from agentrt.request import CallReport, Usage
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramRow
 
@@ -45,7 +45,7 @@ def ended_run(number: int = 1, wall_s: float = 8.0) -> Run:
     chain(dag)
     dag.close(wall_s, NodeState.DONE)
     row = ProgramRow(run_id, "react", service_s=3.0, waiting_s=1.0, interrupt_s=3.0)
-    row.finished_calls, row.prompt_tokens, row.output_tokens, row.cached_tokens = 2, 40, 30, 16
+    row.finished_calls, row.usage = 2, Usage(40, 30, 16)
     run = Run(run_id, "react", row, dag, started_at=0.0)
     run.state, run.ended_at, run.result = RunState.DONE, wall_s, f"answer {number}"
     return run
@@ -116,8 +116,8 @@ def test_eight_programs_are_legible_in_80_columns(name: str) -> None:
     runs = [ended_run(number, wall_s=300.0 * number) for number in range(3, 11)]
     for run in runs:
         run.id = f"{name}-{run.id.removeprefix('react-')}"
-        run.state, run.row.prompt_tokens = RunState.CANCELLED, 1234567
-        run.row.output_tokens, run.row.finished_calls = 234567, 12345
+        run.state, run.row.finished_calls = RunState.CANCELLED, 12345
+        run.row.usage = replace(run.row.usage, prompt_tokens=1234567, output_tokens=234567)
     lines = text_of(*runs, width=80).splitlines()
     time, work = lines[1:9], lines[11:19]
     assert [lines[i].split() for i in (0, 9, 10)] == HEADERS

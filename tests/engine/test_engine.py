@@ -73,7 +73,7 @@ async def test_every_policy_gives_the_same_tokens_under_preemption(runtime: Runt
         await use(runtime, policy, **RESTLESS)
         runs = [runtime.start(story, number) for number in range(6)]
         texts[policy] = [await run.wait() for run in runs]
-        preemptions[policy] = sum(run.row.preemptions for run in runs)
+        preemptions[policy] = sum(run.row.usage.preemptions for run in runs)
     assert preemptions["fcfs"] == 0
     assert min(preemptions[policy] for policy in ("atlas", "plas", "mlfq")) > 0
     for policy, got in texts.items():

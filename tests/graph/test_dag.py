@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrt.errors import InvariantError
 from agentrt.graph import CriticalPath, ExecutionDAG, Node, NodeKind, NodeState
-from agentrt.request import CallReport
+from agentrt.request import CallReport, Usage
 
 
 def call(dag: ExecutionDAG, parents: tuple[int, ...], service_s: float, at: float = 0.0) -> Node:
@@ -122,7 +122,7 @@ def test_totals_add_up(dag: ExecutionDAG) -> None:
     assert (sums.calls, sums.interrupts) == (2, 1)
     assert (sums.done, sums.failed, sums.cancelled) == (1, 1, 1)
     assert (sums.service_s, sums.waiting_s) == (2.0, 1.0)
-    assert (sums.prompt_tokens, sums.output_tokens, sums.cached_tokens) == (20, 6, 8)
+    assert sums.usage == Usage(prompt_tokens=20, output_tokens=6, cached_tokens=8)
     sums.calls = 99
     assert dag.totals.calls == 2
 

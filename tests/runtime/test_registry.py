@@ -39,7 +39,7 @@ def test_a_programs_row_and_dag_are_kept_in_step(registry: RunRegistry) -> None:
     assert (second.parents, second.path_s) == ((0,), 2.0)
     registry.end_call(run, scope, second, REPORT, error=ValueError("x"))
     assert (second.state, second.error) == (NodeState.FAILED, "ValueError: x")
-    assert (run.row.service_s, run.row.path_s, run.row.output_tokens) == (4.0, 4.0, 8)
+    assert (run.row.service_s, run.row.path_s, run.row.usage.output_tokens) == (4.0, 4.0, 8)
     registry.close(run, RunState.DONE)
     assert (len(registry.table), registry.runs) == (0, {})
     assert [type(event) for event in events[:1] + events[-1:]] == [ProgramStarted, ProgramEnded]

@@ -37,7 +37,7 @@ def test_a_rows_metrics_follow_its_calls() -> None:
     table.call_ended(row, "c1", 5, 0.0, CallReport(service_s=3, waiting_s=1, output_tokens=7))
     table.call_ended(row, "c2", 6, 0.0, CallReport(service_s=2, waiting_s=4))
     assert (row.service_s, row.path_s, row.waiting_s) == (5, 3, 5), "a sum, a path, a sum"
-    assert (row.finished_calls, row.output_tokens, row.last_completion) == (2, 7, 6)
+    assert (row.finished_calls, row.usage.output_tokens, row.last_completion) == (2, 7, 6)
     table.call_arrived(row, "c3", now=7)
     table.call_ended(row, "c3", 9, 3.0, CallReport(service_s=4))
     assert row.path_s == 7, "p(c) = 3 of its parent, and its own 4"

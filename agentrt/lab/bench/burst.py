@@ -127,8 +127,8 @@ class BurstBench:
             mean={unit: statistics.fmean(values) for unit, values in by_unit.items()},
             p95={unit: percentile(values, 0.95) for unit, values in by_unit.items()},
             slowdown=slow,
-            preemptions=sum(row.preemptions for row in rows),
-            recomputed_tokens=sum(row.recomputed_tokens for row in rows),
+            preemptions=sum(row.usage.preemptions for row in rows),
+            recomputed_tokens=sum(row.usage.recomputed_tokens for row in rows),
         )
 
     async def _prepare(self, policy: str) -> None:

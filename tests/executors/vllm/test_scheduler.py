@@ -99,10 +99,10 @@ def test_reports_add_up() -> None:
     e.run()
     row = ours(e).table.get("a")
     assert row is not None
-    assert (row.service_s, row.waiting_s, row.preemptions) == (12.0, 3.0, 1)
+    assert (row.service_s, row.waiting_s, row.usage.preemptions) == (12.0, 3.0, 1)
     # 40 prompt and 4 generated tokens were computed; 2 whole blocks of 16 came back.
-    assert row.recomputed_tokens == 44 - 32
-    assert row.output_tokens == 12
+    assert row.usage.recomputed_tokens == 44 - 32
+    assert row.usage.output_tokens == 12
 
 
 def test_the_report_comes_back_with_the_last_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_nothing_leaks_under_random_load(policy: str, seed: int, in_flight: int)
     finished = [name for _, names in log for name in names]
     assert len(finished) == len(set(finished))
     if policy not in ONE_LEVEL:
-        assert sum(row.preemptions for row in scheduler.table) > 0, "the test must preempt"
+        assert sum(row.usage.preemptions for row in scheduler.table) > 0, "the test must preempt"
     assert not scheduler.requests
     assert not scheduler.queues.calls
     assert not scheduler._accounts

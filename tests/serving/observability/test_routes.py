@@ -194,7 +194,7 @@ async def test_metrics_parse_and_say_what_happened() -> None:
         mine = (("tenant", "default"), ("type", "agent"))
         assert samples["agentrt_programs", (("state", "in tool"), *mine)] == 1
         assert samples["agentrt_calls_total", mine] == 3
-        assert samples["agentrt_output_tokens_total", mine] == run.row.output_tokens
+        assert samples["agentrt_output_tokens_total", mine] == run.row.usage.output_tokens
         ready = (("replica", "engine"), ("state", "ready"))
         assert samples["agentrt_replica_state", ready] == 1
         gate.set()
