@@ -7,6 +7,7 @@ call in a `CallReport`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,10 +31,15 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A model's wish to call a tool. ``arguments`` obey the tool's JSON schema."""
+    """A model's wish to call a tool. ``arguments`` obey the tool's JSON schema.
+
+    A message of role ``tool`` with the result names it by its ``id``; that is "" where the reply's
+    text itself has the call, so that the order of the messages tells.
+    """
 
     name: str
     arguments: dict[str, Any]
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,5 +213,13 @@ class Reply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """This reply as an assistant message, to append to the chat."""
-        return {"role": "assistant", "content": self.text}
+        """This reply as an assistant message in OpenAI's form, to append to the chat."""
+        calls = [_as_message(call) for call in self.tool_calls if call.id]
+        if not calls:
+            return {"role": "assistant", "content": self.text}
+        return {"role": "assistant", "content": self.text or None, "tool_calls": calls}
+
+
+def _as_message(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"id": call.id, "type": "function", "function": function}

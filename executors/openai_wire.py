@@ -93,6 +93,7 @@ class Answer:
     finish_reason: str = "stop"
     names: dict[int, str] = field(default_factory=dict)
     arguments: dict[int, str] = field(default_factory=dict)
+    ids: dict[int, str] = field(default_factory=dict)
     usage: Any = None
 
     def read(self, completion: Any) -> None:
@@ -102,7 +103,7 @@ class Answer:
         self.finish_reason = choice.finish_reason
         self.usage = completion.usage
         for index, call in enumerate(choice.message.tool_calls or ()):
-            self._add_call(index, call.function)
+            self._add_call(index, call)
 
     def add(self, event: Any) -> str:
         """Take over an event of a stream; returns its text."""
@@ -112,14 +113,15 @@ class Answer:
         choice = event.choices[0]
         self.finish_reason = choice.finish_reason or self.finish_reason
         for call in choice.delta.tool_calls or ():
-            self._add_call(call.index, call.function)
+            self._add_call(call.index, call)
         piece: str = choice.delta.content or ""
         self.text += piece
         return piece
 
-    def _add_call(self, index: int, function: Any) -> None:
-        self.names[index] = self.names.get(index) or function.name
-        self.arguments[index] = self.arguments.get(index, "") + (function.arguments or "")
+    def _add_call(self, index: int, call: Any) -> None:
+        self.ids[index] = self.ids.get(index) or call.id
+        self.names[index] = self.names.get(index) or call.function.name
+        self.arguments[index] = self.arguments.get(index, "") + (call.function.arguments or "")
 
     def reply(self, seconds: float) -> Reply:
         calls = tuple(self._calls())
@@ -135,7 +137,7 @@ class Answer:
         """The calls whose arguments are whole. One that was cut off cannot be made."""
         values = {index: _parsed(text or "{}") for index, text in self.arguments.items()}
         return [
-            ToolCall(self.names[index], value)
+            ToolCall(self.names[index], value, self.ids[index] or f"call_{index}")
             for index, value in values.items()
             if isinstance(value, dict)
         ]

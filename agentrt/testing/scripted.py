@@ -16,7 +16,7 @@ import json
 import random
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrt.errors import ConfigError, EngineDiedError
@@ -128,7 +128,11 @@ class ScriptedExecutor(Executor):
         if self._script is None:
             return self._make_up(call), True
         said = self._script(call)
-        text = json.dumps(asdict(said)) if isinstance(said, ToolCall) else said
+        text = (
+            json.dumps({"name": said.name, "arguments": said.arguments})
+            if isinstance(said, ToolCall)
+            else said
+        )
         for stop in spec.stop:
             text = text.split(stop)[0]
         tokens = _tokens(text)

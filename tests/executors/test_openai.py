@@ -152,6 +152,7 @@ async def run(endpoint: OpenAIEndpoint, call: Call, *, stream: bool = False) -> 
     return [chunk async for chunk in endpoint.generate(call, stream=stream)]
 
 
+A_CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 STREAM = pytest.mark.parametrize("stream", [False, True])
 
 
@@ -245,8 +246,21 @@ async def test_tool_calls_come_back(endpoint: OpenAIEndpoint, server: Server, st
     server.finish_reason = "length"
     [*_, last] = await run(endpoint, call_of(tools=(ADD,)), stream=stream)
     assert last.reply is not None
-    assert last.reply.tool_calls == (ToolCall("add", {"a": 1}),)
+    assert last.reply.tool_calls == (ToolCall("add", {"a": 1}, "c"),)
     assert (last.reply.text, last.reply.finish_reason) == ("", "length")
+
+
+@STREAM
+async def test_a_chat_goes_on_after_calls(endpoint: Any, server: Server, stream: bool) -> None:
+    """A reply's message has its calls, by whose ids results are told apart."""
+    server.message = {"role": "assistant", "content": "so", "tool_calls": [A_CALL]}
+    [*_, last] = await run(endpoint, call_of(tools=(ADD,)), stream=stream)
+    assert last.reply
+    assert last.reply.message == server.message
+    result = {"role": "tool", "tool_call_id": last.reply.tool_calls[0].id, "content": "2"}
+    chat = ({"role": "user", "content": "hello"}, last.reply.message, result)
+    await run(endpoint, call_of(messages=chat, tools=(ADD,)))
+    assert server.asked[-1]["messages"] == list(chat)
 
 
 async def test_json_is_parsed_where_a_schema_asks_for_it(
@@ -367,9 +381,7 @@ def test_native_text_beside_tools_is_text(server: Server, said: str) -> None:
 
 @pytest.mark.usefixtures("close_doors")
 def test_native_calls_stream_at_the_end(server: Server) -> None:
-    function = {"name": "add", "arguments": '{"a": 1}'}
-    calls = [{"id": "c", "type": "function", "function": function}] * 2
-    server.message = {"role": "assistant", "content": "so", "tool_calls": calls}
+    server.message = {"role": "assistant", "content": "so", "tool_calls": [A_CALL] * 2}
     schema = {"name": "add", "parameters": dict(ADD.parameters)}
     model = ChatAgentRT(base_url=server.url).bind_tools([{"type": "function", "function": schema}])
     first, *more = list(model.stream("hello"))
