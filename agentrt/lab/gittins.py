@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies import Place, Policy
+from agentrt.scheduler.policies import Policy, Priority
 from agentrt.scheduler.table import ProgramRow
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ class Gittins(Policy):
         super().__init__(config)
         self._laws = laws
 
-    def place(self, call: QueuedCall, now: float) -> Place:
+    def priority(self, call: QueuedCall, now: float) -> Priority:
         row = call.program
         cost = self._laws.cost_s(row)
         level = math.floor(_LEVELS_PER_DOUBLING * math.log2(cost))
         budget = max(10 * _SMALLEST_S, max(row.attained_s, cost) / 8)
-        return Place(level, budget_s=budget, order=row.started_at)
+        return Priority(level, quantum_s=budget, order=row.started_at)

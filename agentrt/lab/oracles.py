@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from agentrt.lab.gittins import Gittins, Laws
 from agentrt.scheduler import policies
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies import Place, Policy
+from agentrt.scheduler.policies import Policy, Priority
 
 if TYPE_CHECKING:
     from agentrt.scheduler.call import QueuedCall
@@ -33,10 +33,10 @@ class Srpt(Policy):
         super().__init__(config)
         self._remaining_s = remaining_s
 
-    def place(self, call: QueuedCall, now: float) -> Place:
+    def priority(self, call: QueuedCall, now: float) -> Priority:
         remaining = max(self._remaining_s(call.program.program_id), 1e-6)
         level = math.floor(_LEVELS_PER_DOUBLING * math.log2(remaining))
-        return Place(level, budget_s=remaining / 8, order=remaining)
+        return Priority(level, quantum_s=remaining / 8, order=remaining)
 
 
 KNOWING = (Gittins.name, Srpt.name)

@@ -39,7 +39,7 @@ class QueuedCall:
     began_at: float = 0.0
     gave_way_to: str = ""
     queued: bool = False
-    held: bool = False
+    deferred: bool = False
     promoted: bool = False
     in_lane: bool = False
     in_line: bool = False
@@ -56,7 +56,7 @@ class QueuedCall:
 
     @property
     def key(self) -> tuple[int, float, int]:
-        """Its place: a smaller key runs first."""
+        """A smaller key runs first."""
         return (self.level, self.order, self.seq)
 
     def __lt__(self, other: QueuedCall) -> bool:

@@ -1,8 +1,8 @@
 """Algorithm 1 of Agentix: queue levels, quanta, demotion, promotion, and whom to preempt.
 
-`LevelQueues` is the mechanism; where a call stands is the policy's answer. A call keeps
-its place, (level, order, sequence), while it runs, so that a preempted call comes back
-ahead of those that came to its place after it.
+`LevelQueues` is the mechanism; a call's priority is the policy's answer. A call keeps its
+key, (level, order, sequence), while it runs, so that a preempted call comes back ahead of
+those that got the same priority after it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.lane import CHARGED_EVERY_S, Lane
 from agentrt.scheduler.policies import make_policy
-from agentrt.scheduler.policies.base import Place, Policy
+from agentrt.scheduler.policies.base import Policy, Priority
 from agentrt.scheduler.starvation import Starvation
 from agentrt.scheduler.table import ProgramRow
 from agentrt.scheduler.victims import Room, choose_victims
 
 _EPSILON_S = 1e-9
 _SLACK = 64
-_PLACED_AGAIN = 32
-"""Waiting calls of a program that are placed anew when one of its calls ends: the next to run."""
-LANE = Place(-1_000_000_000, CHARGED_EVERY_S)
-"""Where the calls of the lane stand: before all others, for as long as they run."""
+_REPRIORITIZED = 32
+"""How many of a program's waiting calls get a new priority when one of its calls ends."""
+LANE = Priority(-1_000_000_000, CHARGED_EVERY_S)
+"""That of the lane's calls: before all others, for as long as they run."""
 
 
 class LevelQueues:
@@ -45,7 +45,7 @@ class LevelQueues:
         self.config = config
         self.policy = make_policy(config) if policy is None else policy
         self._heap: list[tuple[int, float, int, QueuedCall]] = []
-        self._held: list[QueuedCall] = []
+        self._deferred: list[QueuedCall] = []
         self._next_seq = 0
         self._waiting = 0
         self._promoted_waiting = 0
@@ -67,7 +67,7 @@ class LevelQueues:
         node: str = "",
         prompt_tokens: int = 0,
     ) -> QueuedCall:
-        """Place a new call. It waits from now on, but still has to be `put` in the queue."""
+        """Rank a new call. It waits from now on, but still has to be `put` in the queue."""
         if call_id in self.calls:
             raise InvariantError(f"call {call_id} is queued already")
         call = QueuedCall(
@@ -76,7 +76,7 @@ class LevelQueues:
         self.calls[call_id] = call
         if self.policy.follows_program:
             self._by_program.setdefault(program.program_id, {})[call_id] = call
-        self._enter(call, self.policy.place(call, now))
+        self._enter(call, self.policy.priority(call, now))
         self._watch(call)
         return call
 
@@ -92,12 +92,12 @@ class LevelQueues:
         if call.promoted:
             self._settle_promotion(call)
         if call.preemptions == 0:
-            self._place_again(self.policy.call_left(call), now)
+            self._reprioritize(self.policy.call_left(call), now)
 
     def stop(self, call: QueuedCall, now: float, *, to_tail: bool = False) -> None:
         """A running call was preempted. It still has to be `put` back.
 
-        It keeps its place in its level, or goes ``to_tail``.
+        It keeps its turn in its level, or goes ``to_tail``.
         """
         if call.since is not None:
             raise InvariantError(f"call {call.call_id} is preempted but does not run")
@@ -119,10 +119,10 @@ class LevelQueues:
         call.quantum_left -= seconds
         spent = call.quantum_left <= _EPSILON_S
         if spent and call.in_lane:
-            call.quantum_left = LANE.budget_s
+            call.quantum_left = LANE.quantum_s
         elif spent:
             before = call.level
-            self._enter(call, self.policy.expire(call, now))
+            self._enter(call, self.policy.on_quantum_expired(call, now))
             call.demotions += call.level > before
         if call.since is not None:
             # It was preempted with this step in flight: its deadline moved.
@@ -137,7 +137,7 @@ class LevelQueues:
             call.waited_s += now - call.since
             call.since = None
             if call.steps == 0:
-                self._place_again(self.policy.call_left(call), now)
+                self._reprioritize(self.policy.call_left(call), now)
         if call.promoted:
             self._settle_promotion(call)
         if call.in_lane:
@@ -147,11 +147,11 @@ class LevelQueues:
         self._by_program.get(call.program.program_id, {}).pop(call.call_id, None)
 
     def call_ended(self, call: QueuedCall, now: float) -> None:
-        """A removed call is in its program's row by now: its other calls starve or stand anew."""
+        """A removed call is in its program's row by now: its other calls' priorities follow."""
         self._starvation.refresh(call.program)
         if not call.program.calls:
             self.policy.program_rests(call.program)
-        self._place_again(self._by_program.get(call.program.program_id, {}).values(), now)
+        self._reprioritize(self._by_program.get(call.program.program_id, {}).values(), now)
 
     def program_ended(self, program: ProgramRow, now: float) -> None:
         """A program ended: the policy may learn from it."""
@@ -166,7 +166,7 @@ class LevelQueues:
     # -- the waiting calls, in order ---------------------------------------------------
 
     def __len__(self) -> int:
-        """How many calls wait, those held back included."""
+        """How many calls wait, the deferred ones included."""
         return self._waiting
 
     def head(self) -> QueuedCall | None:
@@ -189,15 +189,15 @@ class LevelQueues:
         self._tidy()
         return call
 
-    def put(self, call: QueuedCall, *, hold: bool = False) -> None:
-        """Queue a waiting call at its place; held back, it is counted but not offered."""
+    def put(self, call: QueuedCall, *, deferred: bool = False) -> None:
+        """Queue a waiting call by its priority; ``deferred``, it is counted but not offered."""
         if call.queued:
             raise InvariantError(f"call {call.call_id} is queued twice")
         call.queued = True
         self._waiting += 1
-        if hold:
-            call.held = True
-            self._held.append(call)
+        if deferred:
+            call.deferred = True
+            self._deferred.append(call)
         else:
             self._offer(call)
         self._lane.line_up(call)
@@ -209,24 +209,24 @@ class LevelQueues:
             return False
         call.queued = False
         self._waiting -= 1
-        if call.held:
-            call.held = False
-            self._held.remove(call)
+        if call.deferred:
+            call.deferred = False
+            self._deferred.remove(call)
         self._tidy()
         return True
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> None:
-        """Offer the held calls again that are ``ready``."""
-        if not self._held:
+        """Offer the deferred calls that are ``ready``."""
+        if not self._deferred:
             return
         kept = []
-        for call in self._held:
+        for call in self._deferred:
             if ready(call):
-                call.held = False
+                call.deferred = False
                 self._offer(call)
             else:
                 kept.append(call)
-        self._held = kept
+        self._deferred = kept
 
     def in_order(self) -> list[QueuedCall]:
         """All waiting calls, best first. O(n log n): for people and tests."""
@@ -253,7 +253,7 @@ class LevelQueues:
             call.promotions += 1
             call.promoted = True
             self._promoted_waiting += 1
-            self._enter(call, Place(0, self.config.level_quanta[0]))
+            self._enter(call, Priority(0, self.config.level_quanta[0]))
             promoted.append(call)
         return promoted
 
@@ -284,11 +284,11 @@ class LevelQueues:
         queued = [c for c in self.calls.values() if c.queued]
         if len(queued) != self._waiting:
             raise InvariantError(f"{self._waiting} calls counted as waiting, {len(queued)} are")
-        offered = {id(c) for *place, c in self._heap if c.queued and c.key == tuple(place)}
+        offered = {id(c) for *key, c in self._heap if c.queued and c.key == tuple(key)}
         for call in queued:
             if call.since is None:
                 raise InvariantError(f"call {call.call_id} runs and is queued")
-            if not call.held and id(call) not in offered:
+            if not call.deferred and id(call) not in offered:
                 raise InvariantError(f"call {call.call_id} waits but is not offered")
         if self._promoted_waiting != sum(c.promoted for c in self.calls.values()):
             raise InvariantError("promoted calls are miscounted")
@@ -296,14 +296,14 @@ class LevelQueues:
 
     # -- inside ------------------------------------------------------------------------
 
-    def _enter(self, call: QueuedCall, place: Place) -> None:
-        call.level, call.quantum_left, call.order = place
+    def _enter(self, call: QueuedCall, priority: Priority) -> None:
+        call.level, call.quantum_left, call.order = priority
         call.seq = self._new_seq()
-        if call.queued and not call.held:
+        if call.queued and not call.deferred:
             self._offer(call)
 
     def _offer(self, call: QueuedCall) -> None:
-        """A waiting call's place, into the heap."""
+        """Put a waiting call into the heap, by its key."""
         heapq.heappush(self._heap, (*call.key, call))
         self._tidy()
 
@@ -314,12 +314,12 @@ class LevelQueues:
             heapq.heapify(self._heap)
         self._lane.tidy(self._waiting)
 
-    def _place_again(self, calls: Iterable[QueuedCall], now: float) -> None:
+    def _reprioritize(self, calls: Iterable[QueuedCall], now: float) -> None:
         movable = (c for c in calls if c.since is not None and not (c.promoted or c.in_lane))
-        for call in islice(movable, _PLACED_AGAIN):
-            place = self.policy.place(call, now)
-            if (place.level, place.order) != (call.level, call.order):
-                self._enter(call, place)
+        for call in islice(movable, _REPRIORITIZED):
+            priority = self.policy.priority(call, now)
+            if (priority.level, priority.order) != (call.level, call.order):
+                self._enter(call, priority)
 
     def _new_seq(self) -> int:
         self._next_seq += 1
@@ -354,4 +354,4 @@ class LevelQueues:
 def _is_current(entry: tuple[int, float, int, QueuedCall]) -> bool:
     """Whether a heap's entry still stands for its call: a call has a newer one once it moved."""
     _, _, seq, call = entry
-    return call.queued and not call.held and call.seq == seq
+    return call.queued and not call.deferred and call.seq == seq

@@ -20,7 +20,7 @@ def _nobody(call: QueuedCall) -> bool:
 @dataclass(frozen=True, slots=True)
 class Room:
     """What an engine says of its calls: KV blocks that one needs, that one holds, and who
-    is ``spared`` whatever its place. The default is an engine without memory limits.
+    is ``spared`` whatever its priority. The default is an engine without memory limits.
     """
 
     blocks_needed: Callable[[QueuedCall], int] = _none

@@ -48,7 +48,7 @@ class LevelRequestQueue(RequestQueue):
 
     def prepend_request(self, request: Request) -> None:
         # A call's place is its own: coming back, it stands before later ones anyway.
-        self._queues.put(self._queues.calls[request.request_id], hold=self.holding)
+        self._queues.put(self._queues.calls[request.request_id], deferred=self.holding)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         for request in list(requests):
@@ -69,7 +69,7 @@ class LevelRequestQueue(RequestQueue):
             if self._held == _HELD_A_STEP:
                 return False
             self._held += 1
-            self._queues.put(self._queues.take(), hold=True)
+            self._queues.put(self._queues.take(), deferred=True)
         return call is not None
 
     def __len__(self) -> int:

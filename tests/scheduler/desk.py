@@ -49,7 +49,7 @@ class Desk:
         """A running call waits again."""
         self.running.remove(call)
         self.queues.stop(call, self.now)
-        self.queues.put(call, hold=hold)
+        self.queues.put(call, deferred=hold)
 
     def end(self, call: QueuedCall, *, program: bool = False) -> None:
         """A call ends in whatever state, and its program with it if so wanted."""

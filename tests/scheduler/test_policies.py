@@ -9,7 +9,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.scheduler.policies import ENTRY_POINT_GROUP, policy_class
-from agentrt.scheduler.policies.two_level import STAGED, TwoLevel
+from agentrt.scheduler.policies.baselines import STAGED, TwoLevel
 from tests.scheduler.desk import Desk
 
 # -- program-fcfs ----------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_a_held_call_counts_but_is_not_offered_until_released() -> None:
     desk = Desk()
     call = desk.run(desk.arrive("a", "p"))
     desk.queues.stop(call, now=1)
-    desk.queues.put(call, hold=True)
+    desk.queues.put(call, deferred=True)
     assert desk.queues.head() is None
     assert len(desk.queues) == 1
     desk.queues.release(lambda c: False)

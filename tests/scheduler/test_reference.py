@@ -95,7 +95,7 @@ class Both:
 
     def stop(self, call: Call, *, to_tail: bool, defer: bool) -> None:
         self.queues.stop(self.real(call), self.now, to_tail=to_tail)
-        self.queues.put(self.real(call), hold=defer)
+        self.queues.put(self.real(call), deferred=defer)
         self.reference.stop(call, self.now, to_tail=to_tail, defer=defer)
 
     def end(self, call: Call) -> None:

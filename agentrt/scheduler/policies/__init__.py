@@ -1,4 +1,4 @@
-"""The policies by name, and the door for those of third parties.
+"""The policies by name, those of third parties among them.
 
 A package adds its own with an entry point in the group ``agentrt.policies``, whose
 object is a subclass of `Policy`. It must import the standard library and
@@ -13,15 +13,9 @@ from inspect import isabstract
 from agentrt.errors import ConfigError
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.adaptive import Adaptive
-from agentrt.scheduler.policies.atlas import Atlas, AtlasScalar
-from agentrt.scheduler.policies.base import AttainedService, Place, Policy
-from agentrt.scheduler.policies.fcfs import Fcfs
-from agentrt.scheduler.policies.mlfq import Mlfq
-from agentrt.scheduler.policies.plas import Plas
-from agentrt.scheduler.policies.program_fcfs import ProgramFcfs
-from agentrt.scheduler.policies.round_robin import RoundRobin
-from agentrt.scheduler.policies.srtf import Srtf
-from agentrt.scheduler.policies.two_level import TwoLevel
+from agentrt.scheduler.policies.attained import Atlas, AtlasScalar, AttainedService, Mlfq, Plas
+from agentrt.scheduler.policies.base import Policy, Priority
+from agentrt.scheduler.policies.baselines import Fcfs, ProgramFcfs, RoundRobin, Srtf, TwoLevel
 
 ENTRY_POINT_GROUP = "agentrt.policies"
 
@@ -82,8 +76,8 @@ def policy_class(name: str) -> type[Policy]:
 __all__ = [
     "ENTRY_POINT_GROUP",
     "AttainedService",
-    "Place",
     "Policy",
+    "Priority",
     "level_ends",
     "make_policy",
     "policy_class",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from agentrt.scheduler.backlog import Backlog
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.history import History
-from agentrt.scheduler.policies.base import Place, Policy
+from agentrt.scheduler.policies.base import Policy, Priority
 from agentrt.scheduler.table import ProgramRow
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Adaptive(Policy):
         self.history: History = History()
         self.backlog: Backlog = Backlog(self.history.unit)
 
-    def place(self, call: QueuedCall, now: float) -> Place:
+    def priority(self, call: QueuedCall, now: float) -> Priority:
         row = call.program
         self.backlog.seen(row)
         path_s = row.path_s if call.path_s is None else call.path_s
@@ -59,9 +59,9 @@ class Adaptive(Policy):
         if usual is not None:
             expected = min(expected, max(_CAP * usual, attained))
         size = math.floor(math.log2(attained * expected) / 2.0)
-        return Place(
+        return Priority(
             level=math.floor(_LEVELS_PER_DOUBLING * math.log2(expected)),
-            budget_s=max(_SHORTEST_LOOK_S, max(attained, expected) / _LOOK_AGAIN),
+            quantum_s=max(_SHORTEST_LOOK_S, max(attained, expected) / _LOOK_AGAIN),
             order=size * _SIZE_STRIDE + row.started_at,
         )
 

@@ -1,10 +1,9 @@
-"""What a policy is: where a call stands, answered from plain values."""
+"""What a policy is: the priority of a call, answered from plain values."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -17,22 +16,23 @@ if TYPE_CHECKING:
     from agentrt.scheduler.history import History
 
 
-class Place(NamedTuple):
-    """Where a call stands: smaller levels run first, within one level smaller orders.
+class Priority(NamedTuple):
+    """Smaller levels run first, within one level smaller orders.
 
-    Only a call of a strictly better level preempts. ``budget_s`` are the seconds of
-    service after which the policy is asked again (`Policy.expire`).
+    Only a call of a strictly better level preempts. ``quantum_s`` are the seconds of
+    service after which the policy is asked again (`Policy.on_quantum_expired`).
     """
 
     level: int
-    budget_s: float = math.inf
+    quantum_s: float = math.inf
     order: float = 0.0
 
 
 class Policy(ABC):
-    """Places calls. A policy sees the table and cannot change it.
+    """Says which call runs before which. A policy sees the table and cannot change it.
 
-    Subclass `AttainedService` and give it a `rank`, or answer `place` and `expire`.
+    Subclass `AttainedService` and give it a `rank`, or answer `priority` and
+    `on_quantum_expired`.
     One instance serves one engine. Policies are pure and synchronous, and import the
     standard library and `agentrt.scheduler` only: they are loaded in the engine core.
 
@@ -40,7 +40,7 @@ class Policy(ABC):
     come, first served. Where a policy is not ``starving``, calls are not promoted by
     the paper's anti-starvation rule, because something else bounds their waiting.
     One that ``learns`` changes with the programs that end, and has a ``history`` of them.
-    With ``follows_program``, the waiting calls of a program are placed anew whenever
+    With ``follows_program``, the waiting calls of a program get a new priority whenever
     one of its calls ends. With ``lane``, a share of the batch serves the oldest programs; a
     policy's ``backlog`` tells it when they are late.
     """
@@ -68,15 +68,15 @@ class Policy(ABC):
         return program_service_s if path_s is None else path_s
 
     @abstractmethod
-    def place(self, call: QueuedCall, now: float) -> Place:
-        """Where a call stands that arrives ``now``, or whose program changed."""
+    def priority(self, call: QueuedCall, now: float) -> Priority:
+        """That of a call that arrives ``now``, or whose program changed."""
 
-    def expire(self, call: QueuedCall, now: float) -> Place:
-        """Where a call stands whose budget is used up."""
-        return self.place(call, now)
+    def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
+        """The new priority of a call whose quantum is used up."""
+        return self.priority(call, now)
 
     def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
-        """A call left the queue for the first time. The waiting calls to place anew for it."""
+        """A call left the queue for the first time. The waiting calls to ask about again for it."""
         return ()
 
     def program_ended(self, row: ProgramRow, now: float) -> None:  # noqa: B027  # few learn
@@ -87,31 +87,3 @@ class Policy(ABC):
 
     def program_lost(self, row: ProgramRow) -> None:  # noqa: B027  # few keep anything
         """A program was not heard of for long, and is dropped from the table."""
-
-
-class AttainedService(Policy):
-    """Levels with quanta, as in Agentix, Algorithm 1: a rank in seconds picks the first level.
-
-    A call whose quantum is used up sinks one level.
-    """
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config)
-        self._ends = config.level_ends
-        self._quanta = config.level_quanta
-
-    @abstractmethod
-    def rank(self, program: ProgramRow, path_s: float | None) -> float:
-        """The attained service (seconds) that decides a call's first level; less is better.
-
-        ``path_s`` is the call's p(c) of Eq. 2, None where its parents are unknown.
-        """
-
-    def place(self, call: QueuedCall, now: float) -> Place:
-        rank = max(self.rank(call.program, call.path_s), 0.0)
-        level = min(bisect_right(self._ends, rank), len(self._quanta) - 1)
-        return Place(level, self._quanta[level])
-
-    def expire(self, call: QueuedCall, now: float) -> Place:
-        level = min(int(call.level) + 1, len(self._quanta) - 1)
-        return Place(level, self._quanta[level])

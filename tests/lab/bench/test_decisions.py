@@ -15,7 +15,7 @@ import pytest
 from agentrt.lab.bench.crowd import SLOTS, Crowd
 from agentrt.lab.bench.decisions import PARTS, Sample, growth_table, measure
 from agentrt.scheduler import Policy, ProgramRow, QueuedCall, SchedulerConfig, policy_names
-from agentrt.scheduler.policies import Place
+from agentrt.scheduler.policies import Priority
 from tests.lab.bench.lines import lines_run
 
 SMALL, LARGE = 100, 10_000
@@ -87,12 +87,12 @@ class LooksAtAll(Policy):
         self._when = when
         self._known: dict[str, QueuedCall] = {}
 
-    def place(self, call: QueuedCall, now: float) -> Place:
+    def priority(self, call: QueuedCall, now: float) -> Priority:
         self._known[call.call_id] = call
-        return Place(0, 0.1, self._look("arrive"))
+        return Priority(0, 0.1, self._look("arrive"))
 
-    def expire(self, call: QueuedCall, now: float) -> Place:
-        return Place(0, 0.1, self._look("expire"))
+    def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
+        return Priority(0, 0.1, self._look("expire"))
 
     def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
         del self._known[call.call_id]

@@ -1,0 +1,132 @@
+"""Policies to compare with: by arrival, by turns, and by the length of the prompt.
+
+``srtf`` and ``two-level`` are from the vLLM thesis, §4.5.2 and §4.5.3; ``round-robin`` is
+start-time fair queueing (Goyal et al. 1996) with equal weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies.base import Policy, Priority
+from agentrt.scheduler.table import ProgramRow
+
+if TYPE_CHECKING:
+    from agentrt.scheduler.call import QueuedCall
+
+STAGED = 8
+"""Calls in the staging queue of ``two-level``. The thesis leaves it open: "small"."""
+_STAGING, _LINE = 0, 1
+_EPSILON = 1e-6
+"""What a sum of service may lack for a whole turn."""
+
+
+class Fcfs(Policy):
+    """First come, first served, as stock vLLM does. No levels, no preemption for a batch slot."""
+
+    name: ClassVar[str] = "fcfs"
+    levelled: ClassVar[bool] = False
+    starving: ClassVar[bool] = False
+
+    def priority(self, call: QueuedCall, now: float) -> Priority:
+        return Priority(0)
+
+
+class ProgramFcfs(Policy):
+    """First come, first served by programs. A running call is never preempted for a slot.
+
+    Calls do not block the head of the line any more, programs still do. Its tail is the fairest
+    there is, so `adaptive` reserves a share of the batch for this order.
+    """
+
+    name: ClassVar[str] = "program-fcfs"
+    starving: ClassVar[bool] = False
+
+    def priority(self, call: QueuedCall, now: float) -> Priority:
+        return Priority(0, order=call.program.started_at)
+
+
+class Srtf(Policy):
+    """Shortest remaining token first. Long prompts can starve, as the thesis says.
+
+    A running call is one token from its next, so it goes before all waiting ones; these go by
+    how much of their prompt is to be computed.
+    """
+
+    name: ClassVar[str] = "srtf"
+    starving: ClassVar[bool] = False
+
+    def priority(self, call: QueuedCall, now: float) -> Priority:
+        return Priority(0, order=call.prompt_tokens)
+
+
+class TwoLevel(Policy):
+    """First come, first served into a small staging queue; shortest prompt first out of it.
+
+    The staging queue bounds both the cost of looking at waiting prompts and how long a long one
+    is passed over.
+    """
+
+    name: ClassVar[str] = "two-level"
+    starving: ClassVar[bool] = False
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self._staged: set[str] = set()
+        self._line: OrderedDict[str, QueuedCall] = OrderedDict()
+
+    def priority(self, call: QueuedCall, now: float) -> Priority:
+        if call.call_id in self._staged or len(self._staged) < STAGED:
+            self._staged.add(call.call_id)
+            return Priority(_STAGING, order=call.prompt_tokens)
+        self._line[call.call_id] = call
+        return Priority(_LINE)
+
+    def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
+        self._line.pop(call.call_id, None)
+        self._staged.discard(call.call_id)
+        if self._line and len(self._staged) < STAGED:
+            return (self._line.popitem(last=False)[1],)
+        return ()
+
+
+class RoundRobin(Policy):
+    """Programs take turns of one quantum each. Rounds are levels.
+
+    A program's turn follows from its service, whichever of its calls had it, so that a program
+    cannot gain by splitting into many calls, or into short ones; one that is new or was away
+    starts in the round that is being served.
+    """
+
+    name: ClassVar[str] = "round-robin"
+    starving: ClassVar[bool] = False
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self._quantum = config.level_quanta[0]
+        self._round = 0
+        self._offsets: dict[str, float] = {}
+
+    def priority(self, call: QueuedCall, now: float) -> Priority:
+        program = call.program
+        turns = program.attained_s / self._quantum
+        # Turns that a program did not take while it was away are not saved up.
+        offset = max(self._offsets.get(program.program_id, -math.inf), self._round - turns)
+        self._offsets[program.program_id] = offset
+        turn = math.floor(offset + turns + _EPSILON)
+        return Priority(turn, self._quantum * (turn + 1 - offset - turns))
+
+    def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
+        # What runs is in the best rounds there are: that is the round being served.
+        self._round = max(self._round, int(call.level))
+        return self.priority(call, now)
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        self._offsets.pop(row.program_id, None)
+
+    def program_lost(self, row: ProgramRow) -> None:
+        self._offsets.pop(row.program_id, None)
