@@ -14,7 +14,7 @@ from agentrt.cli.engines import each_engine, read_fleet
 from agentrt.cli.run import run
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.commands.bench.chaos import chaos
+from agentrt.lab.bench.chaos import chaos
 from agentrt.testing.scripted import ScriptedExecutor
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -6,9 +6,8 @@ from typing import Any
 
 from agentrt import Runtime
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.integrations.langgraph import follow
 from agentrt.lab.bench.barrier import edges
-from agentrt.lab.bench.watch import started_in
+from agentrt.lab.bench.following import runs_started
 from agentrt.runtime.run import Run
 from agentrt.testing.scripted import ScriptedExecutor
 from barrier_agentrt import barrier_agentrt
@@ -50,7 +49,7 @@ async def both() -> tuple[Run, Run, ScriptedExecutor]:
         run = runtime.start(barrier_agentrt, TOPIC)
         text = await run.wait()
         graph = build(ChatAgentRT(runtime=runtime))
-        with started_in(follow().registry) as found:
+        with runs_started() as found:
             state = await graph.ainvoke({"topic": TOPIC, "notes": {}})
     assert state["notes"]["write"] == text
     [guest] = found

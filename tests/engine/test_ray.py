@@ -16,8 +16,8 @@ from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.bench.engines import Witness
 from agentrt.lab.bench.stories import Stories
-from agentrt.lab.bench.witness import Witness
 from agentrt.request import Call, CallSpec
 from agentrt.router import make_router
 from agentrt.testing.raycluster import LocalCluster

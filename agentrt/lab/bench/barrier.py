@@ -1,8 +1,8 @@
-"""What LangGraph's superstep barrier costs: one agent as a graph and as an agentrt program.
+"""``agentrt bench barrier``: what LangGraph's superstep barrier costs one agent.
 
-Both sides make the same calls with outputs of fixed length on one engine, whose prefix cache
-is emptied in between, and take turns. Latencies are counted in engine steps, which a noisy
-machine does not change, and in seconds.
+The agent as a graph and as an agentrt program: the same calls with outputs of fixed length on
+one engine, whose prefix cache is emptied in between, by turns. Latencies are counted in engine
+steps, which a noisy machine does not change, and in seconds.
 
 A program needs as many steps as the longest path through its data edges has: no scheduler can
 do with fewer. What its latency has beyond that is idle: it waits for a sibling whose words it
@@ -12,46 +12,106 @@ does not need, or for a seat in the batch. The data edges are those of the agent
 from __future__ import annotations
 
 import asyncio
-import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from agentrt.integrations.langgraph import follow
-from agentrt.lab.bench.watch import started_in
-from agentrt.lab.reports.tables import Spread, markdown
+import click
+
+from agentrt.cli.load import load_program
+from agentrt.cli.signals import Interrupts
+from agentrt.errors import ProgramLoadError
+from agentrt.graph import Node
+from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.lab.bench.engines import engine_of
+from agentrt.lab.bench.following import runs_started
+from agentrt.lab.bench.measuring import (
+    WHOLE,
+    Column,
+    Figures,
+    Results,
+    Tell,
+    count_option,
+    in_turns,
+    json_option,
+    model_option,
+    ratios,
+    show,
+)
+from agentrt.lab.commands.bench.values import note, numbers
+from agentrt.lab.commands.simulate.options import check_plot
 from agentrt.program import Program
 from agentrt.request import CallReport
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run
 
 LANGGRAPH, AGENTRT = "langgraph", "agentrt"
-SIDES = (LANGGRAPH, AGENTRT)
+COLUMNS = (
+    Column("latency, steps", "steps", WHOLE),
+    Column("critical path, steps", "path", WHOLE),
+    Column("idle share", "idle"),
+    Column("latency, s", "seconds"),
+    Column("steps / langgraph", "steps_to_langgraph"),
+    Column("s / langgraph", "seconds_to_langgraph"),
+    Column("output tokens", "output_tokens", WHOLE),
+)
 Edges = dict[str, set[str]]
 """The parents of each step, by the steps' names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One side in one repeat, as means over its programs: latency in steps and seconds, the
-    longest path through its own edges and through the data edges (steps), and its tokens.
+@click.command()
+@click.option("--programs", default="1,4", show_default=True, metavar="N,N,…", help="At once.")
+@count_option("--repeat", default=3)
+@count_option("--max-num-seqs", default=4)
+@model_option
+@click.option(
+    "--demos",
+    type=click.Path(path_type=Path),
+    default="demos",
+    show_default=True,
+    metavar="FOLDER",
+    help="Where barrier_agentrt.py and barrier_langgraph.py are.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw both DAGs: .png, .svg or .pdf.",
+)
+@json_option
+def barrier(**options: Any) -> None:
+    """What LangGraph's superstep barrier costs one agent, on a real engine.
+
+    The agent of demos/barrier_*.py as a LangGraph graph and as an agentrt program: the same
+    calls with outputs of fixed length, by turns. Latencies in engine steps and in seconds.
     """
+    counts = sorted(set(numbers(options["programs"], "--programs")))
+    check_plot(options["plot"])
+    bench = Interrupts(note).run(_measure(counts, options))
+    show(bench.measured.table(COLUMNS), bench.measured.medians(), as_json=options["as_json"])
+    if options["plot"] is not None:
+        draw_runs(bench.last, options["plot"])
 
-    steps: float
-    seconds: float
-    path: float
-    needed: float
-    output_tokens: int
-    prompt_tokens: int
 
-    @property
-    def idle(self) -> float:
-        """The share of the latency that the data edges do not explain."""
-        return 1 - self.needed / self.steps
+async def _measure(counts: list[int], options: dict[str, Any]) -> BarrierBench:
+    # The folder is on the import path once the program is loaded.
+    path = options["demos"] / "barrier_agentrt.py"
+    program = load_program(str(path))
+    if not isinstance(program, Program):
+        raise ProgramLoadError(f"{path}: no agentrt program in it, but a graph")
+    build = import_module("barrier_langgraph").build
+    async with engine_of(options) as (runtime, engine, _):
+        graph = build(ChatAgentRT(runtime=runtime))
+        bench = BarrierBench(runtime, graph, program, engine.forget_prefixes, note)
+        await bench.run(counts, options["repeat"])
+    return bench
 
 
 class BarrierBench:
-    """Runs both sides on one open runtime and keeps every outcome and the last runs.
+    """Runs both sides on one open runtime; keeps what was measured, and each side's last run.
 
     ``graph`` takes ``topic`` and ``notes``; ``program`` takes the topic. ``forget`` empties
     the prefix cache.
@@ -63,26 +123,25 @@ class BarrierBench:
         graph: Any,
         program: Program,
         forget: Callable[[], Awaitable[None]],
-        tell: Callable[[str], None],
+        tell: Tell,
     ) -> None:
-        self._runtime = runtime
-        self._graph = graph
-        self._program = program
-        self._forget = forget
-        self._tell = tell
-        self.outcomes: dict[tuple[int, str], list[Outcome]] = {}
+        self._runtime, self._graph, self._program = runtime, graph, program
+        self._forget, self._tell = forget, tell
+        self.measured = Results({"programs": "programs", "side": ""})
         self.last: dict[str, Run] = {}
 
     async def run(self, counts: Sequence[int], repeats: int) -> None:
         """Both sides with so many programs at once, ``repeats`` times, in turns."""
         for count in counts:
-            for repeat in range(repeats):
-                runs = {}
-                for side in SIDES if repeat % 2 == 0 else SIDES[::-1]:
-                    self._tell(f"{_programs(count)}, repeat {repeat + 1} of {repeats}: {side}")
-                    await self._forget()
-                    runs[side] = await self._once(side, count)
-                self._keep(count, runs)
+            runs: dict[str, list[Run]] = {}
+            for repeat, side in in_turns((LANGGRAPH, AGENTRT), repeats):
+                programs = f"{count} program{'s' if count > 1 else ''} at once"
+                self._tell(f"{programs}, repeat {repeat + 1} of {repeats}: {side}")
+                await self._forget()
+                runs[side] = await self._once(side, count)
+                if len(runs) == 2:
+                    self._keep(count, runs)
+                    runs = {}
 
     async def _once(self, side: str, count: int) -> list[Run]:
         topics = [f"how tea came to Europe, part {number + 1}" for number in range(count)]
@@ -91,7 +150,7 @@ class BarrierBench:
             for run in runs:
                 await run.wait()
             return runs
-        with started_in(follow().registry) as found:
+        with runs_started() as found:
             async with asyncio.TaskGroup() as group:
                 for topic in topics:
                     group.create_task(self._graph.ainvoke({"topic": topic, "notes": {}}))
@@ -99,80 +158,41 @@ class BarrierBench:
 
     def _keep(self, count: int, runs: Mapping[str, list[Run]]) -> None:
         needs = edges(runs[AGENTRT][0])
-        for side, some in runs.items():
-            self.outcomes.setdefault((count, side), []).append(outcome(some, needs))
+        found = {side: _figures(runs[side], needs) for side in (LANGGRAPH, AGENTRT)}
+        for side, mine in found.items():
+            to_graph = ratios(mine, found[LANGGRAPH], ("steps", "seconds"), "_to_langgraph")
+            self.measured.add(count, side, figures={**mine, **to_graph})
             if count == 1 or side not in self.last:
-                self.last[side] = some[0]
+                self.last[side] = runs[side][0]
 
-    # -- the table ---------------------------------------------------------------------
 
-    def table(self) -> str:
-        """A row per side and number of programs. Ratios are to LangGraph in the same repeat."""
-        head = (
-            *("programs", "", "latency, steps", "critical path, steps", "idle share"),
-            *("latency, s", "steps / langgraph", "s / langgraph", "output tokens"),
-        )
-        return markdown(head, [self._row(*key) for key in sorted(self.outcomes, key=_in_order)])
-
-    def _row(self, count: int, side: str) -> tuple[object, ...]:
-        some = self.outcomes[count, side]
-        return (
-            count,
-            side,
-            f"{statistics.median(o.steps for o in some):.0f}",
-            f"{statistics.median(o.path for o in some):.0f}",
-            Spread.of([o.idle for o in some]),
-            Spread.of([o.seconds for o in some]),
-            self._ratio(count, side, "steps"),
-            self._ratio(count, side, "seconds"),
-            f"{statistics.median(o.output_tokens for o in some):.0f}",
-        )
-
-    def _ratio(self, count: int, side: str, unit: str) -> Spread:
-        pairs = zip(self.outcomes[count, side], self.outcomes[count, LANGGRAPH], strict=True)
-        return Spread.of([getattr(mine, unit) / getattr(base, unit) for mine, base in pairs])
-
-    def medians(self) -> list[dict[str, Any]]:
-        """The medians of the table, for a program to read."""
-        names = ("steps", "seconds", "path", "needed", "idle", "output_tokens", "prompt_tokens")
-        return [
-            {"programs": count, "side": side}
-            | {name: statistics.median(getattr(o, name) for o in some) for name in names}
-            | {
-                f"{unit}_to_langgraph": self._ratio(count, side, unit).median
-                for unit in ("steps", "seconds")
-            }
-            for (count, side), some in sorted(self.outcomes.items(), key=lambda i: _in_order(i[0]))
-        ]
+def _figures(runs: Sequence[Run], needs: Edges) -> Figures:
+    """Means over one side's runs: latency in steps and seconds, and the longest path through the
+    side's own edges and through the data edges (steps); and all tokens.
+    """
+    reports = [run.report(0.0) for run in runs]
+    steps = fmean(r.last_step - r.first_step + 1 for r in reports)
+    needed = fmean(longest_path(run, needs) for run in runs)
+    return {
+        "steps": steps,
+        "seconds": fmean(r.wall_s for r in reports),
+        "path": fmean(longest_path(run, edges(run)) for run in runs),
+        "needed": needed,
+        "idle": 1 - needed / steps,  # the share of the latency that the data edges do not explain
+        "output_tokens": sum(r.output_tokens for r in reports),
+        "prompt_tokens": sum(r.prompt_tokens for r in reports),
+    }
 
 
 def edges(run: Run) -> Edges:
     """The parents of each step of a run, by the names of its nodes' functions."""
-    names = [step_name(node.scope) for node in run.dag.nodes()]
+    names = [_name(node) for node in run.dag.nodes()]
     return {names[n.id]: {names[parent] for parent in n.parents} for n in run.dag.nodes()}
-
-
-def step_name(scope: str) -> str:
-    """The last name of a node's scope path."""
-    return scope.rpartition("/")[2]
-
-
-def outcome(runs: Sequence[Run], needs: Edges) -> Outcome:
-    """What runs of one side were, where ``needs`` are the agent's data edges."""
-    reports = [run.report(0.0) for run in runs]
-    return Outcome(
-        steps=statistics.fmean(r.last_step - r.first_step + 1 for r in reports),
-        seconds=statistics.fmean(r.wall_s for r in reports),
-        path=statistics.fmean(longest_path(run, edges(run)) for run in runs),
-        needed=statistics.fmean(longest_path(run, needs) for run in runs),
-        output_tokens=sum(r.output_tokens for r in reports),
-        prompt_tokens=sum(r.prompt_tokens for r in reports),
-    )
 
 
 def longest_path(run: Run, parents: Edges) -> int:
     """Engine steps on the longest path of a run's calls, were ``parents`` its edges."""
-    steps = {step_name(node.scope): _report(node.report).steps for node in run.dag.nodes()}
+    steps = {_name(node): (node.report or CallReport()).steps for node in run.dag.nodes()}
     ends: dict[str, int] = {}
 
     def end(name: str) -> int:
@@ -183,13 +203,58 @@ def longest_path(run: Run, parents: Edges) -> int:
     return max(map(end, steps))
 
 
-def _report(report: CallReport | None) -> CallReport:
-    return report or CallReport()
+def _name(node: Node) -> str:
+    """The last name of a node's scope path."""
+    return node.scope.rpartition("/")[2]
 
 
-def _in_order(key: tuple[int, str]) -> tuple[int, int]:
-    return key[0], SIDES.index(key[1])
+# -- the drawing -----------------------------------------------------------------------
+
+_CRITICAL = "#d33333"
 
 
-def _programs(count: int) -> str:
-    return f"{count} program{'s' if count > 1 else ''} at once"
+def draw_runs(runs: Mapping[str, Run], path: Path) -> None:
+    """Each run over the same axis of engine steps: calls as bars, edges as lines, and the critical
+    path in red.
+    """
+    # Not pyplot: it keeps every figure, and looks for a screen.
+    from matplotlib.figure import Figure
+
+    order = [_name(node) for node in next(iter(runs.values())).dag.nodes()]
+    rows = {name: row for row, name in enumerate(order)}
+    figure = Figure(figsize=(9, 0.8 + len(runs) * (0.6 + 0.32 * len(rows))), dpi=150)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots(len(runs), 1, squeeze=False, sharex=True)[:, 0]
+    for axis, (title, run) in zip(axes, runs.items(), strict=True):
+        _draw(axis, run, rows)
+        axis.set_title(f"{title}: {run.last_step - (run.first_step or 0) + 1} steps", loc="left")
+    axes[-1].set_xlabel("engine steps since the program began")
+    figure.savefig(path)
+
+
+def _draw(axis: Any, run: Run, rows: Mapping[str, int]) -> None:
+    critical = run.dag.critical_path().nodes
+    links = set(pairwise(critical))
+    nodes = run.dag.nodes()
+    for node in nodes:
+        start, end = _span(node, run)
+        row = rows[_name(node)]
+        edge = _CRITICAL if node.id in critical else "white"
+        axis.barh(row, end - start, left=start, height=0.7, color="C0", edgecolor=edge, lw=1.5)
+        for parent in node.parents:
+            is_critical = (parent, node.id) in links
+            colour, width = (_CRITICAL, 1.6) if is_critical else ("#555555", 0.9)
+            arrow = {"arrowstyle": "-|>", "color": colour, "lw": width, "shrinkA": 0, "shrinkB": 0}
+            at = (_span(nodes[parent], run)[1], rows[_name(nodes[parent])])
+            axis.annotate("", xy=(start, row), xytext=at, arrowprops=arrow)
+    axis.set_yticks(range(len(rows)), list(rows))
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3)
+
+
+def _span(node: Node, run: Run) -> tuple[int, int]:
+    """The call's first step, and the one after its last, from the program's beginning."""
+    first = run.first_step or 0
+    if node.report is None:
+        return 0, 0
+    return node.report.arrived_step - first, node.report.finished_step - first + 1

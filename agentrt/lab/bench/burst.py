@@ -1,4 +1,4 @@
-"""A burst of long and short programs at once on a real engine: what each policy makes of it.
+"""``agentrt bench burst``: long and short programs at once on a real engine, by policy.
 
 Every policy runs the same programs in the same order, with outputs of fixed length, on
 one engine whose prefix cache is emptied in between; policies alternate within a repeat.
@@ -9,23 +9,47 @@ seconds. A program's ideal is its latency with the engine to itself, measured fi
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, NamedTuple
 
+import click
+
+from agentrt.cli.signals import Interrupts
 from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.lab.reports.tables import Spread, markdown, percentile
+from agentrt.lab.bench.engines import engine_of
+from agentrt.lab.bench.measuring import (
+    WHOLE,
+    Column,
+    Figures,
+    Results,
+    count_option,
+    in_turns,
+    json_option,
+    model_option,
+    ratios,
+    seed_option,
+    show,
+)
+from agentrt.lab.commands.bench.values import note
+from agentrt.lab.reports.tables import percentile
 from agentrt.program import Context, Program
 from agentrt.runtime import Runtime
-from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import policy_class
 
 BASELINE = "fcfs"
-UNITS = ("steps", "s")
+MEASURES = [
+    f"{measure}_{unit}" for unit in ("steps", "s") for measure in ("mean", "p95", "slowdown")
+]
+COLUMNS = (
+    *(Column(name.replace("_", ", "), f"{name}_ratio") for name in MEASURES),
+    Column("preemptions", "preemptions", WHOLE),
+    Column("recomputed", "recomputed", WHOLE),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """A program of ``calls`` calls in a row, each ``tokens`` long, over one growing chat."""
 
     name: str
@@ -33,34 +57,91 @@ class Shape:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Burst:
-    """How many programs of which shape arrive at once."""
-
-    shapes: Mapping[Shape, int]
-
-    def order(self, seed: int) -> list[Shape]:
-        """All programs, in an order drawn with ``seed``."""
-        programs = [shape for shape, count in self.shapes.items() for _ in range(count)]
-        random.Random(seed).shuffle(programs)
-        return programs
+LONG, SHORT = Shape("long", 4, 128), Shape("short", 2, 16)
 
 
-LONG = Shape("long", 4, 128)
-SHORT = Shape("short", 2, 16)
-Latency = dict[str, float]
-"""One program's latency by unit."""
+@click.command()
+@click.option(
+    "--policies",
+    default="fcfs,mlfq,plas,atlas",
+    metavar="NAME,NAME,…",
+    show_default=True,
+    help="Which to compare; fcfs is the baseline and always runs.",
+)
+@count_option("--repeat", default=5)
+@seed_option
+@count_option("--long", "longs", default=4, least=0)
+@count_option("--short", "shorts", default=8)
+@count_option("--max-num-seqs", default=2)
+@model_option
+@json_option
+def burst(**options: Any) -> None:
+    """A burst of long and short programs at once, on a real engine.
+
+    Every policy runs the same programs in the same order with outputs of fixed length;
+    policies alternate within a repeat. Ratios to fcfs, in engine steps and in seconds.
+    """
+    names = list(dict.fromkeys([BASELINE, *options["policies"].split(",")]))
+    for name in names:
+        policy_class(name)
+    measured = Interrupts(note).run(_measure(names, options))
+    medians = {
+        row["policy"]: {name: row[f"{name}_ratio"] for name in MEASURES}
+        for row in measured.medians()
+    }
+    show(measured.table(COLUMNS), medians, as_json=options["as_json"])
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One policy in one repeat: mean, P95 and slowdown by unit, and what it cost."""
+async def _measure(policies: Sequence[str], options: dict[str, Any]) -> Results:
+    """All policies with the same programs in each repeat, in an order drawn for the repeat."""
+    shapes = [LONG] * options["longs"] + [SHORT] * options["shorts"]
+    found: dict[tuple[int, str], Figures] = {}
+    async with engine_of(options) as (runtime, engine, _):
+        ideals = {}
+        for shape in dict.fromkeys(shapes):
+            note(f"a {shape.name} program alone")
+            ideals[shape] = await _run(runtime, engine, BASELINE, [shape])
+        for repeat, policy in in_turns(policies, options["repeat"]):
+            note(f"repeat {repeat + 1} of {options['repeat']}: {policy}")
+            order = shapes[:]
+            random.Random(options["seed"] + repeat).shuffle(order)
+            found[repeat, policy] = await _run(runtime, engine, policy, order, ideals)
+    measured = Results({"policy": "policy"})
+    for policy in policies:
+        for repeat in range(options["repeat"]):
+            mine = found[repeat, policy]
+            to_base = ratios(mine, found[repeat, BASELINE], MEASURES, "_ratio")
+            measured.add(policy, figures={**mine, **to_base})
+    return measured
 
-    mean: Latency
-    p95: Latency
-    slowdown: Latency
-    preemptions: int
-    recomputed_tokens: int
+
+async def _run(
+    runtime: Runtime,
+    engine: VLLMEngine,
+    policy: str,
+    order: Sequence[Shape],
+    ideals: dict[Shape, Figures] | None = None,
+) -> Figures:
+    """What one policy makes of programs in this order: latencies, slowdowns and what they cost."""
+    await engine.configure(replace(engine.options.scheduler, policy=policy))
+    await engine.forget_prefixes()
+    runs = [runtime.start(chat_program(shape, topic)) for topic, shape in enumerate(order)]
+    for run in runs:
+        await run.wait()
+    reports = [run.report(runtime.now()) for run in runs]
+    figures = {
+        "preemptions": float(sum(report.preemptions for report in reports)),
+        "recomputed": float(sum(report.recomputed_tokens for report in reports)),
+    }
+    steps = [float(report.last_step - report.first_step) for report in reports]
+    for unit, latencies in (("steps", steps), ("s", [report.wall_s for report in reports])):
+        figures[f"mean_{unit}"] = fmean(latencies)
+        figures[f"p95_{unit}"] = percentile(latencies, 0.95)
+        if ideals is not None:
+            alone = [ideals[shape][f"mean_{unit}"] for shape in order]
+            slow = [mine / best for mine, best in zip(latencies, alone, strict=True)]
+            figures[f"slowdown_{unit}"] = fmean(slow)
+    return figures
 
 
 def chat_program(shape: Shape, topic: int) -> Program:
@@ -75,107 +156,3 @@ def chat_program(shape: Shape, topic: int) -> Program:
             chat += [reply.message, {"role": "user", "content": "Go on."}]
 
     return Program(converse, shape.name)
-
-
-class BurstBench:
-    """Runs bursts on one open runtime and keeps every outcome."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        engine: VLLMEngine,
-        config: SchedulerConfig,
-        burst: Burst,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._runtime = runtime
-        self._engine = engine
-        self._config = config
-        self._burst = burst
-        self._tell = tell
-        self._ideal: dict[Shape, Latency] = {}
-        self.outcomes: dict[str, list[Outcome]] = {}
-
-    async def run(self, policies: Sequence[str], repeats: int, seed: int) -> None:
-        """All policies, ``repeats`` times, in an order that changes with the repeat."""
-        await self._measure_ideals()
-        for repeat in range(repeats):
-            turn = [*policies[repeat % len(policies) :], *policies[: repeat % len(policies)]]
-            for policy in turn:
-                self._tell(f"repeat {repeat + 1} of {repeats}: {policy}")
-                outcome = await self._once(policy, self._burst.order(seed + repeat))
-                self.outcomes.setdefault(policy, []).append(outcome)
-
-    async def _measure_ideals(self) -> None:
-        for shape in [shape for shape, count in self._burst.shapes.items() if count]:
-            self._tell(f"a {shape.name} program alone")
-            await self._prepare(BASELINE)
-            (self._ideal[shape],), _ = await self._latencies([shape])
-
-    async def _once(self, policy: str, order: Sequence[Shape]) -> Outcome:
-        await self._prepare(policy)
-        latencies, rows = await self._latencies(order)
-        by_unit = {unit: [latency[unit] for latency in latencies] for unit in UNITS}
-        slow = {
-            unit: statistics.fmean(
-                latency[unit] / self._ideal[shape][unit]
-                for latency, shape in zip(latencies, order, strict=True)
-            )
-            for unit in UNITS
-        }
-        return Outcome(
-            mean={unit: statistics.fmean(values) for unit, values in by_unit.items()},
-            p95={unit: percentile(values, 0.95) for unit, values in by_unit.items()},
-            slowdown=slow,
-            preemptions=sum(row.usage.preemptions for row in rows),
-            recomputed_tokens=sum(row.usage.recomputed_tokens for row in rows),
-        )
-
-    async def _prepare(self, policy: str) -> None:
-        await self._engine.configure(replace(self._config, policy=policy))
-        await self._engine.forget_prefixes()
-
-    async def _latencies(self, order: Sequence[Shape]) -> tuple[list[Latency], list[Any]]:
-        programs = [chat_program(shape, topic) for topic, shape in enumerate(order)]
-        runs = [self._runtime.start(program) for program in programs]
-        for run in runs:
-            await run.wait()
-        reports = [run.report(self._runtime.now()) for run in runs]
-        latencies = [{"steps": float(r.last_step - r.first_step), "s": r.wall_s} for r in reports]
-        return latencies, reports
-
-    # -- the table ---------------------------------------------------------------------
-
-    def table(self) -> str:
-        """Ratios to FCFS, repeat by repeat, as median (least-most); below 1 is better."""
-        measures = [(m, unit) for unit in UNITS for m in ("mean", "p95", "slowdown")]
-        head = ("policy", *(f"{m}, {unit}" for m, unit in measures), "preemptions", "recomputed")
-        rows = [
-            (
-                policy,
-                *(str(self._ratio(policy, measure, unit)) for measure, unit in measures),
-                f"{statistics.median(o.preemptions for o in outcomes):.0f}",
-                f"{statistics.median(o.recomputed_tokens for o in outcomes):.0f}",
-            )
-            for policy, outcomes in self.outcomes.items()
-        ]
-        return markdown(head, sorted(rows, key=lambda row: row[0] != BASELINE))
-
-    def ratios(self) -> dict[str, dict[str, float]]:
-        """The medians of the table, for a program to read."""
-        return {
-            policy: {
-                f"{measure}_{unit}": self._ratio(policy, measure, unit).median
-                for unit in UNITS
-                for measure in ("mean", "p95", "slowdown")
-            }
-            for policy in self.outcomes
-        }
-
-    def _ratio(self, policy: str, measure: str, unit: str) -> Spread:
-        return Spread.of(
-            [
-                getattr(mine, measure)[unit] / getattr(stock, measure)[unit]
-                for mine, stock in zip(self.outcomes[policy], self.outcomes[BASELINE], strict=True)
-            ]
-        )

@@ -1,4 +1,7 @@
-"""Programs while their engines are killed: the answers must be those of one engine in peace."""
+"""``agentrt bench chaos``: programs whose engines are killed while they run.
+
+Their answers must be those that one engine gives in peace.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,158 @@ import contextlib
 import os
 import random
 import signal
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+import click
+
+from agentrt.cli.engine_log import EngineLog
+from agentrt.cli.signals import Interrupts
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions, check_model
+from agentrt.lab.bench.engines import Witness
+from agentrt.lab.bench.measuring import Tell, count_option, model_option, seed_option, show
 from agentrt.lab.bench.stories import Stories
-from agentrt.lab.bench.witness import Witness
+from agentrt.lab.commands.bench.values import note
 from agentrt.lab.reports.tables import markdown
 from agentrt.router import make_router
 from agentrt.runtime import Runtime
 
-Note = Callable[[str], None]
+Make = Callable[[int], Executor]
 Blow = Callable[[], Awaitable[None]]
 """Something that is done to the machines once, in the middle."""
 
-_GONE_S = 20.0
+_GONE_S, _NODE_AWAY_S = 20.0, 20.0
 _RESTLESS = Backoff(first_s=0.1, longest_s=1.0, tries=1_000_000)
 """Here deaths are no fault of the engine: none is ever left out."""
+# float32, because bfloat16 varies with the batch that a call is in.
+_FLAGS = (
+    "--dtype",
+    "float32",
+    "--max-model-len",
+    "1024",
+    "--kv-cache-memory-bytes",
+    str(256 << 20),
+)
+
+
+@click.command()
+@click.option("--minutes", type=click.FloatRange(min=0), default=10.0, show_default=True)
+@count_option("--programs", default=40)
+@count_option("--replicas", default=2)
+@click.option(
+    "--every",
+    type=(float, float),
+    default=(2.0, 6.0),
+    show_default=True,
+    metavar="S S",
+    help="An engine that is up is killed after a time between these.",
+)
+@click.option("--router", default="agentix", show_default=True, metavar="NAME")
+@model_option
+@click.option(
+    "--tiny",
+    is_flag=True,
+    help="A model of two layers with random weights, made on the spot: its texts are no language, "
+    "but hang on every token. More calls in the same time.",
+)
+@count_option("--max-num-seqs", default=8)
+@count_option("--max-tokens", default=16)
+@seed_option
+@click.option(
+    "--ray",
+    is_flag=True,
+    help="On a Ray cluster of two nodes, started here on loopback. In the middle one node's "
+    "raylet is killed, and a new node joins soon after.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON line, too.")
+def chaos(**options: Any) -> int:
+    """Native and LangGraph programs while engines are killed (SIGKILL) or hang (SIGSTOP).
+
+    All at once, in rounds. Right is the answer that one engine gives in peace. Fails if a
+    program's answer is another, if a call runs or is delivered again after its delivery, or if
+    a process, a row, a call or a program is left at the end.
+    """
+    make_router(options["router"])
+    if options["model"] is not None:
+        check_model(options["model"])
+    shared = ("replicas", "every", "router", "seed")
+    terms = Terms(60 * options["minutes"], **{name: options[name] for name in shared})
+    stories = Stories(options["programs"], options["max_tokens"])
+    with contextlib.ExitStack() as stack:
+        model = options["model"]
+        if options["tiny"]:
+            model = stack.enter_context(_tiny_model())
+        cluster = stack.enter_context(_cluster(terms.replicas)) if options["ray"] else None
+        tell = stack.enter_context(_in_silence())
+        engine = EngineOptions(
+            model, options["max_num_seqs"], flags=_FLAGS, replicas=terms.replicas
+        )
+        make, blow = _machines(engine, cluster, tell)
+        report = Interrupts(tell).run(Chaos(make, stories, terms, tell, blow).run())
+    show(report.table(), asdict(report), as_json=options["as_json"])
+    for line in report.wrong():
+        click.echo(f"error: {line}", err=True)
+    return 1 if report.wrong() else 0
+
+
+@contextlib.contextmanager
+def _tiny_model() -> Iterator[str]:
+    from agentrt.testing.tinymodel import tiny_model
+
+    with tempfile.TemporaryDirectory(prefix="agentrt-tiny-") as folder:
+        yield str(tiny_model(Path(folder)))
+
+
+@contextlib.contextmanager
+def _in_silence() -> Iterator[Tell]:
+    """Engines start all the time, and write what they like into a log; notes go to stderr."""
+    with os.fdopen(os.dup(2), "w", buffering=1) as stderr, EngineLog(verbose=False) as log:
+        begin = time.monotonic()
+
+        def tell(message: str) -> None:
+            stderr.write(f"[{time.monotonic() - begin:6.1f} s] {message}\n")
+
+        with log.collect():
+            yield tell
+
+
+def _cluster(engines: int) -> contextlib.AbstractContextManager[Any]:
+    from agentrt.testing.raycluster import LocalCluster
+
+    note("starting two Ray nodes on loopback")
+    return LocalCluster(nodes=2, cpus=(engines + 1) // 2)
+
+
+def _machines(engine: EngineOptions, cluster: Any, tell: Tell) -> tuple[Make, Blow | None]:
+    """What makes an engine, and what strikes its machines in the middle."""
+    if cluster is None:
+        return lambda index: VLLMEngine(engine), None
+    from agentrt.executors.ray import Cluster, RayEngine
+    from agentrt.executors.vllm.footprint import footprint
+
+    ray = Cluster(cluster.address, engine.replicas, memory=footprint(engine))
+
+    async def blow() -> None:
+        tell("killing a node's raylet")
+        cluster.kill_node(1)
+        await asyncio.sleep(_NODE_AWAY_S)
+        tell("a new node joins")
+        await asyncio.to_thread(cluster.replace_node, 1)
+
+    return lambda index: RayEngine(engine, ray), blow
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """``seconds`` of chaos; an engine dies after a time drawn from ``every`` (seconds), and each
-    ``hang_in``-th death is a hang. ``blow`` comes after half of the time.
+    ``hang_in``-th death is a hang.
     """
 
     seconds: float
@@ -41,7 +170,6 @@ class Terms:
     hang_in: int = 4
     router: str = "agentix"
     seed: int = 0
-    blow: Blow | None = None
     health: Health = field(default_factory=Health)
 
 
@@ -85,15 +213,16 @@ class Report:
 
 
 class Chaos:
-    """Runs ``stories`` in rounds on engines that ``make`` makes, while they die."""
+    """Runs ``stories`` in rounds on engines that ``make`` makes, while they die.
+
+    ``blow`` comes after half of the time.
+    """
 
     def __init__(
-        self, make: Callable[[int], Executor], stories: Stories, terms: Terms, note: Note
+        self, make: Make, stories: Stories, terms: Terms, note: Tell, blow: Blow | None = None
     ) -> None:
-        self._make = make
-        self._stories = stories
-        self._terms = terms
-        self._note = note
+        self._make, self._stories, self._terms = make, stories, terms
+        self._note, self._blow = note, blow
         self._witness = Witness()
         self._random = random.Random(terms.seed)
         self._pids: set[int] = set()
@@ -143,9 +272,9 @@ class Chaos:
         self.report.seconds = time.monotonic() - begin
 
     async def _strike(self, after: float) -> None:
-        if self._terms.blow is not None:
+        if self._blow is not None:
             await asyncio.sleep(after)
-            await self._terms.blow()
+            await self._blow()
 
     async def _kill(self, replicas: ReplicaSet, until: float) -> None:
         """As long as there is a program, for the last round is to be hit, too."""

@@ -1,4 +1,4 @@
-"""The same LangGraph agents on stock vLLM through an OpenAI client, and on agentrt.
+"""``agentrt bench langgraph``: the same agents on stock vLLM, through ChatOpenAI, and on agentrt.
 
 All agents of a repeat arrive at once, with courses drawn from the repeat's seed. The sides
 take turns: while one works, the others have nothing to do. Each side's prefix cache is emptied
@@ -8,32 +8,118 @@ before its turn. Every side must use the same tokens, prompt and output, or ther
 from __future__ import annotations
 
 import asyncio
-import statistics
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
+from statistics import fmean
+from typing import Any, NamedTuple
 
+import click
 from langchain_core.language_models import BaseChatModel
 
-from agentrt.errors import InvariantError
-from agentrt.integrations.langgraph import follow
-from agentrt.lab.bench.react import Plan, draw_plans, first_state, react_graph
-from agentrt.lab.bench.unfollowed import unfollowed
-from agentrt.lab.bench.watch import started_in
-from agentrt.lab.reports.tables import Spread, markdown, percentile
+from agentrt.cli.signals import Interrupts
+from agentrt.errors import ConfigError, InvariantError
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.lab.bench.engines import engine_of
+from agentrt.lab.bench.following import runs_started, unfollowed
+from agentrt.lab.bench.measuring import (
+    WHOLE,
+    Column,
+    Figures,
+    Results,
+    Tell,
+    count_option,
+    in_turns,
+    json_option,
+    model_option,
+    ratios,
+    seed_option,
+    show,
+)
+from agentrt.lab.bench.react import MIXES, Plan, draw_plans, first_state, react_graph
+from agentrt.lab.bench.servers import StockServer
+from agentrt.lab.commands.bench.values import note
+from agentrt.lab.commands.simulate.options import ManyCommand, policy_option
+from agentrt.lab.reports.tables import percentile
+from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run
+from agentrt.scheduler.policies import policy_class
 
 STOCK = "stock"
 FCFS = "agentrt, fcfs"
 """The side that schedules as stock does, and counts its steps."""
 _STEPS = ("mean_steps", "p95_steps")
 _RATIOS = ("mean_s", "p95_s", "programs_per_s", "tokens_per_s")
+COLUMNS = (
+    Column("mean, s", "mean_s"),
+    Column("p95, s", "p95_s"),
+    Column("mean / stock", "mean_s_to_stock"),
+    Column("p95 / stock", "p95_s_to_stock"),
+    Column("programs/s / stock", "programs_per_s_to_stock"),
+    Column("tokens/s / stock", "tokens_per_s_to_stock"),
+    Column("tokens/s", "tokens_per_s", WHOLE),
+    Column("mean, steps", "mean_steps", WHOLE),
+    Column("p95, steps", "p95_steps", WHOLE),
+    Column("mean, steps / fcfs", "mean_steps_to_fcfs"),
+    Column("p95, steps / fcfs", "p95_steps_to_fcfs"),
+    Column("preemptions", "preemptions", WHOLE),
+    Column("prompt tokens", "prompt_tokens", WHOLE),
+    Column("output tokens", "output_tokens", WHOLE),
+)
+"""Ratios are to stock in the same repeat: below 1 is better for a latency, above 1 for a
+throughput. Stock does not tell its steps: their ratios are to `FCFS`, if that was measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+@click.command(cls=ManyCommand)
+@policy_option("atlas")
+@count_option("--agents", default=16)
+@click.option(
+    "--mix",
+    type=click.Choice(list(MIXES)),
+    default="sized",
+    show_default=True,
+    help="Whether agents of many turns have long ones, too.",
+)
+@count_option("--repeat", default=5)
+@seed_option
+@count_option("--max-num-seqs", default=4)
+@model_option
+@json_option
+def langgraph(**options: Any) -> None:
+    """LangGraph agents on stock vLLM and on agentrt, with nothing changed but the model.
+
+    ReAct agents with two tools and courses of fixed, unequal lengths all arrive at once:
+    through ChatOpenAI at vLLM's own server, and through ChatAgentRT at an embedded engine
+    with the same options under each policy. The sides take turns, and use the same tokens.
+    """
+    policies = options["policy"] or ("atlas",)
+    for name in policies:
+        policy_class(name)
+    if find_spec("langchain_openai") is None:
+        raise ConfigError("agentrt bench langgraph needs ChatOpenAI: pip install langchain-openai")
+    measured = Interrupts(note).run(_measure(policies, options))
+    medians = {row.pop("side"): row for row in measured.medians()}
+    show(measured.table(COLUMNS), medians, as_json=options["as_json"])
+
+
+async def _measure(policies: Sequence[str], options: dict[str, Any]) -> Results:
+    async with (
+        engine_of(options) as (runtime, engine, log),
+        StockServer(engine.options, engine.model) as server,
+    ):
+        note("loading stock vLLM's server")
+        await server.start(log.collect)
+        sides = [_stock(server), *(_ours(runtime, engine, name) for name in policies)]
+        return await measure(
+            sides, options["agents"], options["mix"], options["repeat"], options["seed"], note
+        )
+
+
+class Side(NamedTuple):
     """Where the agents run: a chat model, and what makes its engine ready for a turn.
 
     ``followed`` sides are agentrt's own, whose engines count steps.
@@ -45,127 +131,73 @@ class Side:
     followed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One side in one repeat: latency of its programs, throughput, and the work done.
+def _stock(server: StockServer) -> Side:
+    from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
 
-    ``mean_steps`` and ``p95_steps`` are latencies in engine steps, None where nobody counts.
+    model = ChatOpenAI(
+        model=server.NAME,
+        base_url=server.base_url,
+        api_key=SecretStr("none"),
+        temperature=0,
+        max_retries=0,
+        extra_body={"ignore_eos": True},
+    )
+    return Side(STOCK, model, server.forget_prefixes, followed=False)
+
+
+def _ours(runtime: Runtime, engine: VLLMEngine, policy: str) -> Side:
+    async def prepare() -> None:
+        await engine.configure(replace(engine.options.scheduler, policy=policy))
+        await engine.forget_prefixes()
+
+    return Side(f"agentrt, {policy}", ChatAgentRT(runtime=runtime), prepare)
+
+
+async def measure(
+    sides: Sequence[Side], agents: int, mix: str, repeats: int, seed: int, tell: Tell
+) -> Results:
+    """``agents`` agents of a mix on every side, by turns, in each repeat. The first is stock.
+
+    Raises `InvariantError` unless all sides used the same tokens in each repeat.
     """
-
-    mean_s: float
-    p95_s: float
-    programs_per_s: float
-    tokens_per_s: float
-    prompt_tokens: int
-    output_tokens: int
-    mean_steps: float | None = None
-    p95_steps: float | None = None
-    preemptions: int | None = None
-
-
-class LangGraphBench:
-    """Runs ``agents`` agents of a mix on every side, and keeps all outcomes. The first is stock."""
-
-    def __init__(
-        self, sides: Sequence[Side], agents: int, mix: str, tell: Callable[[str], None]
-    ) -> None:
-        self._sides = sides
-        self._agents = agents
-        self._mix = mix
-        self._tell = tell
-        self.outcomes: dict[str, list[Outcome]] = {side.name: [] for side in sides}
-
-    async def run(self, repeats: int, seed: int) -> None:
-        """All sides, ``repeats`` times, in an order that changes with the repeat."""
-        for side in self._sides:
-            self._tell(f"warming up: {side.name}")
-            await self._once(side, draw_plans(2, seed, self._mix))
+    for side in sides:
+        tell(f"warming up: {side.name}")
+        await _once(side, draw_plans(2, seed, mix))
+    found: dict[tuple[int, str], Figures] = {}
+    for repeat, side in in_turns(sides, repeats):
+        tell(f"repeat {repeat + 1} of {repeats}: {agents} agents, {side.name}")
+        plans = draw_plans(agents, seed + repeat, mix)
+        found[repeat, side.name] = await _once(side, plans)
+    measured = Results({"side": ""})
+    for name in (side.name for side in sides):
         for repeat in range(repeats):
-            plans = draw_plans(self._agents, seed + repeat, self._mix)
-            first = repeat % len(self._sides)
-            for side in (*self._sides[first:], *self._sides[:first]):
-                self._tell(f"repeat {repeat + 1} of {repeats}: {self._agents} agents, {side.name}")
-                self.outcomes[side.name].append(await self._once(side, plans))
-            self._check_work(repeat)
-
-    async def _once(self, side: Side, plans: Sequence[Plan]) -> Outcome:
-        await side.prepare()
-        graph = react_graph(side.model)
-        with unfollowed() if not side.followed else nullcontext(), _watched(side) as runs:
-            began = time.perf_counter()
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_one(graph, plan)) for plan in plans]
-            wall = time.perf_counter() - began
-        return _outcome([task.result() for task in tasks], wall, runs)
-
-    def _check_work(self, repeat: int) -> None:
-        """Raise `InvariantError` unless all sides used the same tokens in this repeat."""
-        used = {
-            name: (some[repeat].prompt_tokens, some[repeat].output_tokens)
-            for name, some in self.outcomes.items()
-        }
-        if len(set(used.values())) > 1:
-            raise InvariantError(f"the sides used unequal tokens (prompt, output): {used}")
-
-    # -- the table ---------------------------------------------------------------------
-
-    def table(self) -> str:
-        """A row per side. Medians (least-most) over the repeats; ratios are to stock in the same.
-
-        Below 1 is better for a latency, above 1 for a throughput. Stock does not tell its
-        steps: their ratios are to `FCFS`, if that was measured.
-        """
-        head = (
-            *("", "mean, s", "p95, s", "mean / stock", "p95 / stock"),
-            *("programs/s / stock", "tokens/s / stock", "tokens/s"),
-            *("mean, steps", "p95, steps", "mean, steps / fcfs", "p95, steps / fcfs"),
-            *("preemptions", "prompt tokens", "output tokens"),
-        )
-        return markdown(head, [self._row(side.name) for side in self._sides])
-
-    def _row(self, name: str) -> tuple[object, ...]:
-        some = self.outcomes[name]
-        return (
-            name,
-            Spread.of([o.mean_s for o in some]),
-            Spread.of([o.p95_s for o in some]),
-            *(self._ratio(name, measure) for measure in _RATIOS),
-            *(_whole(some, field) for field in ("tokens_per_s", *_STEPS)),
-            *(self._ratio(name, measure, FCFS) or "" for measure in _STEPS),
-            *(_whole(some, field) for field in ("preemptions", "prompt_tokens", "output_tokens")),
-        )
-
-    def _ratio(self, name: str, measure: str, base: str = STOCK) -> Spread | None:
-        """A side's measure over that of ``base``, None where either was not measured."""
-        pairs = [
-            (getattr(mine, measure), getattr(other, measure))
-            for mine, other in zip(self.outcomes[name], self.outcomes.get(base, ()), strict=False)
-        ]
-        if not pairs or None in pairs[0]:
-            return None
-        return Spread.of([mine / other for mine, other in pairs])
-
-    def medians(self) -> dict[str, dict[str, float]]:
-        """The medians of the table, for a program to read."""
-        return {
-            name: {
-                field: statistics.median(values)
-                for field in Outcome.__slots__
-                if None not in (values := [getattr(o, field) for o in some])
+            mine, stock, fcfs = (found.get((repeat, one)) for one in (name, STOCK, FCFS))
+            assert mine is not None
+            _check_work(mine, stock or mine)
+            to_others = {
+                **ratios(mine, stock, _RATIOS, "_to_stock"),
+                **ratios(mine, fcfs, _STEPS, "_to_fcfs"),
             }
-            | self._median_ratios(name, _RATIOS, STOCK)
-            | self._median_ratios(name, _STEPS, FCFS)
-            for name, some in self.outcomes.items()
-        }
-
-    def _median_ratios(self, name: str, measures: Sequence[str], base: str) -> dict[str, float]:
-        ratios = {measure: self._ratio(name, measure, base) for measure in measures}
-        suffix = base.rpartition(" ")[2]
-        return {f"{m}_to_{suffix}": ratio.median for m, ratio in ratios.items() if ratio}
+            measured.add(name, figures={**mine, **to_others})
+    return measured
 
 
-def _watched(side: Side) -> AbstractContextManager[list[Run]]:
-    return started_in(follow().registry) if side.followed else nullcontext([])
+def _check_work(mine: Figures, stock: Figures) -> None:
+    used = [(one["prompt_tokens"], one["output_tokens"]) for one in (mine, stock)]
+    if used[0] != used[1]:
+        raise InvariantError(f"the sides used unequal tokens (prompt, output): {used}")
+
+
+async def _once(side: Side, plans: Sequence[Plan]) -> Figures:
+    await side.prepare()
+    graph = react_graph(side.model)
+    with nullcontext() if side.followed else unfollowed(), runs_started() as runs:
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_one(graph, plan)) for plan in plans]
+        wall_s = time.perf_counter() - began
+    return _figures([task.result() for task in tasks], wall_s, runs)
 
 
 async def _one(graph: Any, plan: Plan) -> tuple[float, list[tuple[int, int]]]:
@@ -175,27 +207,22 @@ async def _one(graph: Any, plan: Plan) -> tuple[float, list[tuple[int, int]]]:
     return time.perf_counter() - began, state["used"]
 
 
-def _outcome(
-    ended: Sequence[tuple[float, list[tuple[int, int]]]], wall: float, runs: Sequence[Run]
-) -> Outcome:
+def _figures(
+    ended: Sequence[tuple[float, list[tuple[int, int]]]], wall_s: float, runs: Sequence[Run]
+) -> Figures:
+    """Latencies in seconds and in engine steps, where somebody counts them; throughput; work."""
     latencies = [latency for latency, _ in ended]
-    prompt = sum(one for _, used in ended for one, _ in used)
     output = sum(one for _, used in ended for _, one in used)
     reports = [run.report(0.0) for run in runs]
     steps = [float(report.last_step - report.first_step) for report in reports]
-    return Outcome(
-        mean_s=statistics.fmean(latencies),
-        p95_s=percentile(latencies, 0.95),
-        programs_per_s=len(ended) / wall,
-        tokens_per_s=output / wall,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        mean_steps=statistics.fmean(steps) if steps else None,
-        p95_steps=percentile(steps, 0.95) if steps else None,
-        preemptions=sum(report.preemptions for report in reports) if reports else None,
-    )
-
-
-def _whole(some: Sequence[Outcome], field: str) -> str:
-    values = [getattr(outcome, field) for outcome in some]
-    return "" if None in values else f"{statistics.median(values):.0f}"
+    return {
+        "mean_s": fmean(latencies),
+        "p95_s": percentile(latencies, 0.95),
+        "programs_per_s": len(ended) / wall_s,
+        "tokens_per_s": output / wall_s,
+        "prompt_tokens": sum(one for _, used in ended for one, _ in used),
+        "output_tokens": output,
+        "mean_steps": fmean(steps) if steps else math.nan,
+        "p95_steps": percentile(steps, 0.95) if steps else math.nan,
+        "preemptions": sum(r.preemptions for r in reports) if reports else math.nan,
+    }

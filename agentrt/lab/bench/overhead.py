@@ -1,4 +1,4 @@
-"""What our scheduler adds to vLLM's own, in CPU time of the engine core's thread per step.
+"""``agentrt bench scheduler``: what our scheduler adds to vLLM's own, in CPU time per step.
 
 The real schedulers run over real KV-cache blocks without a model, in blocks of steps that
 alternate, and the calling thread's CPU time is read around ``schedule`` and
@@ -7,18 +7,23 @@ alternate, and the calling thread's CPU time is read around ``schedule`` and
 
 from __future__ import annotations
 
+import os
 import random
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from statistics import fmean, median
 from typing import Any
 
-from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
-from agentrt.lab.reports.tables import markdown, percentile
+import click
+
+from agentrt.lab.bench.measuring import WHOLE, Column, Figures, Results, count_option
+from agentrt.lab.commands.bench.values import note, numbers
+from agentrt.lab.reports.tables import percentile
 
 _PROMPT_TOKENS = 32
 _STEPS_PER_TURN = 25
+_HALVES = ("schedule", "update_from_output")
 
 CASES: Mapping[str, Mapping[str, Any] | None] = {
     "stock": None,
@@ -29,41 +34,74 @@ CASES: Mapping[str, Mapping[str, Any] | None] = {
     # Whoever waits has starved already.
     "atlas, promotion storm": {"policy": "atlas", "quanta": [8, 16, 32, 64], "beta": 0.01},
 }
+COLUMNS = (
+    Column("schedule us", "schedule", WHOLE),
+    Column("added", "schedule_added", "{:+.0f}"),
+    Column("mean added", "mean_added", "{:+.0f}"),
+    Column("p99", "p99", WHOLE),
+    Column("update us", "update", WHOLE),
+    Column("added", "update_added", "{:+.0f}"),
+    Column("preemptions a step", "preemptions", "{:.1f}"),
+)
 
 
-@dataclass(slots=True)
-class Timing:
-    """CPU microseconds of each step's two halves, and how much was preempted."""
+@click.command()
+@click.option("--running", default="4,64", metavar="N,N,…", show_default=True)
+@click.option("--waiting", default="10,100,1000", metavar="N,N,…", show_default=True)
+@count_option("--steps", default=1000, least=50)
+def scheduler(running: str, waiting: str, steps: int) -> None:
+    """The scheduler's own CPU time per engine step, against stock vLLM's.
 
-    schedule_us: list[float] = field(default_factory=list)
-    update_us: list[float] = field(default_factory=list)
-    preemptions_a_step: float = 0.0
+    Needs no model: the real schedulers run over real KV-cache blocks.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    measured = Results({"running": "running", "waiting": "waiting", "case": "case"})
+    sizes = [(many, queue) for many in numbers(running) for queue in numbers(waiting)]
+    for many, queue in sizes:
+        note(f"{many} running, {queue} waiting")
+        for case, figures in measure(many, queue, steps).items():
+            measured.add(many, queue, case, figures=figures)
+    click.echo(measured.table(COLUMNS))
 
 
-def measure(running: int, waiting: int, steps: int, seed: int = 0) -> dict[str, Timing]:
+def measure(running: int, waiting: int, steps: int, seed: int = 0) -> dict[str, Figures]:
     """Time every case at so many running and waiting calls, ``steps`` steps each."""
     engines = {name: _loaded(settings, running, waiting, seed) for name, settings in CASES.items()}
-    timings = {name: Timing() for name in CASES}
+    spent: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in CASES}
     for name, engine in engines.items():
-        _watch(engine, timings[name])
+        for half in _HALVES:
+            timed = _timed(getattr(engine.scheduler, half), spent[name][half])
+            setattr(engine.scheduler, half, timed)
     for _ in range(-(-steps // _STEPS_PER_TURN)):
         for engine in engines.values():
             for _ in range(_STEPS_PER_TURN):
                 engine.step()
-    for name, engine in engines.items():
-        preempted = sum(request.num_preemptions for request in engine.requests.values())
-        timings[name].preemptions_a_step = preempted / len(timings[name].schedule_us)
+    return {name: _figures(spent[name], spent["stock"], engine) for name, engine in engines.items()}
+
+
+def _figures(
+    mine: Mapping[str, list[float]], stock: Mapping[str, list[float]], engine: Any
+) -> Figures:
+    """Microseconds of a step's two halves, and what they have beyond stock's."""
     # The first turn warms caches, and admits the batch.
-    for timing in timings.values():
-        del timing.schedule_us[:_STEPS_PER_TURN]
-        del timing.update_us[:_STEPS_PER_TURN]
-    return timings
+    (schedule, update), (base, base_update) = (
+        [times[half][_STEPS_PER_TURN:] for half in _HALVES] for times in (mine, stock)
+    )
+    preempted = sum(request.num_preemptions for request in engine.requests.values())
+    return {
+        "schedule": median(schedule),
+        "schedule_added": median(schedule) - median(base),
+        "mean_added": fmean(schedule) - fmean(base),
+        "p99": percentile(schedule, 0.99),
+        "update": median(update),
+        "update_added": median(update) - median(base_update),
+        "preemptions": preempted / len(mine["schedule"]),
+    }
 
 
-def _loaded(
-    settings: Mapping[str, Any] | None, running: int, waiting: int, seed: int
-) -> HeadlessEngine:
+def _loaded(settings: Mapping[str, Any] | None, running: int, waiting: int, seed: int) -> Any:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
 
     cls = stock_scheduler() if settings is None else ProgramScheduler
     blocks = 4096 + (running + waiting) * 2
@@ -78,12 +116,6 @@ def _loaded(
     return engine
 
 
-def _watch(engine: HeadlessEngine, timing: Timing) -> None:
-    scheduler: Any = engine.scheduler
-    scheduler.schedule = _timed(scheduler.schedule, timing.schedule_us)
-    scheduler.update_from_output = _timed(scheduler.update_from_output, timing.update_us)
-
-
 def _timed(function: Callable[..., Any], into: list[float]) -> Callable[..., Any]:
     def timed(*args: Any) -> Any:
         start = time.thread_time_ns()
@@ -92,42 +124,3 @@ def _timed(function: Callable[..., Any], into: list[float]) -> Callable[..., Any
         return value
 
     return timed
-
-
-def table(
-    running: tuple[int, ...], waiting: tuple[int, ...], steps: int, tell: Callable[[str], None]
-) -> str:
-    """The whole table, as Markdown."""
-    head = (
-        *("running", "waiting", "case", "schedule us", "added", "mean added", "p99"),
-        *("update us", "added", "preemptions a step"),
-    )
-    rows: list[tuple[object, ...]] = []
-    for many in running:
-        for queue in waiting:
-            tell(f"{many} running, {queue} waiting")
-            rows.extend(_rows(many, queue, measure(many, queue, steps)))
-    return markdown(head, rows)
-
-
-def _rows(
-    running: int, waiting: int, timings: Mapping[str, Timing]
-) -> Iterator[tuple[object, ...]]:
-    stock = timings["stock"]
-    schedule_0 = statistics.median(stock.schedule_us)
-    update_0 = statistics.median(stock.update_us)
-    for name, timing in timings.items():
-        schedule = statistics.median(timing.schedule_us)
-        update = statistics.median(timing.update_us)
-        yield (
-            running,
-            waiting,
-            name,
-            f"{schedule:.0f}",
-            f"{schedule - schedule_0:+.0f}",
-            f"{statistics.fmean(timing.schedule_us) - statistics.fmean(stock.schedule_us):+.0f}",
-            f"{percentile(timing.schedule_us, 0.99):.0f}",
-            f"{update:.0f}",
-            f"{update - update_0:+.0f}",
-            f"{timing.preemptions_a_step:.1f}",
-        )

@@ -16,6 +16,8 @@ from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_route
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.config import SchedulerConfig
 
+PARTS = ("send", "end", "hear")
+"""What happens with a call once: it is routed, it comes back, and its engine tells."""
 BLOCK = 16
 """Tokens per block."""
 BLOCKS = 8192

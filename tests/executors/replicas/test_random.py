@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
-from agentrt.lab.bench.witness import Witness
+from agentrt.lab.bench.engines import Witness
 from agentrt.router import ROUTERS, make_router
 from tests.executors.replicas.cast import TEXT, Mortal, call_of
 

@@ -9,8 +9,7 @@ import pytest
 from agentrt.cli.app import call
 from agentrt.integrations.langgraph import follow
 from agentrt.lab.bench.adapter import fan_graph, loop_graph
-from agentrt.lab.bench.unfollowed import idly_followed, unfollowed
-from agentrt.lab.bench.watch import started_in
+from agentrt.lab.bench.following import idly_followed, runs_started, unfollowed
 
 
 def test_every_case_is_in_the_table_and_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +29,7 @@ def test_every_case_is_in_the_table_and_in_the_json(capsys: pytest.CaptureFixtur
 
 async def test_unfollowed_graphs_are_no_programs() -> None:
     given = {"goal": 3, "done": 0}
-    with started_in(follow().registry) as runs:
+    with runs_started() as runs:
         with unfollowed():
             await loop_graph().ainvoke(given)
             await fan_graph().ainvoke(given)
@@ -45,7 +44,7 @@ async def test_unfollowed_graphs_are_no_programs() -> None:
 async def test_following_goes_on_after_an_error() -> None:
     with pytest.raises(KeyError), unfollowed():
         raise KeyError("mine")
-    with started_in(follow().registry) as runs:
+    with runs_started() as runs:
         await loop_graph().ainvoke({"goal": 1, "done": 0})
     assert len(runs) == 1
 
@@ -56,7 +55,7 @@ async def test_a_run_that_began_before_is_followed_to_its_end() -> None:
             await fan_graph().ainvoke({"goal": 1, "done": 0})
 
     before = follow().open_runs()
-    with started_in(follow().registry) as runs:
+    with runs_started() as runs:
         await loop_graph(inner).ainvoke({"goal": 1, "done": 0})
     assert [(run.type, run.state.value) for run in runs] == [("loop", "done")]
     assert follow().open_runs() == before

@@ -9,9 +9,15 @@ import pytest
 from agentrt import Runtime
 from agentrt.cli.app import call
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.lab.bench.barrier import AGENTRT, LANGGRAPH, BarrierBench, longest_path
-from agentrt.lab.bench.barrier_plot import draw_runs
-from agentrt.lab.bench.fixed import FixedLength
+from agentrt.lab.bench.barrier import (
+    AGENTRT,
+    COLUMNS,
+    LANGGRAPH,
+    BarrierBench,
+    draw_runs,
+    longest_path,
+)
+from agentrt.lab.bench.engines import FixedLength
 from agentrt.testing.scripted import ScriptedExecutor
 from barrier_agentrt import barrier_agentrt
 from barrier_langgraph import build
@@ -40,15 +46,14 @@ async def measured(told: list[str]) -> tuple[BarrierBench, list[int]]:
 async def test_latency_and_idle_share() -> None:
     bench, _ = await measured([])
     for count in (1, 3):
-        for graph, program in zip(
-            bench.outcomes[count, LANGGRAPH], bench.outcomes[count, AGENTRT], strict=True
-        ):
-            assert (graph.path, program.path) == (352, 224)
-            assert graph.needed == program.needed == 224
-            assert graph.idle == pytest.approx(1 - 224 / 352, abs=0.01)
-            assert program.idle == pytest.approx(0, abs=0.01)
-            assert graph.output_tokens == program.output_tokens == count * TOKENS
-            assert graph.prompt_tokens == program.prompt_tokens
+        sides = [bench.measured.samples[count, side] for side in (LANGGRAPH, AGENTRT)]
+        for graph, program in zip(*sides, strict=True):
+            assert (graph["path"], program["path"]) == (352, 224)
+            assert graph["needed"] == program["needed"] == 224
+            assert graph["idle"] == pytest.approx(1 - 224 / 352, abs=0.01)
+            assert program["idle"] == pytest.approx(0, abs=0.01)
+            assert graph["output_tokens"] == program["output_tokens"] == count * TOKENS
+            assert graph["prompt_tokens"] == program["prompt_tokens"]
 
 
 async def test_sides_take_turns_with_an_empty_cache() -> None:
@@ -65,11 +70,11 @@ async def test_sides_take_turns_with_an_empty_cache() -> None:
 
 async def test_table_and_medians_say_the_same() -> None:
     bench, _ = await measured([])
-    rows = [line.split("|")[1:-1] for line in bench.table().splitlines()[2:]]
+    rows = [line.split("|")[1:-1] for line in bench.measured.table(COLUMNS).splitlines()[2:]]
     found = [(int(row[0]), row[1].strip(), float(row[6].split()[0])) for row in rows]
     medians = [
         (row["programs"], row["side"], round(row["steps_to_langgraph"], 2))
-        for row in bench.medians()
+        for row in bench.measured.medians()
     ]
     assert found == medians
     assert [row[:2] for row in found] == [
@@ -98,7 +103,7 @@ async def test_both_runs_are_drawn(tmp_path: Path) -> None:
     [
         (["--programs", "0"], ["--programs '0'", "positive numbers"]),
         (["--plot", "runs.txt"], ["'runs.txt'", ".png"]),
-        (["--plot", "no/such/runs.png"], ["runs.png", "no such folder"]),
+        (["--plot", "no/such/runs.png"], ["runs.png", "no folder 'no/such'"]),
         (["--demos", "no/such"], ["barrier_agentrt.py", "no such file"]),
     ],
 )

@@ -17,8 +17,8 @@ from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.replicas import Health
 from agentrt.executors.vllm.processes import cpu_seconds
 from agentrt.lab.bench.chaos import Chaos, Terms
+from agentrt.lab.bench.engines import Witness
 from agentrt.lab.bench.stories import Stories
-from agentrt.lab.bench.witness import Witness
 from agentrt.request import Call, CallSpec, Reply
 from agentrt.testing.scripted import ScriptedExecutor
 
@@ -117,8 +117,8 @@ async def test_something_happens_to_the_machines_in_the_middle() -> None:
     async def blow() -> None:
         blows.append(1)
 
-    terms = Terms(seconds=0.1, every=(60, 60), blow=blow)
-    await Chaos(lambda index: Engine(), Stories(2, 4), terms, lambda note: None).run()
+    terms = Terms(seconds=0.1, every=(60, 60))
+    await Chaos(lambda index: Engine(), Stories(2, 4), terms, lambda note: None, blow).run()
     assert blows == [1]
 
 

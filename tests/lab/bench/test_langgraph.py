@@ -15,9 +15,10 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.executors.vllm.processes import descendants
 from agentrt.graph import NodeKind
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.integrations.langgraph import follow
-from agentrt.lab.bench.fixed import FixedLength
-from agentrt.lab.bench.langgraph import FCFS, LangGraphBench, Side
+from agentrt.lab.bench.engines import FixedLength
+from agentrt.lab.bench.following import runs_started
+from agentrt.lab.bench.langgraph import COLUMNS, FCFS, Side, measure
+from agentrt.lab.bench.measuring import Results
 from agentrt.lab.bench.react import (
     LEAST_TOKENS,
     LEAST_TURNS,
@@ -28,8 +29,7 @@ from agentrt.lab.bench.react import (
     first_state,
     react_graph,
 )
-from agentrt.lab.bench.stock import StockServer, stock_flags
-from agentrt.lab.bench.watch import started_in
+from agentrt.lab.bench.servers import StockServer, stock_flags
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.cli.test_bad_input import check
 
@@ -51,7 +51,7 @@ def test_courses_are_of_unequal_lengths_and_the_same_again(mix: str) -> None:
 async def test_an_agent_takes_its_course_whatever_the_model_says() -> None:
     plan = max(draw_plans(16, seed=0), key=lambda plan: len(plan.turns))
     async with Runtime(FixedLength(ScriptedExecutor())) as runtime:
-        with started_in(follow().registry) as runs:
+        with runs_started() as runs:
             graph = react_graph(ChatAgentRT(runtime=runtime))
             state = await graph.ainvoke(first_state(plan))
     assert tuple(output for _, output in state["used"]) == plan.turns
@@ -71,7 +71,7 @@ async def bench(
     told: list[str],
     agents: int = 4,
     names: tuple[str, str] = ("stock", "ours"),
-) -> LangGraphBench:
+) -> Results:
     async def ready() -> None:
         told.append("ready")
 
@@ -79,9 +79,11 @@ async def bench(
         Side(names[0], ChatAgentRT(runtime=stock), ready, followed=False),
         Side(names[1], ChatAgentRT(runtime=ours), ready),
     ]
-    measured = LangGraphBench(sides, agents, "sized", told.append)
-    await measured.run(2, seed=3)
-    return measured
+    return await measure(sides, agents, "sized", 2, 3, told.append)
+
+
+def medians(measured: Results) -> dict[str, dict[str, float]]:
+    return {row.pop("side"): row for row in measured.medians()}
 
 
 async def test_outcomes_of_both_sides() -> None:
@@ -95,24 +97,23 @@ async def test_outcomes_of_both_sides() -> None:
     ]
     work = [sum(sum(plan.turns) for plan in draw_plans(4, seed)) for seed in (3, 4)]
     for side in ("stock", "ours"):
-        assert [outcome.output_tokens for outcome in measured.outcomes[side]] == work
-    assert measured.outcomes["stock"][0].mean_steps is None
-    head, _, stock, ours = measured.table().splitlines()
+        assert [one["output_tokens"] for one in measured.samples[side,]] == work
+    head, _, stock, ours = measured.table(COLUMNS).splitlines()
     assert stock.count("1.00 (1.00-1.00)") == 4
     assert [line.count("|") for line in (head, stock, ours)] == [16] * 3
-    medians = measured.medians()
-    assert medians["stock"]["mean_s_to_stock"] == 1.0
-    assert "mean_steps" not in medians["stock"]
-    assert "mean_steps_to_fcfs" not in medians["ours"]
-    assert medians["ours"]["preemptions"] == 0
+    found = medians(measured)
+    assert found["stock"]["mean_s_to_stock"] == 1.0
+    assert "mean_steps" not in found["stock"]
+    assert "mean_steps_to_fcfs" not in found["ours"]
+    assert found["ours"]["preemptions"] == 0
 
 
 async def test_steps_are_compared_with_those_of_fcfs() -> None:
     async with Runtime(FixedLength(ScriptedExecutor())) as runtime:
         measured = await bench(runtime, runtime, [], names=("stock", FCFS))
-    medians = measured.medians()
-    assert medians[FCFS]["mean_steps_to_fcfs"] == medians[FCFS]["p95_steps_to_fcfs"] == 1.0
-    stock, fcfs = measured.table().splitlines()[2:]
+    found = medians(measured)
+    assert found[FCFS]["mean_steps_to_fcfs"] == found[FCFS]["p95_steps_to_fcfs"] == 1.0
+    stock, fcfs = measured.table(COLUMNS).splitlines()[2:]
     assert stock.count("1.00 (1.00-1.00)") == 4
     assert "".join(fcfs.split("|")[11:13]).split() == ["1.00", "(1.00-1.00)"] * 2
 
@@ -120,9 +121,9 @@ async def test_steps_are_compared_with_those_of_fcfs() -> None:
 async def test_an_agent_alone_takes_a_step_a_token() -> None:
     async with Runtime(FixedLength(ScriptedExecutor())) as runtime:
         measured = await bench(runtime, runtime, [], agents=1)
-    for seed, outcome in enumerate(measured.outcomes["ours"], start=3):
+    for seed, found in enumerate(measured.samples["ours",], start=3):
         [plan] = draw_plans(1, seed)
-        assert outcome.mean_steps == outcome.p95_steps == sum(plan.turns) - 1
+        assert found["mean_steps"] == found["p95_steps"] == sum(plan.turns) - 1
 
 
 async def test_unequal_work_is_no_result() -> None:

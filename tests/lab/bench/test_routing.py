@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentrt.cli.app import call
-from agentrt.lab.bench.routing import PARTS, costs_table, footprint, measure
-from agentrt.lab.bench.traffic import BLOCKS, Traffic
+from agentrt.lab.bench.routing import COLUMNS, footprint, measure
+from agentrt.lab.bench.traffic import BLOCKS, PARTS, Traffic
 from tests.lab.bench.lines import lines_run
 
 ROUTERS = ("agentix", "cost", "least-used", "prefix", "round-robin")
@@ -57,16 +57,17 @@ def test_caches_stay_within_their_size() -> None:
 def test_every_part_is_measured() -> None:
     samples = measure(["cost", "least-used"], [1, 2], [5], 1, 50, 0, lambda message: None)
     keys = [(router, count, 5) for router in ("cost", "least-used") for count in (1, 2)]
-    assert list(samples) == keys
-    assert set(samples["cost", 2, 5][0].us) == set(PARTS)
-    assert "| least-used | 2 " in costs_table(samples)
+    assert list(samples.samples) == keys
+    [row] = [row for row in samples.medians() if (row["router"], row["replicas"]) == ("cost", 2)]
+    assert row["call_us"] == pytest.approx(sum(row[f"{part}_us"] for part in PARTS))
+    assert "| least-used | 2 " in samples.table(COLUMNS)
 
 
 def test_memory_is_counted() -> None:
     found = footprint("cost", 2, 100)
-    assert found.blocks > 1000
-    assert 50 < found.block < 500
-    assert 50 < found.program < 5000
+    assert found["blocks"] > 1000
+    assert 50 < found["block"] < 500
+    assert 50 < found["program"] < 5000
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,22 +7,22 @@ from math import inf
 import httpx
 import pytest
 
-from agentrt.lab.bench.serving import CALLS, Footprint, ServingBench, Turn
-from agentrt.lab.bench.stock import StockServer
+from agentrt.lab.bench.servers import Server
+from agentrt.lab.bench.serving import CALLS, COLUMNS, FOOTPRINT, ServingBench, Turn
 from agentrt.serving.tenants import Limits
 from tests.serving.openai.house import MODEL, open_house
 
 
 @pytest.fixture(autouse=True)
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StockServer, "NAME", MODEL)
+    monkeypatch.setattr(Server, "NAME", MODEL)
 
 
 async def test_clients_are_programs_that_end() -> None:
     async with open_house() as house:
         bench = ServingBench(3, 0.2, lambda message: None)
-        turn = await bench._turn(f"{house.url}/v1", 3, 0.2)
-        assert turn.errors == 0
+        turn = await bench.turn(f"{house.url}/v1", 3, 0.2)
+        assert turn.statuses.keys() == {"200"}
         assert len(turn.latencies) == turn.statuses["200"] == len(house.engine.calls)
         assert len(house.runtime.table) == 0
         depths = {call.parents for call in house.engine.calls}
@@ -42,21 +42,27 @@ async def test_what_fails_is_counted_and_being_busy_is_no_error(
         bench = ServingBench(1, 0.1, lambda message: None)
         async with httpx.AsyncClient() as client:
             turn = Turn()
-            await bench._program(client, f"{house.url}/v1", "a", inf, turn)
-            await bench._program(client, f"{house.url}/none", "b", inf, turn)
-            await bench._program(client, f"{house.url}/v1", "late", 0.0, turn)
+            await bench.program(client, f"{house.url}/v1", "a", inf, turn)
+            await bench.program(client, f"{house.url}/none", "b", inf, turn)
+            await bench.program(client, f"{house.url}/v1", "late", 0.0, turn)
     assert turn.statuses == {"200": 1, "429": 1, "404": 1}
-    assert turn.errors == 1
+    turn.seconds = 1.0
+    figures = turn.figures()
+    assert (figures["calls"], figures["errors"], figures["busy"]) == (1, 1, 1)
     assert rests == [60.0, 1.0]
 
 
 def test_the_tables_compare_turns_of_one_repeat() -> None:
     bench = ServingBench(2, 1.0, lambda message: None)
-    for name, factor in (("stock", 1.0), ("agentrt", 1.05)):
-        turns = [Turn([0.1 * factor, 0.2 * factor * k], seconds=1.0) for k in (1, 2)]
-        bench.turns[name, 2] = turns
-    bench.footprints = [Footprint(100.4, 30, 5, 0)]
-    stock, ours = bench.table().splitlines()[2:]
-    assert stock.split("|")[1].strip() == "stock"
+    turns = {
+        (repeat, 2, name): Turn([0.1 * factor, 0.2 * factor * (repeat + 1)], seconds=1.0)
+        for name, factor in (("agentrt", 1.05), ("stock", 1.0))
+        for repeat in range(2)
+    }
+    bench.compare(turns)
+    stock, ours = bench.measured.table(COLUMNS).splitlines()[2:]
+    assert stock.split("|")[1:4] == [" stock   ", " 2       ", " 4     "]
     assert "1.05 (1.05-1.05)" in ours
-    assert bench.leaks().splitlines()[-1].replace(" ", "") == "|0|100|30|5|0|"
+    held = {"memory_mib": 100.4, "files": 30, "threads": 5, "programs": 0}
+    bench.held.add(0, figures=held)
+    assert bench.held.table(FOOTPRINT).splitlines()[-1].replace(" ", "") == "|0|100|30|5|0|"

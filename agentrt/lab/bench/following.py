@@ -1,4 +1,4 @@
-"""LangChain as it is without us: the process's follower taken off its list of handlers."""
+"""LangGraph with and without the process's follower, and the runs that the follower begins."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers import context
 
 from agentrt.integrations.langgraph import follow
+from agentrt.runtime.events import Event, ProgramStarted
+from agentrt.runtime.run import Run
 
 
 class Idle(BaseCallbackHandler):
@@ -20,8 +22,7 @@ class Idle(BaseCallbackHandler):
     ignore_custom_event = True
 
 
-_NOTHING = Idle()
-_IDLE: ContextVar[BaseCallbackHandler | None] = ContextVar("agentrt_idle", default=_NOTHING)
+_IDLE: ContextVar[BaseCallbackHandler | None] = ContextVar("agentrt_idle", default=Idle())  # noqa: B039
 
 
 @contextmanager
@@ -45,3 +46,20 @@ def idly_followed() -> Iterator[None]:
     with unfollowed():
         context._configure_hooks.append((_IDLE, True, None, None))
         yield
+
+
+@contextmanager
+def runs_started() -> Iterator[list[Run]]:
+    """The runs of LangGraph's graphs that start meanwhile, in order; they stay after their end."""
+    runs: list[Run] = []
+    registry = follow().registry
+
+    def saw(event: Event) -> None:
+        if isinstance(event, ProgramStarted):
+            runs.append(registry.runs[event.program_id])
+
+    registry.listen(saw)
+    try:
+        yield runs
+    finally:
+        registry.unlisten(saw)

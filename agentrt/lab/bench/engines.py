@@ -1,0 +1,103 @@
+"""An embedded engine to measure on, and executors that stand before one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from agentrt.cli.engine_log import EngineLog
+from agentrt.executors.base import Chunk, Executor, ForwardingExecutor
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.commands.bench.values import note
+from agentrt.request import Call
+from agentrt.runtime import Runtime
+
+
+@contextlib.asynccontextmanager
+async def engine_of(
+    options: Mapping[str, Any],
+) -> AsyncIterator[tuple[Runtime, VLLMEngine, EngineLog]]:
+    """An engine with ``--model`` and ``--max-num-seqs``, its open runtime, and its log.
+
+    Calls have the length that they allow, so that all sides of a comparison have equal work.
+    """
+    engine = VLLMEngine(EngineOptions(options["model"], options["max_num_seqs"]))
+    runtime = Runtime(FixedLength(engine))
+    note("loading the engine")
+    with EngineLog(verbose=False) as log:
+        try:
+            with log.collect():
+                await runtime.open()
+            yield runtime, engine, log
+        finally:
+            await runtime.close()
+
+
+class FixedLength(ForwardingExecutor):
+    """Goes on to each call's ``max_tokens``, whatever the model says."""
+
+    def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        longer = replace(call, spec=replace(call.spec, ignore_eos=True))
+        return self.inner.generate(longer, stream=stream)
+
+
+class Witness:
+    """Sees every call begin on an engine and every reply delivered, by the call's id.
+
+    ``delivered`` counts the replies that reached the program, ``begun`` the engines that the
+    call was given to. ``faults`` are calls that ran after they had been delivered, and streams
+    whose pieces are not their reply.
+    """
+
+    def __init__(self) -> None:
+        self.begun: Counter[str] = Counter()
+        self.delivered: Counter[str] = Counter()
+        self.faults: list[str] = []
+
+    def engine(self, executor: Executor) -> Executor:
+        """One engine of several, watched."""
+        return _WatchedEngine(executor, self)
+
+    def front(self, executor: Executor) -> Executor:
+        """What programs call, watched."""
+        return _WatchedFront(executor, self)
+
+    def begins(self, call: Call) -> None:
+        """An engine was given the call."""
+        self.begun[call.call_id] += 1
+        if self.delivered[call.call_id]:
+            self.faults.append(f"{call.call_id} ran again after it was delivered")
+
+    def gives(self, call: Call, streamed: str, chunk: Chunk) -> None:
+        """A program got a chunk, after so much text."""
+        if chunk.reply is None:
+            return
+        self.delivered[call.call_id] += 1
+        if self.delivered[call.call_id] > 1:
+            self.faults.append(f"{call.call_id} was delivered twice")
+        if streamed != chunk.reply.text and not call.spec.tools:
+            self.faults.append(f"{call.call_id} streamed other text than its reply has")
+
+
+class _WatchedEngine(ForwardingExecutor):
+    def __init__(self, inner: Executor, witness: Witness) -> None:
+        super().__init__(inner)
+        self._witness = witness
+
+    def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        self._witness.begins(call)
+        return self.inner.generate(call, stream=stream)
+
+
+class _WatchedFront(_WatchedEngine):
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        streamed = ""
+        async with contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks:
+            async for chunk in chunks:
+                streamed += chunk.text
+                self._witness.gives(call, streamed, chunk)
+                yield chunk

@@ -1,0 +1,113 @@
+"""What benchmarks share: options, sides that take turns, figures by side and repeat, tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from agentrt.lab.reports.tables import markdown
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+Tell = Callable[[str], None]
+"""Says on stderr what runs now."""
+Figures = Mapping[str, float]
+"""What was measured on one side in one repeat, by name; NaN where a side cannot tell."""
+SPREAD, WHOLE = "{:.2f} ({:.2f}-{:.2f})", "{:.0f}"
+
+model_option = click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the medians as one JSON line."
+)
+seed_option = click.option("--seed", type=int, default=0, show_default=True, metavar="N")
+
+
+def count_option(*names: str, default: int, least: int = 1) -> Callable[[F], F]:
+    """An option for a whole number from ``least`` up."""
+    kind = click.IntRange(min=least)
+    return click.option(*names, type=kind, default=default, show_default=True, metavar="N")
+
+
+def rotated(sides: Sequence[T], repeat: int) -> list[T]:
+    """The sides in the order of a repeat: every repeat begins with another."""
+    first = repeat % len(sides)
+    return [*sides[first:], *sides[:first]]
+
+
+def in_turns(sides: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
+    """Each repeat with each side, in the order of the repeat."""
+    return ((repeat, side) for repeat in range(repeats) for side in rotated(sides, repeat))
+
+
+class Column(NamedTuple):
+    """A column of a table: its head, the figure, and how its median, least and most are shown.
+
+    ``{total}`` is the figure's sum over the repeats; ``unknown`` stands for one that is not known.
+    """
+
+    head: str
+    name: str
+    form: str = SPREAD
+    unknown: str = ""
+
+
+class Results:
+    """The figures of each repeat by key: a side, or a side and a size.
+
+    ``keys`` are the names of a key's parts: in JSON, and over a table's first columns.
+    """
+
+    def __init__(self, keys: Mapping[str, str]) -> None:
+        self._keys = keys
+        self.samples: dict[tuple[object, ...], list[Figures]] = {}
+
+    def expect(self, keys: Iterable[tuple[object, ...]]) -> None:
+        """Show these keys in this order, in whichever they are measured."""
+        self.samples |= {key: [] for key in keys}
+
+    def add(self, *key: object, figures: Figures) -> None:
+        """Keep what was measured in a repeat."""
+        self.samples.setdefault(key, []).append(figures)
+
+    def values(self, key: tuple[object, ...], name: str) -> list[float]:
+        """A figure in each repeat; empty where it is not known in all."""
+        found = [sample.get(name, math.nan) for sample in self.samples[key]]
+        return [] if any(map(math.isnan, found)) else found
+
+    def table(self, columns: Sequence[Column]) -> str:
+        """A row per key, as Markdown."""
+        head = (*self._keys.values(), *(column.head for column in columns))
+        rows = [(*key, *(self._cell(key, one) for one in columns)) for key in self.samples]
+        return markdown(head, rows)
+
+    def medians(self) -> list[dict[str, Any]]:
+        """The median of every known figure by key, for a program to read."""
+        return [
+            dict(zip(self._keys, key, strict=True))
+            | {name: statistics.median(v) for name in some[0] if (v := self.values(key, name))}
+            for key, some in self.samples.items()
+        ]
+
+    def _cell(self, key: tuple[object, ...], column: Column) -> str:
+        values = self.values(key, column.name)
+        if not values:
+            return column.unknown
+        spread = statistics.median(values), min(values), max(values)
+        return column.form.format(*spread, total=sum(values))
+
+
+def ratios(mine: Figures, base: Figures | None, names: Sequence[str], suffix: str) -> Figures:
+    """Figures over those of ``base`` in the same repeat, under their names with ``suffix``."""
+    return {} if base is None else {f"{name}{suffix}": mine[name] / base[name] for name in names}
+
+
+def show(table: str, medians: Any, *, as_json: bool) -> None:
+    """Print a table, and with ``--json`` its medians as one line."""
+    click.echo(table)
+    if as_json:
+        click.echo(json.dumps(medians))

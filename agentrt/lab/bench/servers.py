@@ -1,0 +1,190 @@
+"""OpenAI servers in processes of their own, to compare with: vLLM's, and `agentrt serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Self
+
+from agentrt.errors import EngineStartError
+from agentrt.executors.vllm.options import EngineOptions, engine_args
+
+_HOST = "127.0.0.1"
+_START_S, _REQUEST_S = 300.0, 10.0
+_OURS = ("model", "scheduler_cls", "additional_config")
+"""What an embedded engine is told and a stock one is not, or in another way."""
+_SAYS = " (OpenAI API: "
+
+
+class Server:
+    """A server's process. An async context manager: outside it, the process has ended."""
+
+    NAME = "stock"
+    """What it calls its model."""
+    stop_s = 3.0
+
+    def __init__(self) -> None:
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End the process. Idempotent."""
+        process, self.process = self.process, None
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), self.stop_s)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+class StockServer(Server):
+    """vLLM's own OpenAI server, with the options of an embedded engine."""
+
+    def __init__(self, options: EngineOptions, model: str) -> None:
+        super().__init__()
+        self._port = _free_port()
+        self._command = (
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", model, "--served-model-name", self.NAME),
+            *("--host", _HOST, "--port", str(self._port), "--disable-uvicorn-access-log"),
+            *stock_flags(options, model),
+        )
+
+    @property
+    def base_url(self) -> str:
+        """Where an OpenAI client finds it."""
+        return f"http://{_HOST}:{self._port}/v1"
+
+    async def start(self, quiet: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        """Start the process inside ``quiet()``, which keeps what it says, and wait for it.
+
+        Raises `EngineStartError` if it ends, or is not up in time.
+        """
+        # The prefix cache can be emptied only in vLLM's development mode.
+        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+        with quiet():
+            self.process = await asyncio.create_subprocess_exec(*self._command, env=environment)
+        async with asyncio.timeout(_START_S):
+            while not await self._answers("GET", "/health"):
+                if self.process.returncode is not None:
+                    raise EngineStartError(
+                        f"stock vLLM's server ended with exit code {self.process.returncode}"
+                    )
+                await asyncio.sleep(0.25)
+
+    async def forget_prefixes(self) -> None:
+        """Empty its prefix cache."""
+        if not await self._answers("POST", "/reset_prefix_cache"):
+            raise EngineStartError("stock vLLM's server did not empty its prefix cache")
+
+    async def _answers(self, method: str, path: str) -> bool:
+        url = f"http://{_HOST}:{self._port}{path}"
+        return await asyncio.to_thread(_succeeds, urllib.request.Request(url, method=method))
+
+
+class AgentrtServer(Server):
+    """`agentrt serve` on a port and a database of its own."""
+
+    stop_s = 40.0
+
+    def __init__(self, options: EngineOptions, model: str) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory(prefix="agentrt-bench-")
+        self._command = (
+            *(sys.executable, "-m", "agentrt.cli", "serve"),
+            *("--model", model, "--served-model-name", self.NAME, "--max-calls", "4096"),
+            *("--port", "0", "--database", f"sqlite:{self._folder.name}/bench.db"),
+            *("--policy", options.scheduler.policy, "--", *stock_flags(options, model)),
+        )
+        self._reader: asyncio.Task[None] | None = None
+        self.base_url = ""
+
+    async def __aenter__(self) -> Self:
+        """Start it, and wait until it serves. Raises `EngineStartError` if it ends."""
+        self.process = await asyncio.create_subprocess_exec(
+            *self._command, stderr=asyncio.subprocess.PIPE
+        )
+        said = self.process.stderr
+        assert said is not None
+        async with asyncio.timeout(_START_S):
+            while _SAYS not in (line := (await said.readline()).decode()):
+                if not line:
+                    raise EngineStartError("agentrt serve ended before it served")
+        self.base_url = line.split(_SAYS)[1].split(")")[0]
+        self._reader = asyncio.create_task(_drop(said))
+        return self
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self._reader is not None:
+            self._reader.cancel()
+        self._folder.cleanup()
+
+    def holds(self) -> dict[str, float]:
+        """Its own process's memory (MiB), open files and threads now."""
+        assert self.process is not None
+        folder = Path(f"/proc/{self.process.pid}")
+        lines = (folder / "status").read_text("utf-8").splitlines()
+        status = dict(line.split(":", 1) for line in lines)
+        return {
+            "memory_mib": int(status["VmRSS"].split()[0]) / 1024,
+            "files": len(list((folder / "fd").iterdir())),
+            "threads": int(status["Threads"]),
+        }
+
+
+async def _drop(stream: asyncio.StreamReader) -> None:
+    while await stream.readline():
+        pass
+
+
+def stock_flags(options: EngineOptions, model: str) -> list[str]:
+    """vLLM's flags for the options that an embedded engine with ``options`` sets."""
+    import torch
+
+    args = engine_args(options, model, on_gpu=torch.cuda.is_available())
+    default = type(args)(model=model)
+    flags: list[str] = []
+    for name in (field.name for field in fields(args)):
+        value = getattr(args, name)
+        if name not in _OURS and value != getattr(default, name):
+            flags += _flag(name, value)
+    return flags
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    return [f"--{option}", str(value)]
+
+
+def _succeeds(request: urllib.request.Request) -> bool:
+    try:
+        with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
