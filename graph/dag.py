@@ -58,20 +58,6 @@ class ExecutionDAG:
     A broken rule (an unknown id, an event out of order) raises `InvariantError`.
     """
 
-    __slots__ = (
-        "_best",
-        "_lineage",
-        "_nodes",
-        "_running",
-        "_sinks",
-        "_totals",
-        "_waiting",
-        "closed_at",
-        "program_id",
-        "program_type",
-        "state",
-    )
-
     def __init__(self, program_id: str, program_type: str) -> None:
         self.program_id = program_id
         self.program_type = program_type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from agentrt.errors import InvariantError
@@ -14,80 +15,69 @@ if TYPE_CHECKING:
 def check(dag: ExecutionDAG) -> None:
     """Raise `InvariantError` where ``dag`` is not what its nodes say. O(nodes + edges)."""
     ends: list[float] = []
-    inner: set[int] = set()
     for index, node in enumerate(dag.nodes()):
-        _require(node.id == index, node, "its id is not its place")
-        _check_edges(dag, node)
-        _check_times(node)
-        path = max((ends[parent] for parent in node.parents), default=0.0)
-        _require(node.path_s == path, node, f"path_s is {node.path_s}, should be {path}")
-        ends.append(path + node.service_s)
-        inner.update(node.parents)
-    _check_sets(dag, inner)
-    _check_critical_path(dag, ends)
+        older = [dag.node(parent) for parent in node.parents if 0 <= parent < index]
+        path_s = max((ends[parent.id] for parent in older), default=0.0)
+        ends.append(path_s + node.service_s)
+        _require(
+            f"node {index}",
+            id=node.id == index,
+            parents=sorted({parent.id for parent in older}) == list(node.parents),
+            depth=node.depth == max((parent.depth + 1 for parent in older), default=0),
+            path_s=node.path_s == path_s,
+            created_at=all(_ended_by(parent, node.created_at) for parent in older),
+            **_life(node),
+        )
+    _require(f"program {dag.program_id}", **_sets(dag), **_critical_path(dag, ends))
 
 
-def _require(holds: bool, node: Node | None, message: str) -> None:
-    if not holds:
-        raise InvariantError(message if node is None else f"node {node.id}: {message}")
+def _require(whose: str, **rules: bool) -> None:
+    broken = ", ".join(name for name, holds in rules.items() if not holds)
+    if broken:
+        raise InvariantError(f"{whose}: wrong {broken}")
 
 
-def _check_edges(dag: ExecutionDAG, node: Node) -> None:
-    depth = 0
-    for parent_id in node.parents:
-        _require(0 <= parent_id < node.id, node, f"parent {parent_id} is not older")
-        parent = dag.node(parent_id)
-        ended = parent.ended_at is not None and parent.ended_at <= node.created_at
-        _require(ended, node, f"parent {parent_id} had not ended at its creation")
-        depth = max(depth, parent.depth + 1)
-    _require(sorted(set(node.parents)) == list(node.parents), node, "parents are not in order")
-    _require(node.depth == depth, node, f"depth is {node.depth}, should be {depth}")
+def _ended_by(node: Node, at: float) -> bool:
+    return node.ended_at is not None and node.ended_at <= at
 
 
-def _check_times(node: Node) -> None:
+def _life(node: Node) -> dict[str, bool]:
+    """State, times and service of one node agree."""
     times = [t for t in (node.created_at, node.started_at, node.ended_at) if t is not None]
-    _require(times == sorted(times), node, f"times run backwards: {times}")
-    _require(node.state.ended == (node.ended_at is not None), node, "state and end disagree")
-    if node.state is NodeState.RUNNING:
-        _require(node.started_at is not None, node, "runs without a start")
-    report = node.report if node.kind is NodeKind.CALL else None
-    service = 0.0 if report is None else report.service_s
-    _require(node.service_s == service, node, f"service is {node.service_s}, not {service}")
-
-
-def _check_sets(dag: ExecutionDAG, inner: set[int]) -> None:
-    by_state = {state: [n.id for n in dag.nodes() if n.state is state] for state in NodeState}
-    waiting = sorted(node.id for node in dag.waiting())
-    running = sorted(node.id for node in dag.running())
-    _require(waiting == by_state[NodeState.WAITING], None, f"waiting() says {waiting}")
-    _require(running == by_state[NodeState.RUNNING], None, f"running() says {running}")
-    sinks = [node.id for node in dag.sinks()]
-    true = [node.id for node in dag.nodes() if node.id not in inner]
-    _require(sinks == true, None, f"sinks are {sinks}, should be {true}")
-    sums = dag.totals
-    counts = {
-        NodeState.DONE: sums.done,
-        NodeState.FAILED: sums.failed,
-        NodeState.CANCELLED: sums.cancelled,
-        NodeState.INTERRUPTED: sums.interrupted,
+    counts = node.kind is NodeKind.CALL and node.report is not None
+    return {
+        "times": times == sorted(times),
+        "ended_at": node.state.ended == (node.ended_at is not None),
+        "started_at": node.state is not NodeState.RUNNING or node.started_at is not None,
+        "service_s": node.service_s == (node.report.service_s if node.report and counts else 0.0),
     }
-    for state, count in counts.items():
-        _require(count == len(by_state[state]), None, f"{count} nodes counted as {state}")
-    _require(sums.calls + sums.interrupts == len(dag), None, "kinds do not add up")
 
 
-def _check_critical_path(dag: ExecutionDAG, ends: list[float]) -> None:
+def _sets(dag: ExecutionDAG) -> dict[str, bool]:
+    """What is kept of open nodes, sinks and sums is what the nodes say."""
+    inner = {parent for node in dag.nodes() for parent in node.parents}
+    by_state = {state: [n.id for n in dag.nodes() if n.state is state] for state in NodeState}
+    sums = dag.totals
+    ends = (sums.done, sums.failed, sums.cancelled, sums.interrupted)
+    return {
+        "waiting": sorted(node.id for node in dag.waiting()) == by_state[NodeState.WAITING],
+        "running": sorted(node.id for node in dag.running()) == by_state[NodeState.RUNNING],
+        "sinks": [n.id for n in dag.sinks()] == [n.id for n in dag.nodes() if n.id not in inner],
+        "ends": ends == tuple(len(ids) for state, ids in by_state.items() if state.ended),
+        "kinds": sums.calls + sums.interrupts == len(dag),
+    }
+
+
+def _critical_path(dag: ExecutionDAG, ends: list[float]) -> dict[str, bool]:
     path = dag.critical_path()
     ended = [node.id for node in dag.nodes() if node.state.ended]
-    longest = max((ends[node_id] for node_id in ended), default=0.0)
-    _require(path.seconds == longest, None, f"critical path {path.seconds}, should be {longest}")
-    _require(bool(path.nodes) == bool(ended), None, "critical path without nodes")
-    if path.nodes:
-        _require(not dag.parents(path.nodes[0]), None, "critical path starts at no root")
-    for parent, child in zip(path.nodes, path.nodes[1:], strict=False):
-        _require(parent in dag.parents(child), None, f"no edge {parent} to {child} on the path")
     # In path order, and with the same additions as path_s, so that rounding agrees.
     total = 0.0
     for node_id in path.nodes:
         total += dag.node(node_id).service_s
-    _require(total == longest, None, f"critical path's nodes add up to {total}")
+    edges = all(parent in dag.parents(child) for parent, child in pairwise(path.nodes))
+    root = not path.nodes or not dag.parents(path.nodes[0])
+    return {
+        "critical_seconds": path.seconds == max((ends[i] for i in ended), default=0.0) == total,
+        "critical_nodes": bool(path.nodes) == bool(ended) and edges and root,
+    }
