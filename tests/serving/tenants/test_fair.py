@@ -109,37 +109,122 @@ def test_inside_a_tenant_the_rank_decides_until_patience_ends() -> None:
     assert one.pop(PATIENCE_S) == long
 
 
+class Reference:
+    """Fair sharing as it is written: lists of tickets, and sums over them that are taken anew."""
+
+    def __init__(self, slots: int | None, limits: Mapping[str, Limits]) -> None:
+        self.slots, self.limits = slots, limits
+        self.waiting: list[Ticket] = []
+        self.inside: list[Ticket] = []
+        self.served: dict[str, float] = {}
+        self.floor = 0.0
+
+    def is_busy(self, tenant: str) -> bool:
+        return any(ticket.tenant == tenant for ticket in self.waiting + self.inside)
+
+    def raise_floor(self) -> None:
+        """Where the least served of the busy tenants stands; it never falls."""
+        busy = [served for tenant, served in self.served.items() if self.is_busy(tenant)]
+        self.floor = max([self.floor, min(busy)]) if busy else self.floor
+
+    def push(self, ticket: Ticket) -> None:
+        """Who comes back from idling has saved nothing up, and lost no debt."""
+        if not self.is_busy(ticket.tenant):
+            self.raise_floor()
+            self.served[ticket.tenant] = max(self.served.get(ticket.tenant, 0.0), self.floor)
+        self.waiting.append(ticket)
+
+    def stands(self, tenant: str) -> float:
+        """Its service so far and what its calls inside are expected to use, for its weight."""
+        expected = sum(ticket.cost for ticket in self.inside if ticket.tenant == tenant)
+        return self.served[tenant] + expected / self.limits[tenant].weight
+
+    def may_enter(self, tenant: str) -> bool:
+        inside = sum(1 for ticket in self.inside if ticket.tenant == tenant)
+        most = self.limits[tenant].concurrency
+        return most is None or inside < most
+
+    def pop(self, now: float) -> Ticket | None:
+        """The lowest tenant's oldest ticket if it was passed for long, else its best."""
+        ready = {ticket.tenant for ticket in self.waiting if self.may_enter(ticket.tenant)}
+        if not ready or len(self.inside) == self.slots:
+            return None
+        tenant = min(ready, key=lambda name: (self.stands(name), name))
+        own = [ticket for ticket in self.waiting if ticket.tenant == tenant]
+        best = min(own, key=lambda ticket: (ticket.rank, ticket.number))
+        chosen = own[0] if now - own[0].since >= PATIENCE_S else best
+        self.waiting.remove(chosen)
+        self.inside.append(chosen)
+        return chosen
+
+    def leave(self, ticket: Ticket, used: float | None) -> None:
+        """A call is over, or (None used) gave up waiting."""
+        if used is None:
+            self.waiting.remove(ticket)
+        else:
+            self.inside.remove(ticket)
+            self.served[ticket.tenant] += used / self.limits[ticket.tenant].weight
+        self.raise_floor()
+
+
 steps = st.lists(
-    st.tuples(st.sampled_from("abc"), st.sampled_from(["push", "pop", "drop", "settle"])),
+    st.tuples(
+        st.sampled_from(["push", "push", "push", "pop", "pop", "drop", "settle", "settle"]),
+        st.sampled_from("abc"),
+        st.integers(0, 6),
+        st.sampled_from([0.0, 1.0, 4.0, 16.0]),
+    ),
+    min_size=20,
     max_size=120,
 )
 
 
-@settings(deadline=None, derandomize=True)
-@given(steps, st.integers(1, 4))
-def test_nothing_is_lost_and_nothing_is_left(story: list[tuple[str, str]], slots: int) -> None:
-    """Never more inside than there is room for; room is never left while somebody waits."""
-    one = queue(slots)
-    waiting: list[Ticket] = []
-    inside: list[Ticket] = []
-    for tenant, what in story:
-        if what == "push":
-            waiting.append(one.push(tenant, float(len(waiting) % 3), 10.0, 0.0))
-        elif what == "drop" and waiting:
-            one.drop(waiting.pop(0))
-        elif what == "settle" and inside:
-            one.settle(inside.pop(0), 7.0)
-        elif what == "pop":
-            ticket = one.pop(0.0)
-            assert (ticket is None) == (not waiting or len(inside) == slots)
-            if ticket is not None:
-                waiting.remove(ticket)
-                inside.append(ticket)
-        counts = one.counts().values()
-        assert sum(count["inside"] for count in counts) == len(inside) <= slots
-        assert sum(count["waiting"] for count in counts) == len(waiting)
-    for ticket in waiting:
-        one.drop(ticket)
-    for ticket in inside:
-        one.settle(ticket, 10.0)
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(steps, st.sampled_from([None, 1, 2, 3]))
+def test_the_queue_decides_as_the_reference(
+    story: list[tuple[str, str, int, float]], slots: int | None
+) -> None:
+    """Who goes in, how many wait and are inside; and when all is over, nothing is left."""
+    limits = {"a": Limits(weight=4.0), "b": Limits(concurrency=1), "c": Limits(weight=0.5)}
+    one, reference, now = queue(slots, limits), Reference(slots, limits), 0.0
+    for event, tenant, number, amount in story:
+        now += amount
+        if event == "push":
+            reference.push(one.push(tenant, float(number % 3), 2.0**number, now))
+        elif event == "pop":
+            assert one.pop(now) == reference.pop(now)
+        elif event == "drop" and reference.waiting:
+            ticket = reference.waiting[number % len(reference.waiting)]
+            one.drop(ticket)
+            reference.leave(ticket, None)
+        elif event == "settle" and reference.inside:
+            ticket = reference.inside[number % len(reference.inside)]
+            one.settle(ticket, amount)
+            reference.leave(ticket, amount)
+        assert one.counts() == {
+            name: {
+                "waiting": sum(1 for t in reference.waiting if t.tenant == name),
+                "inside": sum(1 for t in reference.inside if t.tenant == name),
+            }
+            for name in "abc"
+            if reference.is_busy(name)
+        }
+    while reference.waiting or reference.inside:
+        ticket = (reference.waiting + reference.inside)[0]
+        used = None if ticket in reference.waiting else 8.0
+        one.drop(ticket) if used is None else one.settle(ticket, used)
+        reference.leave(ticket, used)
     assert one.counts() == {}
+    assert len(one) == sum(1 for served in reference.served.values() if served > reference.floor)
+
+
+def test_tickets_that_gave_up_are_forgotten() -> None:
+    """The heap of ranks holds at most twice as many as wait, and a few."""
+    one = queue(0)
+    tickets = [one.push("a", float(n % 7), 1.0, 0.0) for n in range(500)]
+    for ticket in tickets[:-20]:
+        one.drop(ticket)
+    assert len(one._tenants["a"].ranked) <= 2 * 20 + 16
+    one.slots = None
+    left = [one.pop(0.0) for _ in range(20)]
+    assert left == sorted(tickets[-20:], key=lambda ticket: (ticket.rank, ticket.number))
