@@ -7,7 +7,7 @@ ACCELERATOR := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 # Written last, so that a set-up that was broken off is done again.
 INSTALLED := .venv/.installed-$(ACCELERATOR)
 
-.PHONY: help setup demo test test-engine test-rest lint format clean
+.PHONY: help setup demo test test-engine test-rest mutate lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,11 @@ test-engine: $(INSTALLED)
 test-rest: $(INSTALLED)
 	$(BIN)/pytest --ignore tests/engine
 
+# ONLY='agentrt.graph.*' tries one room. About half an hour for all; docs/results/mutation.md.
+mutate: $(INSTALLED) ## Count what the tests of the pure rooms let pass
+	$(BIN)/mutmut run --max-children 2 $(ONLY)
+	@$(BIN)/python .ci/mutation-table
+
 lint: $(INSTALLED) ## Check the style, the types and the layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,4 +48,4 @@ format: $(INSTALLED) ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv and what tools have left
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
