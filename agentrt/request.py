@@ -78,31 +78,54 @@ class CallSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A `CallSpec` with its identity: what the scheduler ranks.
+class Identity:
+    """Whose call it is, and how its program stands: what a scheduler elsewhere is told of it.
 
-    ``path_s`` is p(c) of ATLAS, Eq. 2 (seconds of service on the longest path that leads
-    here), None where parents are unknown. ``program_service_s``, ``program_path_s`` and
-    ``program_waiting_s`` are the process table's row when the call was emitted (seconds).
-    ``node`` is the name of the node function that emitted it, "" for the program's own.
-    ``size_hint`` is a guess of the program's size, in a unit of its type's own.
+    ``call_id`` is the program's id and the call's node in its DAG, with a slash; "" is unknown.
+    ``node`` is the name of the node function that emitted the call, "" for the program's own.
     ``parents`` are the program's calls that had to end last before this one, by their nodes'
-    ids in its DAG; what lies between them, such as a tool, is left out.
+    ids; what lies between them, such as a tool, is left out.
+    ``path_s`` is p(c) of ATLAS, Eq. 2 (seconds of service on the longest path that leads
+    here), None where parents are unknown. ``service_s``, ``program_path_s`` and ``waiting_s``
+    are the program's row in the process table when the call was emitted (seconds).
+    ``size_hint`` is a guess of the program's size, in a unit of its type's own.
     """
 
     call_id: str
     program_id: str
-    program_type: str
-    spec: CallSpec
+    program_type: str = "unknown"
     tenant: str = "default"
     session: str | None = None
-    path_s: float | None = None
-    program_service_s: float = 0.0
-    program_path_s: float = 0.0
-    program_waiting_s: float = 0.0
     node: str = ""
-    size_hint: float | None = None
     parents: tuple[int, ...] = ()
+    path_s: float | None = None
+    service_s: float = 0.0
+    program_path_s: float = 0.0
+    waiting_s: float = 0.0
+    size_hint: float | None = None
+
+    @property
+    def attained_s(self) -> float:
+        """The service before the call: on its path, or where that is unknown its program's."""
+        return self.service_s if self.path_s is None else self.path_s
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A `CallSpec` with its identity: what the scheduler ranks."""
+
+    identity: Identity
+    spec: CallSpec
+
+    @property
+    def call_id(self) -> str:
+        """The call's name, for engines and people."""
+        return self.identity.call_id
+
+    @property
+    def program_id(self) -> str:
+        """The program that the call is part of."""
+        return self.identity.program_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class OpenAIEndpoint(Executor):
     """An executor that sends each call to ``base_url`` (``http://host:port/v1``).
 
     ``model`` None is the first that the endpoint has; `start` sets it. Tools and schemas go
-    out in the API's own fields. Who asks is told in headers (`agentrt.executors.headers`). A
+    out in the API's own fields. Who asks is told in headers (`agentrt.executors.identity`). A
     report knows tokens, and as service the time from the request to its end: no endpoint
     tells more, and programs are known to it by the headers alone.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrt.errors import CallRejectedError
-from agentrt.executors.headers import identity_headers
+from agentrt.executors.identity import to_headers
 from agentrt.request import NO_LIMIT, Call, CallReport, CallSpec, Reply, ToolCall, ToolSpec
 
 
@@ -22,7 +22,7 @@ def request_of(call: Call, model: str) -> dict[str, Any]:
         "messages": [dict(message) for message in spec.messages],
         "temperature": spec.temperature,
         "top_p": spec.top_p,
-        "extra_headers": _headers(call),
+        "extra_headers": to_headers(call.identity),
     }
     if spec.max_tokens != NO_LIMIT:
         request["max_tokens"] = spec.max_tokens
@@ -69,18 +69,6 @@ def _may_be_strict(schema: Mapping[str, Any]) -> bool:
     properties = schema.get("properties", {})
     return schema.get("additionalProperties") is False and set(properties) == set(
         schema.get("required", ())
-    )
-
-
-def _headers(call: Call) -> dict[str, str]:
-    return identity_headers(
-        program_id=call.program_id,
-        program_type=call.program_type,
-        tenant=call.tenant,
-        session=call.session,
-        node_id=int(call.call_id.rpartition("/")[2]),
-        node=call.node,
-        parents=call.parents,
     )
 
 

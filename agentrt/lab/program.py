@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from agentrt.lab.engine.virtual import PrioritizedCall, tokens
 from agentrt.lab.runs.machine import prompt_tokens
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.request import Call, CallReport, CallSpec
+from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.scheduler.table import ProgramRow
 
 Words = Callable[[str, int], list[int]]
@@ -83,25 +83,25 @@ class LiveProgram:
         self.path_s[index] = max(
             (self.path_s[i] + self.reports[i].service_s for i in shape.after), default=0.0
         )
-        return PrioritizedCall(
+        identity = Identity(
             call_id=self.call_id(index),
             program_id=row.program_id,
             program_type=row.type,
-            spec=CallSpec(
-                prompt_token_ids=tuple(self.prompts[index]) if with_prompt else None,
-                max_tokens=shape.output_tokens,
-                ignore_eos=True,
-            ),
             tenant=row.tenant,
             session=row.session,
-            path_s=self.path_s[index],
-            program_service_s=row.service_s,
-            program_path_s=row.path_s,
-            program_waiting_s=row.waiting_s,
             node=shape.node,
+            path_s=self.path_s[index],
+            service_s=row.service_s,
+            program_path_s=row.path_s,
+            waiting_s=row.waiting_s,
             size_hint=self.shape.hint_tokens,
-            priority=priority,
         )
+        spec = CallSpec(
+            prompt_token_ids=tuple(self.prompts[index]) if with_prompt else None,
+            max_tokens=shape.output_tokens,
+            ignore_eos=True,
+        )
+        return PrioritizedCall(identity, spec, priority)
 
     def path_to(self, index: int) -> int:
         """Tokens generated on the longest path that leads to a call: Eq. 2 in tokens."""

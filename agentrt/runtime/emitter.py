@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from agentrt import tracking
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.base import Chunk, Executor, last_reply
-from agentrt.graph import Node, NodeKind, calls_before
+from agentrt.graph import Node, NodeKind
 from agentrt.request import Call, CallReport, CallSpec, Reply
-from agentrt.runtime.registry import RunRegistry, call_id
+from agentrt.runtime.registry import RunRegistry, identity_of
 from agentrt.runtime.run import Run
 from agentrt.tracking.scope import Scope
 
@@ -130,21 +130,7 @@ class RunEmitter:
         run = self._run
         if spec.seed is None and spec.temperature > 0:
             spec = dataclasses.replace(spec, seed=self._draw_seed(node))
-        return Call(
-            call_id=call_id(run, node),
-            program_id=run.id,
-            program_type=run.type,
-            spec=spec,
-            tenant=run.row.tenant,
-            session=run.row.session,
-            path_s=node.path_s,
-            program_service_s=run.row.service_s,
-            program_path_s=run.row.path_s,
-            program_waiting_s=run.row.waiting_s,
-            node=_node_name(scope.path),
-            size_hint=run.row.size_hint,
-            parents=calls_before(node.parents, run.dag),
-        )
+        return Call(identity_of(run, scope, node), spec)
 
     def _draw_seed(self, node: Node) -> int:
         """A seed that depends on the runtime's seed, the program and the node only."""
@@ -193,8 +179,3 @@ def _node_of(reply: Reply) -> int:
     if reply.node < 0:
         raise ConfigError("after= takes replies of this program's own calls")
     return reply.node
-
-
-def _node_name(path: str) -> str:
-    """The innermost node function of a scope; "" in the program's own function."""
-    return path.rpartition("/")[2] if "/" in path else ""

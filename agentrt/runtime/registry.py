@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from threading import RLock
 
 from agentrt import tracking
-from agentrt.graph import ExecutionDAG, Node, NodeKind, NodeState
-from agentrt.request import CallReport
+from agentrt.graph import ExecutionDAG, Node, NodeKind, NodeState, calls_before
+from agentrt.request import CallReport, Identity
 from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded, ProgramStarted
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProcessTable
@@ -176,6 +176,25 @@ class RunRegistry:
     def _tell(self, event: Event) -> None:
         for listener in tuple(self._listeners):
             listener(event)
+
+
+def identity_of(run: Run, scope: Scope, node: Node) -> Identity:
+    """Whose call it is that the code in ``scope`` emitted, for engines and servers elsewhere."""
+    return Identity(
+        call_id=call_id(run, node),
+        program_id=run.id,
+        program_type=run.type,
+        tenant=run.row.tenant,
+        session=run.row.session,
+        # The innermost node function of the scope; none in the program's own function.
+        node=scope.path.rpartition("/")[2] if "/" in scope.path else "",
+        parents=calls_before(node.parents, run.dag),
+        path_s=node.path_s,
+        service_s=run.row.service_s,
+        program_path_s=run.row.path_s,
+        waiting_s=run.row.waiting_s,
+        size_hint=run.row.size_hint,
+    )
 
 
 def call_id(run: Run, node: Node) -> str:

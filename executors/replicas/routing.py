@@ -95,8 +95,8 @@ class Routing:
         question = RouterCall(
             call.program_id,
             prompt_tokens(call),
-            attained_s=call.program_service_s if call.path_s is None else call.path_s,
-            kind=f"{call.program_type}/{call.node}",
+            attained_s=call.identity.attained_s,
+            kind=f"{call.identity.program_type}/{call.identity.node}",
             output_limit=min(call.spec.max_tokens, _OUTPUT_LIMIT),
         )
         teller = next((r for r in candidates if r.name in self._sizes), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentrt.executors.vllm.identity import Identity
+from agentrt.executors.identity import RequestIdentity
 from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.retention import Context
@@ -15,7 +15,7 @@ from agentrt.scheduler.retention import Context
 class Account:
     """A request's owner, its retained context, and tokens; `CallReport` says which."""
 
-    identity: Identity
+    identity: RequestIdentity
     arrived_step: int
     context: Context | None = None
     returned_tokens: int = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import CallRejectedError, PromptTooLongError
+from agentrt.executors.identity import NESTED, to_extra_args
 from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
-from agentrt.executors.vllm.identity import NESTED, attach
 from agentrt.request import Call, CallReport, CallSpec, Reply
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def sampling_params(
         logprobs=spec.logprobs,
         structured_outputs=schema and StructuredOutputsParams(json=dict(schema)),
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
-        extra_args=attach(call),
+        extra_args=to_extra_args(call.identity),
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from agentrt.executors.identity import from_extra_args
 from agentrt.executors.memory import Memory
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.pool import blocks_held, blocks_needed, free_blocks
@@ -31,7 +32,6 @@ from agentrt.executors.vllm._compat.scheduling import (
 )
 from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
-from agentrt.executors.vllm.identity import identify
 from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
@@ -226,7 +226,7 @@ class ProgramScheduler(AsyncScheduler):
 
     def _open_account(self, request: Request) -> None:
         now = self.clock()
-        identity = identify(
+        identity = from_extra_args(
             request.request_id, extra_args(request), getattr(request, "session_id", None)
         )
         row = self.table.get(identity.program_id)
@@ -302,7 +302,7 @@ class ProgramScheduler(AsyncScheduler):
 
     def client_id(self, call: QueuedCall) -> str | None:
         """What the client calls a call; None where it gave no name."""
-        return self._accounts[call.call_id].identity.call_id
+        return self._accounts[call.call_id].identity.call_id or None
 
     def control(self, op: str, argument: Any = None) -> Any:
         """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""

@@ -6,7 +6,7 @@
 
 From then on each request to a chat endpoint that a LangGraph node makes, with `ChatOpenAI` or
 any client on httpx or httpx2, names its program, its node and its parents
-(`agentrt.executors.headers`). The programs are in ``follow().registry`` here, too, while they run;
+(`agentrt.executors.identity`). The programs are in ``follow().registry`` here, too, while they run;
 ``follow().registry.listen`` tells of their ends.
 """
 
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from agentrt.executors.headers import identity_headers
-from agentrt.graph import Node, calls_before
+from agentrt.executors.identity import to_headers
+from agentrt.graph import Node
 from agentrt.integrations.langgraph.process import follow, place_of_call
 from agentrt.request import CallReport
-from agentrt.runtime.registry import RunRegistry
+from agentrt.runtime.registry import RunRegistry, identity_of
 from agentrt.runtime.run import Run
 from agentrt.tracking.scope import Scope
 
@@ -138,17 +138,7 @@ def _begin(request: Any, only: str) -> _Sent | None:
         return None
     run = scope.owner
     node = follow().ledger_of(run).begin_call(run, scope, "llm")
-    request.headers.update(
-        identity_headers(
-            program_id=run.id,
-            program_type=run.type,
-            tenant=run.row.tenant,
-            session=run.row.session,
-            node_id=node.id,
-            node=scope.path.rpartition("/")[2] if "/" in scope.path else "",
-            parents=calls_before(node.parents, run.dag),
-        )
-    )
+    request.headers.update(to_headers(identity_of(run, scope, node)))
     return _Sent(run, scope, node)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from agentrt.executors.headers import PREFIX
+from agentrt.executors.identity import PREFIX
 from agentrt.serving.openai.faults import ApiError
 
 SESSION_HEADERS = (

@@ -64,7 +64,7 @@ class AdmissionController(ForwardingExecutor):
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._isolate:
-            call = replace(call, spec=replace(call.spec, cache_salt=call.tenant))
+            call = replace(call, spec=replace(call.spec, cache_salt=call.identity.tenant))
         async with (
             self._admitted(call) as admitted,
             contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks,
@@ -80,8 +80,8 @@ class AdmissionController(ForwardingExecutor):
     async def _admitted(self, call: Call) -> AsyncIterator[_Admitted]:
         prompt = prompt_tokens(call)
         cost = prompt + _OUTPUT_WEIGHT * min(call.spec.max_tokens, _EXPECTED_OUTPUT)
-        rank = self._policy.admission_rank(call.path_s, call.program_service_s)
-        ticket = self._queue.push(call.tenant, rank, cost, self._clock())
+        rank = self._policy.admission_rank(call.identity.path_s, call.identity.service_s)
+        ticket = self._queue.push(call.identity.tenant, rank, cost, self._clock())
         entered = self._waiting[ticket.number] = asyncio.get_running_loop().create_future()
         self._admit()
         try:
@@ -94,7 +94,7 @@ class AdmissionController(ForwardingExecutor):
             yield admitted
         finally:
             self._queue.settle(ticket, cost if admitted.used is None else admitted.used)
-            self._tenants.charge(call.tenant, admitted.tokens)
+            self._tenants.charge(call.identity.tenant, admitted.tokens)
             self._admit()
 
     def _give_up(self, ticket: Ticket) -> None:

@@ -166,7 +166,7 @@ def test_tenant_and_size_hint_of_the_graphs_own_config(
     generate = EchoEngine.generate
 
     def spy(self: EchoEngine, call: Any, *, stream: bool) -> Any:
-        seen.append((call.tenant, call.size_hint, call.session))
+        seen.append((call.identity.tenant, call.identity.size_hint, call.identity.session))
         return generate(self, call, stream=stream)
 
     monkeypatch.setattr(EchoEngine, "generate", spy)

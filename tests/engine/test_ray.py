@@ -18,7 +18,7 @@ from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench.engines import Witness
 from agentrt.lab.bench.stories import Stories
-from agentrt.request import Call, CallSpec
+from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
 from agentrt.testing.raycluster import LocalCluster
 from agentrt.testing.tinymodel import tiny_model
@@ -92,7 +92,7 @@ def _is_there(pid: int) -> bool:
 
 def _call(number: int, **options: object) -> Call:
     spec = CallSpec(prompt=f"Number {number}.", ignore_eos=True, **options)  # type: ignore[arg-type]
-    return Call(f"p/{number}", "p", "t", spec)
+    return Call(Identity(f"p/{number}", "p", "t"), spec)
 
 
 async def test_the_texts_are_those_of_one_engine(
@@ -136,7 +136,7 @@ async def test_an_aborted_call_is_gone_from_its_engine(replicas: ReplicaSet) -> 
 
 
 async def test_the_engine_s_own_errors_come_as_they_are(replicas: ReplicaSet) -> None:
-    long = Call("p/3", "p", "t", CallSpec(prompt_token_ids=(5,) * 2000))
+    long = Call(Identity("p/3", "p", "t"), CallSpec(prompt_token_ids=(5,) * 2000))
     with pytest.raises(CallRejectedError, match="its prompt has 2000 tokens"):
         await anext(replicas.generate(long, stream=False))
 

@@ -17,7 +17,7 @@ from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench.chaos import Chaos, Terms
 from agentrt.lab.bench.stories import Stories
-from agentrt.request import Call, CallSpec
+from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import ROUTERS, make_router
 from agentrt.testing.tinymodel import tiny_model
 from tests.engine.lent import Lent, knows_what_they_hold
@@ -90,7 +90,7 @@ async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]
         cached = -1
         for number in range(2):
             expected = dispatcher.cached_blocks.match(engine.block_hashes(ids), size, len(ids) - 1)
-            call = Call(f"s/{number}", "s", "t", CallSpec(messages=chat, max_tokens=4))
+            call = Call(Identity(f"s/{number}", "s", "t"), CallSpec(messages=chat, max_tokens=4))
             reply = [chunk.reply async for chunk in replicas.generate(call, stream=False)][-1]
             assert reply is not None
             assert reply.report.prompt_tokens == len(ids)
@@ -114,7 +114,10 @@ async def test_an_engine_that_runs_out_of_memory(
         resource.prlimit(pid, resource.RLIMIT_AS, (taken, taken))
         ids = tuple(range(100, 1000))
         calls = [
-            Call(f"long/{n}", "long", "t", CallSpec(prompt_token_ids=(n, *ids), max_tokens=4))
+            Call(
+                Identity(f"long/{n}", "long", "t"),
+                CallSpec(prompt_token_ids=(n, *ids), max_tokens=4),
+            )
             for n in range(8)
         ]
         replies = await asyncio.gather(*(_reply(replicas, call) for call in calls))

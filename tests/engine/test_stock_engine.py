@@ -19,7 +19,7 @@ from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.runs.grid import Source
 from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.workloads.cut import Cut
-from agentrt.request import Call, CallSpec
+from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler import SchedulerConfig
 
 pytest.importorskip("vllm")
@@ -90,5 +90,7 @@ async def look(engine: LabEngine) -> None:
     assert (sizes["max_num_seqs"], sizes["max_model_len"]) == (2, 512)
     assert sizes["kv_blocks"] > 0
     with pytest.raises(CallRejectedError, match="no tokenizer"):
-        async for _ in engine.generate(Call("a", "a", "t", CallSpec(prompt="words")), stream=False):
+        async for _ in engine.generate(
+            Call(Identity("a", "a", "t"), CallSpec(prompt="words")), stream=False
+        ):
             pass

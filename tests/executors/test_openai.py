@@ -25,7 +25,7 @@ from agentrt.errors import (
 from agentrt.executors.base import Chunk
 from agentrt.executors.openai import OpenAIEndpoint
 from agentrt.integrations.langchain import ChatAgentRT, shared
-from agentrt.request import NO_LIMIT, Call, CallSpec, ToolCall, ToolSpec
+from agentrt.request import NO_LIMIT, Call, CallSpec, Identity, ToolCall, ToolSpec
 
 pytest.importorskip("openai", reason="the extra agentrt[remote] is not installed")
 
@@ -145,7 +145,7 @@ async def endpoint(server: Server) -> AsyncIterator[OpenAIEndpoint]:
 
 def call_of(**spec: Any) -> Call:
     messages = ({"role": "user", "content": "hello"},)
-    return Call("chat-1/0", "chat-1", "chat", CallSpec(**{"messages": messages, **spec}))
+    return Call(Identity("chat-1/0", "chat-1", "chat"), CallSpec(**{"messages": messages, **spec}))
 
 
 async def run(endpoint: OpenAIEndpoint, call: Call, *, stream: bool = False) -> list[Chunk]:
@@ -161,12 +161,8 @@ STREAM = pytest.mark.parametrize("stream", [False, True])
 
 async def test_a_call_and_its_identity_go_out(endpoint: OpenAIEndpoint, server: Server) -> None:
     call = Call(
-        "chat-1/0",
-        "chat-1",
-        "weather bot",
+        Identity("chat-1/0", "chat-1", "weather bot", tenant="Zoë", session="thread\n1"),
         CallSpec(({"role": "user", "content": "hi"},), max_tokens=5, seed=7, stop=("x",)),
-        tenant="Zoë",
-        session="thread\n1",
     )
     await run(endpoint, call)
     assert server.asked == [

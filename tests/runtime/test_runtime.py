@@ -74,7 +74,7 @@ async def test_the_true_path_reaches_the_scheduler(runtime: Runtime) -> None:
     executor = runtime.executor
     assert isinstance(executor, ScriptedExecutor)
     step = run.dag.node(0).service_s
-    assert [call.path_s for call in executor.calls] == [0.0, step, step, 2 * step]
+    assert [call.identity.path_s for call in executor.calls] == [0.0, step, step, 2 * step]
     assert run.report(runtime.now()).critical_path_s == 3 * step
     assert run.row.service_s == 4 * step
     assert executor.ended == [run.id]

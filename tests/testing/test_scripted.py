@@ -14,7 +14,7 @@ from agentrt import Context, Reply, Runtime, ToolCall, program
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Executor
 from agentrt.graph import NodeState
-from agentrt.request import Call, CallReport, CallSpec
+from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.testing.madeup import made_up_value
 from agentrt.testing.scripted import ScriptedExecutor
 
@@ -42,7 +42,7 @@ def spec(**options: Any) -> CallSpec:
 
 
 async def ask(executor: Executor, given: CallSpec, call_id: str = "p/0") -> Reply:
-    async for chunk in executor.generate(Call(call_id, "p", "demo", given), stream=False):
+    async for chunk in executor.generate(Call(Identity(call_id, "p", "demo"), given), stream=False):
         if chunk.reply is not None:
             return chunk.reply
     raise AssertionError("no reply")
@@ -218,7 +218,9 @@ async def test_made_up_replies_fit_the_call_and_come_again() -> None:
 
 async def test_stream_gives_the_text_piece_by_piece() -> None:
     executor = await started(lambda call: "one two")
-    chunks = [c async for c in executor.generate(Call("p/0", "p", "demo", spec()), stream=True)]
+    chunks = [
+        c async for c in executor.generate(Call(Identity("p/0", "p", "demo"), spec()), stream=True)
+    ]
     assert [chunk.text for chunk in chunks] == ["one", " two", ""]
     assert chunks[-1].reply is not None
     assert chunks[-1].reply.text == "one two"

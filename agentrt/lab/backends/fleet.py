@@ -173,8 +173,8 @@ class _Fleet(Driver):
         question = RouterCall(
             program_id=call.program_id,
             prompt_tokens=len(prompt),
-            attained_s=call.program_service_s if call.path_s is None else call.path_s,
-            kind=f"{call.program_type}/{call.node}",
+            attained_s=call.identity.attained_s,
+            kind=f"{call.identity.program_type}/{call.identity.node}",
             block_size=self._options.block_size,
             blocks=partial(_hashes, request.block_hashes),
         )

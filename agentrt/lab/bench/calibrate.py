@@ -21,7 +21,7 @@ from agentrt.executors.base import last_reply
 from agentrt.lab.engine.recorded import read, samples
 from agentrt.lab.engine.step_time import Sample, StepTimeModel, fit
 from agentrt.lab.reports.tables import markdown
-from agentrt.request import Call, CallSpec
+from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ class Calibration:
             ignore_eos=True,
         )
         name = f"calibrate-{self._calls}"
-        await last_reply(self._engine.generate(Call(name, name, "calibrate", spec), stream=False))
+        call = Call(Identity(name, name, "calibrate"), spec)
+        await last_reply(self._engine.generate(call, stream=False))
         await self._engine.end_program(name)
 
 

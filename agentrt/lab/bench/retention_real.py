@@ -18,7 +18,7 @@ from agentrt.lab.bench.retention import Ended, Result
 from agentrt.lab.engine.virtual import tokens
 from agentrt.lab.runs.machine import prompt_tokens
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.request import Call, CallReport, CallSpec, Identity, Reply
 from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
 
@@ -152,16 +152,11 @@ class _Walk:
 
     async def _call(self, index: int, prompt: list[int]) -> Reply:
         shape = self.shape.calls[index]
-        call = Call(
-            call_id=f"{self.name}/{index}",
-            program_id=self.name,
-            program_type=self.shape.type,
-            spec=CallSpec(
-                prompt_token_ids=tuple(prompt), max_tokens=shape.output_tokens, ignore_eos=True
-            ),
-            node=shape.node,
+        identity = Identity(f"{self.name}/{index}", self.name, self.shape.type, node=shape.node)
+        spec = CallSpec(
+            prompt_token_ids=tuple(prompt), max_tokens=shape.output_tokens, ignore_eos=True
         )
-        return await last_reply(self.engine.generate(call, stream=False))
+        return await last_reply(self.engine.generate(Call(identity, spec), stream=False))
 
 
 def _words(name: str, count: int) -> list[int]:

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import InvariantError
+from agentrt.executors.identity import from_extra_args
 from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, admitted, computed_before
-from agentrt.executors.vllm.identity import identify
 from agentrt.request import CallReport
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Probe:
     def _adding(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def add(request: Request, *args: Any, **kwargs: Any) -> Any:
             name = request.request_id
-            own = identify(name, extra_args(request), None).call_id or name
+            own = from_extra_args(name, extra_args(request), None).call_id or name
             self._calls[name] = _Watched(own, request, self.steps, self._clock())
             return method(request, *args, **kwargs)
 

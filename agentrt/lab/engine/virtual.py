@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrt.errors import ConfigError, InvariantError
-from agentrt.executors.vllm.identity import attach
+from agentrt.executors.identity import to_extra_args
 from agentrt.lab.engine.counts import EngineCounts
 from agentrt.lab.engine.headless import (
     HeadlessEngine,
@@ -136,7 +136,7 @@ class VirtualEngine:
             self.options.block_size,
             max_tokens=call.spec.max_tokens,
             ignore_eos=True,
-            extra_args=attach(call),
+            extra_args=to_extra_args(call.identity),
             priority=call.priority if isinstance(call, PrioritizedCall) else 0,
         )
 

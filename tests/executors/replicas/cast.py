@@ -10,7 +10,7 @@ from typing import Any
 from agentrt.errors import EngineDiedError, EngineStartError
 from agentrt.executors.base import Chunk, Executor, Notification, Progress
 from agentrt.executors.replicas import Backoff
-from agentrt.request import Call, CallSpec
+from agentrt.request import Call, CallSpec, Identity
 from agentrt.testing.scripted import ScriptedExecutor
 
 TEXT = "one two three four five"
@@ -109,4 +109,4 @@ class Cast:
 
 def call_of(number: int = 0, program: str = "p", model: str | None = None) -> Call:
     spec = CallSpec(prompt="hello", max_tokens=64, model=model)
-    return Call(f"{program}/{number}", program, "t", spec)
+    return Call(Identity(f"{program}/{number}", program, "t"), spec)

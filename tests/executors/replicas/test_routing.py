@@ -12,7 +12,7 @@ from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, KVEventListener
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.replicas import Backoff, ReplicaSet
-from agentrt.request import Call, CallReport, CallSpec
+from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.router import make_router
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.testing.scripted import ScriptedExecutor
@@ -118,7 +118,7 @@ async def run(
     replicas: ReplicaSet, program: str, prompt: str, salt: str | None = None
 ) -> CallReport:
     spec = CallSpec(prompt=prompt, max_tokens=9, cache_salt=salt)
-    call = Call(f"{program}/0", program, "t", spec)
+    call = Call(Identity(f"{program}/0", program, "t"), spec)
     replies = [chunk.reply async for chunk in replicas.generate(call, stream=True)]
     await replicas.end_program(program)
     assert replies[-1] is not None

@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from agentrt.executors.identity import to_extra_args
 from agentrt.executors.vllm._compat.prefixes import held_blocks
 from agentrt.executors.vllm.blocks import BlockHasher
-from agentrt.executors.vllm.identity import attach
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
-from agentrt.request import Call, CallSpec
+from agentrt.request import Call, CallSpec, Identity
 from agentrt.router.cached_blocks import CachedBlocks
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch, KVEventStream, short
 
@@ -76,8 +76,8 @@ def engine(*, events: bool = True) -> HeadlessEngine:
 def add(
     engine: HeadlessEngine, number: int, prompt: list[int], out: int = 20, salt: str | None = None
 ) -> None:
-    call = Call(f"c{number}", f"p{number % 5}", "t", CallSpec(prompt="", max_tokens=out))
-    engine.add(call.call_id, prompt, out, attach(call), salt=salt)
+    call = Call(Identity(f"c{number}", f"p{number % 5}", "t"), CallSpec(prompt="", max_tokens=out))
+    engine.add(call.call_id, prompt, out, to_extra_args(call.identity), salt=salt)
 
 
 def truth(engine: HeadlessEngine) -> set[int]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrt.errors import ConfigError
+from agentrt.executors.identity import RequestIdentity, from_extra_args, to_extra_args
 from agentrt.executors.memory import SAVE_EVERY, Memory, read
-from agentrt.executors.vllm.identity import attach, identify
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
-from agentrt.request import Call, CallSpec
+from agentrt.request import Identity
 from agentrt.scheduler import ProgramTotals, SchedulerConfig, make_policy
 from agentrt.scheduler.history import History
 
@@ -295,27 +296,21 @@ def test_refused_settings_change_nothing(tmp_path: Path) -> None:
 
 
 def test_the_identity_carries_what_a_policy_learns_by() -> None:
-    call = Call(
+    identity = Identity(
         call_id="p/0",
         program_id="p",
         program_type="chat",
-        spec=CallSpec(),
         tenant="acme",
         session="monday",
-        path_s=1.5,
-        program_service_s=4.0,
-        program_path_s=2.0,
-        program_waiting_s=3.0,
         node="plan",
+        path_s=1.5,
+        service_s=4.0,
+        program_path_s=2.0,
+        waiting_s=3.0,
         size_hint=700.0,
     )
-    found = identify("r", attach(call), None)
-    assert (found.node, found.session, found.size_hint) == ("plan", "monday", 700.0)
-    assert (found.program_id, found.program_type, found.tenant) == ("p", "chat", "acme")
-    assert (found.path_s, found.service_s, found.program_path_s) == (1.5, 4.0, 2.0)
-    assert (found.waiting_s, found.call_id) == (3.0, "p/0")
-    assert found.report
-    assert not found.lone
+    found = from_extra_args("r", to_extra_args(identity), None)
+    assert found == RequestIdentity(**asdict(identity), report=True, lone=False)
 
 
 def test_a_row_has_what_the_identity_carried() -> None:
@@ -340,7 +335,7 @@ def test_a_clients_odd_values_count_as_not_given_and_stop_nothing(value: Any, fl
         extra = {"agentrt_program": "p", **{f"agentrt_{key}": value for key in keys}}
     else:
         extra = {"agentrt": {"program_id": "p", **dict.fromkeys(keys, value)}}
-    found = identify("r", extra, None)
+    found = from_extra_args("r", extra, None)
     assert (found.path_s, found.size_hint, found.service_s) == (None, None, 0.0)
     e = engine(None)
     e.add("r", [11, 12], 3, extra)

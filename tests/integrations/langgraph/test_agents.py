@@ -42,7 +42,7 @@ async def test_the_dag_of_an_agent_is_the_true_one(name: str, runs: list[Run]) -
     assert found == sorted([sorted(s) for s in agent.truth(result)] for result in results)
     assert {run.state for run in runs} == {RunState.DONE}
     assert sorted(executor.ended) == sorted(run.id for run in runs)
-    assert {call.program_type for call in executor.calls} == {runs[0].type}
+    assert {call.identity.program_type for call in executor.calls} == {runs[0].type}
 
 
 async def test_the_true_path_reaches_the_engine(runs: list[Run]) -> None:
@@ -54,7 +54,13 @@ async def test_the_true_path_reaches_the_engine(runs: list[Run]) -> None:
         assert isinstance(executor, ScriptedExecutor)
     [run] = runs
     plan, *jokes, choose = run.dag.nodes()
-    assert [call.path_s for call in executor.calls] == [node.path_s for node in run.dag.nodes()]
+    assert [call.identity.path_s for call in executor.calls] == [
+        node.path_s for node in run.dag.nodes()
+    ]
     assert {joke.path_s for joke in jokes} == {plan.service_s}
     assert choose.path_s == plan.service_s + max(joke.service_s for joke in jokes)
-    assert [call.node for call in executor.calls] == ["plan", *["joke"] * len(jokes), "choose"]
+    assert [call.identity.node for call in executor.calls] == [
+        "plan",
+        *["joke"] * len(jokes),
+        "choose",
+    ]

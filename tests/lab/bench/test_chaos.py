@@ -19,7 +19,7 @@ from agentrt.executors.vllm.processes import cpu_seconds
 from agentrt.lab.bench.chaos import Chaos, Terms
 from agentrt.lab.bench.engines import Witness
 from agentrt.lab.bench.stories import Stories
-from agentrt.request import Call, CallSpec, Reply
+from agentrt.request import Call, CallSpec, Identity, Reply
 from agentrt.testing.scripted import ScriptedExecutor
 
 LIVES = "import time\nwhile True: time.sleep(3600)"
@@ -124,7 +124,7 @@ async def test_something_happens_to_the_machines_in_the_middle() -> None:
 
 async def test_a_witness_sees_what_must_not_be() -> None:
     """A call that runs after its delivery, one that is delivered twice, and a stream that lies."""
-    call = Call("p/0", "p", "t", CallSpec(prompt="x"))
+    call = Call(Identity("p/0", "p", "t"), CallSpec(prompt="x"))
 
     class Liar(ScriptedExecutor):
         async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:

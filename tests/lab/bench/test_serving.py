@@ -25,7 +25,7 @@ async def test_clients_are_programs_that_end() -> None:
         assert turn.statuses.keys() == {"200"}
         assert len(turn.latencies) == turn.statuses["200"] == len(house.engine.calls)
         assert len(house.runtime.table) == 0
-        depths = {call.parents for call in house.engine.calls}
+        depths = {call.identity.parents for call in house.engine.calls}
         assert depths == {(), *((step,) for step in range(CALLS - 1))}
 
 

@@ -15,7 +15,7 @@ from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
-from agentrt.request import Call, CallSpec
+from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig
 
 pytestmark = pytest.mark.engine
@@ -183,7 +183,7 @@ def test_fcfs_decides_exactly_as_stock_vllm() -> None:
     rng = random.Random(3)
     for n in range(30):
         prompt = rng.choices(range(50), k=rng.randint(1, 150))
-        call = Call(f"c{n}", f"p{n % 5}", "t", CallSpec(max_tokens=rng.randint(1, 100)))
+        call = Call(Identity(f"c{n}", f"p{n % 5}", "t"), CallSpec(max_tokens=rng.randint(1, 100)))
         ours.add(call, prompt)
         stock.add(f"c{n}", prompt, call.spec.max_tokens)
         for _ in range(rng.randint(0, 5)):

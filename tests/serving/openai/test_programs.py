@@ -57,7 +57,7 @@ async def test_headers_give_type_session_node_and_true_parents() -> None:
         [row] = house.runtime.table
         assert (row.type, row.session, row.finished_calls) == ("plan", "s", 4)
         assert parents(house, row.program_id) == [(), (0,), (0,), (1, 2)]
-        assert {call.node for call in house.engine.calls} == {"think"}
+        assert {call.identity.node for call in house.engine.calls} == {"think"}
 
 
 async def test_without_edges_a_program_is_one_thread_and_parallel_calls_are_beside() -> None:

@@ -19,10 +19,10 @@ async def test_tenants_take_turns_where_the_engine_is_full() -> None:
             await house.until(
                 lambda total=total: sum(len(row.calls) for row in house.runtime.table) == total
             )
-        assert [call.tenant for call in house.engine.calls] == ["a", "a"]
+        assert [call.identity.tenant for call in house.engine.calls] == ["a", "a"]
         house.engine.go.set()
         await asyncio.gather(*asking)
-        order = [call.tenant for call in house.engine.calls]
+        order = [call.identity.tenant for call in house.engine.calls]
         assert order.index("b") == 2
         assert order.count("b") == 2
         assert max(at for at, tenant in enumerate(order) if tenant == "b") <= 5
