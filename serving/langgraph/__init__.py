@@ -34,9 +34,9 @@ def api_with(auth: Auth | None) -> Api:
 
     @asynccontextmanager
     async def opened(server: Server) -> AsyncIterator[APIRouter]:
-        from agentrt.serving.langgraph.tenant_state import open_house
+        from agentrt.serving.langgraph.api import open_api
 
-        async with open_house(server, auth) as router:
+        async with open_api(server, auth) as router:
             yield router
 
     return opened

@@ -2,28 +2,36 @@
 
     {"graphs": {"agent": "./agent.py:graph"}, "auth": {"path": "./auth.py:auth"}}
 
-The authenticate hook says who asks; the most specific of the ``on`` hooks says whether they may,
-and which of the things there are they see. All this is inside the request's tenant.
+The authenticate hook says who a request is from; the most specific of the ``on`` hooks says
+whether they may do it, and which objects they see. All of this is inside the request's tenant.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 from fastapi import Depends, HTTPException, Request
 from langgraph_sdk import Auth
 from langgraph_sdk.auth.types import AuthContext
 
-from agentrt.errors import ConfigError
-from agentrt.serving.langgraph.assistants import Filter
+from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.serving.langgraph._compat import authenticate_hook, authorize_hook
+from agentrt.serving.langgraph.tables import Filter
 from agentrt.serving.middleware import tenant_of
+
+_FORM = '{"path": "./auth.py:auth"}'
+_KEYS = {"path", "disable_studio_auth"}
 
 
 class User:
-    """Who asks, as the authenticate hook says it: a name, a mapping, or an object."""
+    """A user as the authenticate hook gives it: a name, a mapping, or an object."""
 
     is_authenticated = True
 
@@ -39,7 +47,7 @@ class User:
 
     @property
     def identity(self) -> str:
-        """Whose things these are."""
+        """The user's id."""
         return str(self._get("identity"))
 
     @property
@@ -49,7 +57,7 @@ class User:
 
     @property
     def permissions(self) -> Sequence[str]:
-        """What the hooks look at."""
+        """What the user may do, in words of the hooks."""
         return list(self._get("permissions") or ())
 
     def __getattr__(self, name: str) -> Any:
@@ -67,19 +75,16 @@ class User:
         return self._get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        known: Mapping[str, Any] = (
-            self._given if isinstance(self._given, Mapping) else vars(self._given)
-        )
-        return iter(known)
+        return iter(self._given if isinstance(self._given, Mapping) else vars(self._given))
 
     def to_json(self) -> dict[str, Any]:
-        """What a graph finds of its user in its config."""
+        """What a graph finds about its user in its config."""
         known = {key: self[key] for key in self if key in self}
         return {**known, "identity": self.identity, "permissions": list(self.permissions)}
 
 
 class _Headers(dict[Any, bytes]):
-    """A request's headers, by name as text or as bytes: hooks are written both ways."""
+    """A request's headers, by str or bytes names: hooks use both."""
 
     def __init__(self, request: Request) -> None:
         super().__init__({name.lower(): value for name, value in request.headers.raw})
@@ -98,21 +103,34 @@ class _Headers(dict[Any, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: a tenant, and a user of it where there are hooks."""
+    """Who a request is from: a tenant, and a user of it if there are hooks."""
 
     tenant: str
     user: User | None
-    gate: Gate
+    auth: Auth | None
 
-    async def may(self, resource: str, action: str, value: dict[str, Any]) -> Filter:
-        """Ask the hooks; what is seen must contain what they return. Raises 403.
+    async def authorize(self, resource: str, action: str, value: dict[str, Any]) -> Filter:
+        """Ask the hooks; visible objects must contain what this returns. Raises 403.
 
         A hook may change ``value``: metadata of what is created, a namespace of the store.
         """
-        return await self.gate.decide(self, resource, action, value)
+        hook = authorize_hook(self.auth, resource, action)
+        if hook is None:
+            return None
+        user: Any = self.user or User("anonymous")
+        context = AuthContext(
+            permissions=user.permissions,
+            user=user,
+            resource=cast("Any", resource),  # literals of the SDK, which routes pass by name
+            action=cast("Any", action),
+        )
+        verdict = await hook(ctx=context, value=value)
+        if verdict is False:
+            raise HTTPException(403, f"{user.identity} may not {action} {resource}")
+        return containment(verdict) if isinstance(verdict, Mapping) else None
 
     def config(self) -> dict[str, Any]:
-        """What a run's configurable says of its user."""
+        """The user, for a run's configurable."""
         if self.user is None:
             return {}
         return {
@@ -122,48 +140,25 @@ class Caller:
         }
 
 
-class Gate:
-    """Lets requests in by the hooks of an `Auth`; without one, all of them."""
+def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
+    """A dependency that sets ``request.state.caller``. Raises what the hook raises."""
 
-    def __init__(self, auth: Auth | None) -> None:
-        self._auth = auth
-
-    async def admit(self, request: Request) -> None:
-        """Find out who asks. Raises what the authenticate hook raises."""
-        hook: Any = None if self._auth is None else self._auth._authenticate_handler
-        user = None
+    async def dependency(request: Request) -> None:
+        user, hook = None, authenticate_hook(auth)
         if hook is not None:
-            user = User(await hook(**_asked_for(hook, await _facts(request))))
-        request.state.caller = Caller(tenant_of(request), user, self)
+            user = User(await hook(**_arguments(hook, await _facts(request))))
+        request.state.caller = Caller(tenant_of(request), user, auth)
 
-    async def decide(
-        self, caller: Caller, resource: str, action: str, value: dict[str, Any]
-    ) -> Filter:
-        """What `Caller.may` says."""
-        hook = self._hook(resource, action)
-        if hook is None:
-            return None
-        user: Any = caller.user or User("anonymous")
-        context = AuthContext(
-            permissions=user.permissions,
-            user=user,
-            resource=cast("Any", resource),  # of the SDK's literals, which doors pass by name
-            action=cast("Any", action),
-        )
-        verdict = await hook(ctx=context, value=value)
-        if verdict is False:
-            raise HTTPException(403, f"{user.identity} may not {action} {resource}")
-        return containment(verdict) if isinstance(verdict, Mapping) else None
+    return dependency
 
-    def _hook(self, resource: str, action: str) -> Any:
-        """The most specific hook that there is."""
-        if self._auth is None:
-            return None
-        hooks = self._auth._handlers
-        for key in ((resource, action), (resource, "*"), ("*", action)):
-            if hooks.get(key):
-                return hooks[key][-1]
-        return self._auth._global_handlers[-1] if self._auth._global_handlers else None
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+Calling = Annotated[Caller, Depends(_caller)]
+"""The parameter of a request handler that says who the request is from."""
 
 
 def containment(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +195,7 @@ async def _facts(request: Request) -> dict[str, Any]:
     }
 
 
-def _asked_for(hook: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(hook: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(hook).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return dict(facts)
@@ -216,10 +211,40 @@ def _asked_for(hook: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: facts[name] for name in parameters if name in facts}
 
 
-def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
-    return caller
+# -- the hooks of a project ----------------------------------------------------------------
 
 
-Asking = Annotated[Caller, Depends(_caller)]
-"""The parameter of a route that says who asks."""
+def load_auth(project: Path) -> Auth | None:
+    """The `Auth` that a ``langgraph.json`` names, if it names one.
+
+    Raises `ProgramLoadError` if that is something else, and for settings that we do not have.
+    """
+    section = json.loads(project.read_text(encoding="utf-8")).get("auth")
+    if section is None:
+        return None
+    if not isinstance(section, dict) or not isinstance(section.get("path"), str):
+        raise ProgramLoadError(f"{project}: auth must be as {_FORM}")
+    if more := sorted(section.keys() - _KEYS):
+        raise ProgramLoadError(f"{project}: auth: {', '.join(more)}: not supported; see {_FORM}")
+    file, colon, variable = section["path"].rpartition(":")
+    path = project.parent / file
+    if not (file and colon and variable and path.is_file()):
+        raise ProgramLoadError(f"{project}: auth {section['path']!r}: no such file; see {_FORM}")
+    found = getattr(_import(path), variable, None)
+    if not isinstance(found, Auth):
+        raise ProgramLoadError(f"{path}: {variable!r} is no langgraph_sdk.Auth")
+    return found
+
+
+def _import(path: Path) -> Any:
+    name = f"agentrt_auth_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ProgramLoadError(f"{path}: it raised {type(error).__name__}: {error}") from error
+    return module

@@ -1,4 +1,4 @@
-"""What clients send: a model for each request. A field that is not here is refused by name."""
+"""What clients send, but for new runs and the store. Unknown fields are refused by name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from agentrt.serving.langgraph._compat import PREGEL_PREFIX
+
 MAX_LIMIT = 1000
-"""So many things are listed at once, at most."""
+"""The most items in one list."""
 
 Object = dict[str, Any]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
@@ -19,9 +21,8 @@ Conflict = Literal["raise", "do_nothing"]
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 RunStatus = Literal["pending", "running", "error", "success", "timeout", "interrupted"]
 
-_OWN = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph_id"}
-_LANGGRAPHS = "__pregel_"
-"""What a graph that calls another server's graph hands on of its own run: it means nothing here."""
+_RESERVED = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph_id"}
+"""Configurable keys that only the server sets."""
 
 
 class Body(BaseModel):
@@ -42,9 +43,9 @@ class Config(Body):
 
     @field_validator("configurable")
     @classmethod
-    def _not_ours(cls, given: Object) -> Object:
-        kept = {key: value for key, value in given.items() if not key.startswith(_LANGGRAPHS)}
-        taken = sorted(_OWN & kept.keys()) + sorted(
+    def _not_reserved(cls, given: Object) -> Object:
+        kept = {key: value for key, value in given.items() if not key.startswith(PREGEL_PREFIX)}
+        taken = sorted(_RESERVED & kept.keys()) + sorted(
             key for key in kept if key.startswith(("__", "langgraph_auth"))
         )
         if taken:
@@ -251,6 +252,9 @@ class History(Body):
     metadata: dict[str, str | int | float | bool] | None = None
     checkpoint: Checkpoint | None = None
     select: list[StateField] | None = None
+
+
+# -- runs ---------------------------------------------------------------------------------
 
 
 class RunCancel(Body):

@@ -1,6 +1,6 @@
-"""The database of the LangGraph API: SQLite in a file, or PostgreSQL.
+"""The database of the LangGraph API: an SQLite file, or PostgreSQL.
 
-One server at a time: two would run each other's runs again.
+One server at a time uses it: two would run each other's runs.
 """
 
 from __future__ import annotations
@@ -9,42 +9,49 @@ import asyncio
 import fcntl
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import orjson
-from sqlalchemy import ColumnElement, event, insert, select, text
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Row,
+    Select,
+    Table,
+    event,
+    func,
+    insert,
+    select,
+)
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import GenericFunction
-from sqlalchemy.types import Boolean
 
 from agentrt.errors import ConfigError
-from agentrt.serving.langgraph import schema
+from agentrt.serving.langgraph import tables
+from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
 
+LOCK_WAIT_S = 5.0
+"""How long a server that was killed may still have its database locked."""
 _FORMS = "--database takes sqlite:FILE, and postgresql://USER@HOST/NAME"
 _LOCK_KEY = 0x6167656E  # of PostgreSQL's advisory locks; any number that is always the same
-PATIENCE_S = 5.0
-"""How long a server that was killed may still hold its database."""
+_LOCK_TRIES = 20
 _BUSY_S = 30.0
 """How long SQLite waits for another connection's write."""
-_CONTAINS = "agentrt_contains"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What ``--database`` names: a file of SQLite, or else a URL of PostgreSQL."""
+    """What ``--database`` names: an SQLite file, or else a PostgreSQL URL."""
 
     file: Path | None
     url: str
 
     @classmethod
     def parse(cls, given: str) -> Address:
-        """Raises `ConfigError` for what is neither."""
+        """Parse the option. Raises `ConfigError` for anything else."""
         if given.startswith(("postgresql://", "postgres://")):
             return cls(None, "postgresql://" + given.partition("://")[2])
         kind, _, name = given.partition(":")
@@ -69,7 +76,7 @@ class Address:
 
 
 class Database:
-    """Our tables. SQLite has one connection that writes, and others that read meanwhile."""
+    """Access to the tables. SQLite has one connection that writes, and several that read."""
 
     def __init__(self, address: Address, reads: AsyncEngine, writes: AsyncEngine) -> None:
         self.address = address
@@ -78,22 +85,54 @@ class Database:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A connection for questions only."""
+        """A connection for queries only."""
         async with self._reads.connect() as connection:
             yield connection
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction: committed at the block's end, or undone if it raises."""
+        """A transaction: committed at the block's end, or rolled back if it raises."""
         async with self._writes.begin() as connection:
             yield connection
+
+    async def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        """All rows of a query."""
+        async with self.reading() as connection:
+            rows: Sequence[Row[Any]] = (await connection.execute(query)).all()
+            return rows
+
+    async def first(self, query: Select[Any]) -> Row[Any] | None:
+        """The first row of a query, if there is one."""
+        async with self.reading() as connection:
+            row: Row[Any] | None = (await connection.execute(query)).first()
+            return row
+
+    async def count(self, table: Table, conditions: Sequence[ColumnElement[bool]]) -> int:
+        """How many rows meet all ``conditions``."""
+        row = await self.first(select(func.count()).select_from(table).where(*conditions))
+        return 0 if row is None else int(row[0])
+
+    async def search(
+        self, table: Table, conditions: Sequence[ColumnElement[bool]], key: str, page: Any
+    ) -> Sequence[Row[Any]]:
+        """A page of rows in the order that ``page`` asks for (a search body); ties by ``key``."""
+        column = table.c[page.sort_by]
+        order = column.asc() if page.sort_order == "asc" else column.desc()
+        query = select(table).where(*conditions).order_by(order, table.c[key])
+        return await self.rows(query.limit(page.limit).offset(page.offset))
+
+    async def write(self, *statements: Executable) -> None:
+        """Execute the statements in one transaction."""
+        async with self.writing() as connection:
+            for statement in statements:
+                await connection.execute(statement)
 
 
 @asynccontextmanager
 async def open_database(address: Address) -> AsyncIterator[Database]:
-    """Our tables, made if they are not there.
+    """Open the database, and create the tables that are missing.
 
-    Raises `ConfigError` if they cannot be opened, or are in use by another server.
+    Raises `ConfigError` if it cannot be opened, or is in use by another server.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -119,7 +158,7 @@ def _engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
     if address.file is None:
         url = address.url.replace("postgresql://", "postgresql+psycopg://", 1)
         engine = create_async_engine(
-            url, json_serializer=_dumps, json_deserializer=json.loads, pool_size=8, max_overflow=8
+            url, json_serializer=dumps, json_deserializer=json.loads, pool_size=8, max_overflow=8
         )
         return engine, engine
     return _sqlite(address.url, "BEGIN", 4), _sqlite(address.url, "BEGIN IMMEDIATE", 1)
@@ -128,12 +167,12 @@ def _engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
 def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
     """An engine whose transactions start with ``begin``.
 
-    One that starts as a reader and writes later fails at once when another has written
-    meanwhile; one that starts as a writer waits for its turn.
+    A transaction that reads first and writes later fails at once if another has written in
+    between; one that begins as a writer waits for its turn.
     """
     engine = create_async_engine(
         url,
-        json_serializer=_dumps,
+        json_serializer=dumps,
         json_deserializer=json.loads,
         pool_size=connections,
         max_overflow=0,
@@ -144,7 +183,7 @@ def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
     @event.listens_for(engine.sync_engine, "connect")
     def connected(connection: Any, record: Any) -> None:
         connection.isolation_level = None
-        connection.create_function(_CONTAINS, 2, _json_contains, deterministic=True)
+        connection.create_function(CONTAINS, 2, json_contains, deterministic=True)
         connection.execute("PRAGMA journal_mode=WAL").close()
 
     @event.listens_for(engine.sync_engine, "begin")
@@ -155,99 +194,48 @@ def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
 
 
 async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
-    """Hold the file beside the database, which goes when this process does."""
-    file: IO[str] = stack.enter_context(path.with_name(path.name + ".lock").open("w"))
-    for _ in _tries():
+    """Lock a file beside the database; the lock goes when this process does."""
+    file = stack.enter_context(path.with_name(path.name + ".lock").open("w"))
+    for _ in range(_LOCK_TRIES):
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            await asyncio.sleep(PATIENCE_S / 20)
-    raise ConfigError(_in_use(f"sqlite:{path}"))
+            await asyncio.sleep(LOCK_WAIT_S / _LOCK_TRIES)
+    raise _in_use(f"sqlite:{path}")
 
 
 @asynccontextmanager
 async def _advisory_lock(engine: AsyncEngine, address: Address) -> AsyncIterator[None]:
-    """Hold PostgreSQL's lock on a connection of its own, which ends with this process."""
+    """Take PostgreSQL's lock on a connection of its own, which ends with this process."""
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
-        ask = text("SELECT pg_try_advisory_lock(:key)")
-        for _ in _tries():
-            if (await connection.execute(ask, {"key": _LOCK_KEY})).scalar():
+        try_lock = select(func.pg_try_advisory_lock(_LOCK_KEY))
+        for _ in range(_LOCK_TRIES):
+            if (await connection.execute(try_lock)).scalar():
                 break
-            await asyncio.sleep(PATIENCE_S / 20)
+            await asyncio.sleep(LOCK_WAIT_S / _LOCK_TRIES)
         else:
-            raise ConfigError(_in_use(str(address)))
+            raise _in_use(str(address))
         yield
-        await connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _LOCK_KEY})
+        await connection.execute(select(func.pg_advisory_unlock(_LOCK_KEY)))
 
 
-def _tries() -> range:
-    return range(20)
-
-
-def _in_use(name: str) -> str:
-    return f"--database {name}: another server uses it; stop that one, or name another database"
-
-
-async def _make_tables(engine: AsyncEngine, address: Address) -> None:
-    about = schema.about
-    async with engine.begin() as connection:
-        await connection.run_sync(schema.metadata.create_all)
-        is_version = about.c.key == "version"
-        found = (await connection.execute(select(about.c.value).where(is_version))).scalar()
-        if found is None:
-            await connection.execute(insert(about).values(key="version", value=str(schema.VERSION)))
-        elif found != str(schema.VERSION):
-            raise ConfigError(
-                f"--database {address}: its tables are of version {found}, and this agentrt has "
-                f"version {schema.VERSION}; name another database"
-            )
-
-
-# -- containment, as PostgreSQL's JSONB defines it ----------------------------------------
-
-
-class contains(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """Whether a JSON column contains a value: PostgreSQL's ``column @> value``."""
-
-    type = Boolean()
-    inherit_cache = True
-    name = _CONTAINS
-
-
-@compiles(contains, "postgresql")
-def _as_operator(element: Any, compiler: Any, **options: Any) -> str:
-    column, value = element.clauses
-    return (
-        f"{compiler.process(column, **options)} @> "
-        f"CAST({compiler.process(value, **options)} AS JSONB)"
+def _in_use(name: str) -> ConfigError:
+    return ConfigError(
+        f"--database {name}: another server uses it; stop that one, or name another database"
     )
 
 
-def has(column: Any, value: Any) -> ColumnElement[bool]:
-    """Whether the JSON in ``column`` contains ``value``, as JSONB's ``@>`` does."""
-    return contains(column, _dumps(value))
-
-
-def _dumps(value: Any) -> str:
-    return orjson.dumps(value).decode()
-
-
-def _json_contains(column: str | None, value: str) -> bool:
-    return column is not None and is_within(json.loads(value), json.loads(column))
-
-
-def is_within(part: Any, whole: Any) -> bool:
-    """Whether JSON ``whole`` contains ``part``: objects key by key, lists as sets."""
-    if isinstance(part, dict):
-        return isinstance(whole, dict) and all(
-            key in whole and is_within(value, whole[key]) for key, value in part.items()
-        )
-    if isinstance(part, list):
-        return isinstance(whole, list) and all(
-            any(is_within(one, other) for other in whole) for one in part
-        )
-    if isinstance(part, bool) or isinstance(whole, bool):
-        return part is whole
-    return bool(part == whole)
+async def _make_tables(engine: AsyncEngine, address: Address) -> None:
+    async with engine.begin() as connection:
+        await connection.run_sync(tables.metadata.create_all)
+        is_version = about.c.key == "version"
+        found = (await connection.execute(select(about.c.value).where(is_version))).scalar()
+        if found is None:
+            await connection.execute(insert(about).values(key="version", value=str(tables.VERSION)))
+        elif found != str(tables.VERSION):
+            raise ConfigError(
+                f"--database {address}: its tables are of version {found}, and this agentrt has "
+                f"version {tables.VERSION}; name another database"
+            )

@@ -1,96 +1,68 @@
-"""One run, from its start to its end: a program of the runtime that streams into a log."""
+"""Carries out one run: a program of the runtime that streams events into the run's log.
+
+Stream modes of the API, from those of LangGraph:
+
+    values, updates, custom, tasks, checkpoints, debug    as LangGraph has them
+    messages-tuple    LangGraph's "messages": a token's chunk and its metadata
+    messages          whole messages as they grow: messages/metadata, /partial, /complete
+    events            LangChain's events, all of them
+
+The namespace of a subgraph follows the event's name, after "|".
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, cast
 from uuid import UUID
 
+from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
 from agentrt.integrations.langgraph.graphs import Graph, graph_program, program_terms
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
-from agentrt.runtime import Runtime
-from agentrt.serving.langgraph import natives, origins, recovery
-from agentrt.serving.langgraph.encoding import encode, error_json, to_json
-from agentrt.serving.langgraph.eventlog import EventLog
-from agentrt.serving.langgraph.graphs import Graphs
-from agentrt.serving.langgraph.keepers import Storage
-from agentrt.serving.langgraph.modes import Modes
-from agentrt.serving.langgraph.runs import RunRecord, Runs
-from agentrt.serving.langgraph.states import interrupts_by_task, last_state
-from agentrt.serving.langgraph.threads import Threads
+from agentrt.serving.langgraph import recovery
+from agentrt.serving.langgraph._compat import INTERRUPT, STRICT_RESUME
+from agentrt.serving.langgraph.graphs import enter_program, native_input
+from agentrt.serving.langgraph.responses import encode, error_json
+from agentrt.serving.langgraph.runs import RunRecord
+from agentrt.serving.langgraph.streams import LiveRun
+from agentrt.serving.langgraph.tenant_state import TenantState
+from agentrt.serving.langgraph.threads import thread_state
 
-Action = Literal["interrupt", "rollback", "shutdown"]
-"""Why a run is stopped: a client's wish, or a server that ends and will go on with it later."""
-
-_STRICT = "__pregel_strict_resume"  # LangGraph's own name for it
+Part = tuple[str, Any]
+"""The name and the data of an event."""
 _CANCELLED = {"error": "UserInterrupt", "message": "the run was cancelled"}
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What all runs share."""
-
-    runtime: Runtime
-    storage: Storage
-    graphs: Graphs
-    runs: Runs
-    threads: Threads
-
-
-@dataclass(slots=True, eq=False)
-class Live:
-    """A run that has not ended. ``action`` is why it is to stop, once it is.
-
-    It has a ``task`` once it has left the queue, which is ``stoppable`` until its end is written.
-    One that is done without a ``result`` has not ended: another server goes on with it.
-    """
-
-    record: RunRecord
-    log: EventLog
-    done: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    action: Action | None = None
-    task: asyncio.Task[None] | None = None
-    stoppable: bool = False
-    result: bytes | None = None
-
-    def stop(self, action: Action) -> None:
-        """Stop it for this reason, unless it has one: then it is stopping already."""
-        if self.action is not None:
-            return  # to cancel again would break off its wait for its program's end
-        self.action = action
-        if self.task is not None and self.stoppable:
-            self.task.cancel()
+_MAX_GROWING = 64
+"""How many messages may grow at once; more chunks of the oldest would begin a new message."""
 
 
 class Execution:
     """Carries one run out."""
 
-    def __init__(self, live: Live, services: Services) -> None:
+    def __init__(self, live: LiveRun, state: TenantState) -> None:
         self._live = live
-        self._with = services
+        self._state = state
         self._record = live.record
-        self._modes = Modes(
+        self._stream = StreamAdapter(
             live.record.kwargs["stream_mode"],
             subgraphs=bool(live.record.kwargs.get("stream_subgraphs")),
         )
 
     async def run(self) -> None:
-        """From pending to its end. Cancelled, it stops as `Live.action` says."""
+        """From pending to its end. When cancelled, it stops as `LiveRun.action` says."""
         error = await self._until_end() if self._live.action is None else None
         if self._live.action == "rollback":
-            await self._undo()
+            await self._roll_back()
         elif self._live.action != "shutdown":
             await self._finish(error)
 
     async def _until_end(self) -> Exception | None:
-        """Run, and give the error that it ended with."""
+        """Run, and return the error that it ended with."""
         self._live.stoppable = True
         try:
             await self._begin()
@@ -106,45 +78,45 @@ class Execution:
     # -- the start ---------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Note where the thread stands, and that the run is running."""
+        """Store where the thread stands, and that the run is running."""
         record = self._record
-        self._entry = await recovery.entry(self._with.storage, record)
-        origin = await recovery.origin_of(self._with.storage, record)
+        self._entry = await recovery.entry(self._state.storage, record)
+        origin = await recovery.origin_of(self._state.storage, record)
         record = dataclasses.replace(record, attempt=record.attempt + 1, origin=origin)
         self._live.record = self._record = record
-        await self._with.runs.began(record)
+        await self._state.runs.began(record)
         await self._live.log.open()
         about = {"run_id": record.run_id, "attempt": record.attempt}
         await self._live.log.put([("metadata", encode(about))])
 
     async def _run_program(self) -> None:
         record = self._record
-        graph = self._with.graphs.of(record.graph_id, record.tenant)
+        graph = self._graph()
         terms = {**program_terms(graph), "tenant": record.tenant}
         program, given = self._program(graph)
-        run = self._with.runtime.start(program, given, session=record.thread_id, **terms)
+        run = self._state.server.runtime.start(program, given, session=record.thread_id, **terms)
         try:
             await run.wait()
         except asyncio.CancelledError:
-            run.cancel()  # it was we who were cancelled; if it was the program, it is over
+            run.cancel()  # unless it was the program that was cancelled, and is over
             assert run.task is not None
             await asyncio.wait([run.task])
             raise
 
     def _program(self, graph: Graph) -> tuple[Program, Any]:
-        record, modes, log = self._record, self._modes, self._live.log
-        config, terms = run_config(record), self._terms()
-        if self._entry.goes_on:  # at its thread's end: it has left where it was asked to start
+        record, stream, log = self._record, self._stream, self._live.log
+        config, options = run_config(record), self._options()
+        if self._entry.resumes:  # at its thread's end, beyond where it was asked to start
             config["configurable"].pop("checkpoint_id", None)
         else:
-            config = merge_configs(config, recovery.at_checkpoint(dict(record.kwargs)))
+            config = merge_configs(config, recovery.at_checkpoint(record.kwargs))
 
         async def drive(ctx: Context, given: Any) -> Any:
-            if self._with.graphs.is_native(record.graph_id):
-                natives.enter(ctx)
-            async for name, data in modes.parts(graph, given, config, terms):
+            if self._state.graphs.is_native(record.graph_id):
+                enter_program(ctx)
+            async for name, data in stream.parts(graph, given, config, options):
                 await log.put([(name, encode(data))])
-            result = modes.result
+            result = stream.result
             return dict(result) if isinstance(result, dict) else result
 
         at_end = thread_config(record.thread_id)
@@ -154,17 +126,17 @@ class Execution:
         kwargs = self._record.kwargs
         if self._entry.command is not None:
             return recovery.as_command(self._entry.command)
-        if self._entry.goes_on:
+        if self._entry.resumes:
             return None
-        native = self._with.graphs.is_native(self._record.graph_id)
-        # Without input a graph goes on; a program that needs none begins.
+        native = self._state.graphs.is_native(self._record.graph_id)
+        # Without input a graph resumes, but a program that needs none begins.
         at_start = self._record.origin is None or self._record.origin["checkpoint_id"] is None
         if native and (kwargs.get("input") is not None or at_start):
-            return natives.native_input(kwargs.get("input"))
+            return native_input(kwargs.get("input"))
         return kwargs.get("input")
 
-    def _terms(self) -> dict[str, Any]:
-        """How the graph is to be run, for `Pregel.astream`."""
+    def _options(self) -> dict[str, Any]:
+        """The options of `Pregel.astream`."""
         kwargs = self._record.kwargs
         names = ("interrupt_before", "interrupt_after", "durability", "context")
         return {name: kwargs[name] for name in names if kwargs.get(name) is not None}
@@ -172,44 +144,42 @@ class Execution:
     # -- the end -----------------------------------------------------------------------
 
     async def _finish(self, error: Exception | None) -> None:
-        """Keep what came of it, then tell."""
-        live, cancelled = self._live, self._live.action is not None
+        """Store what the run's end is, then publish it."""
+        record, cancelled = self._record, self._live.action is not None
         fault = _CANCELLED if cancelled else error_json(error) if error is not None else None
-        result = encode(self._modes.result if fault is None else {"__error__": fault})
+        result = encode(self._stream.result if fault is None else {"__error__": fault})
         status = "interrupted" if cancelled else "success" if fault is None else "error"
-        standing = await self._standing(fault, cancelled)
+        state = await thread_state(self._graph(), record.thread_id)
+        if fault is not None:
+            state |= {"status": "interrupted" if cancelled else "error", "error": fault}
         reason = "the client cancelled it" if cancelled else None
-        ending = self._with.runs.ending(self._record.run_id, status, result, reason)
-        await self._with.threads.settle(self._record.thread_id, standing, ending)
-        live.result = result
-        if fault is not None:
-            await live.log.put([("error", encode(fault))])
+        end = self._state.runs.end(record.run_id, status, result, reason)
+        await self._state.threads.update_state(record.thread_id, state, end)
+        await self._publish(result, fault)
 
-    async def _standing(self, fault: Mapping[str, str] | None, cancelled: bool) -> dict[str, Any]:
-        """How the thread stands now, as its row says it."""
-        graph = self._with.graphs.of(self._record.graph_id, self._record.tenant)
-        standing = await thread_standing(graph, self._record.thread_id)
-        if fault is not None:
-            standing |= {"status": "interrupted" if cancelled else "error", "error": fault}
-        return standing
+    async def _roll_back(self) -> None:
+        """Undo all that the run has done."""
+        record, storage = self._record, self._state.storage
+        if record.origin is not None:
+            await storage.revoked.revoke(record.run_id)
+            origin = recovery.Origin.of(record.origin)
+            await recovery.roll_back(storage.database, record.thread_id, origin)
+        await self._state.runs.remove(record.run_id)
+        state = await thread_state(self._graph(), record.thread_id)
+        await self._state.threads.update_state(record.thread_id, state)
+        await self._publish(encode({"__error__": _CANCELLED}), _CANCELLED)
 
-    async def _undo(self) -> None:
-        """Make it as if the run had never been."""
-        record, origin = self._record, self._record.origin
-        if origin is not None:
-            began = origins.Origin.of(origin)
-            await self._with.storage.fence.close(record.run_id)
-            await origins.go_back(self._with.storage.database, record.thread_id, began)
-        await self._with.runs.remove(record.run_id)
-        graph = self._with.graphs.of(record.graph_id, record.tenant)
-        standing = await thread_standing(graph, record.thread_id)
-        await self._with.threads.settle(record.thread_id, standing)
-        self._live.result = encode({"__error__": _CANCELLED})
-        await self._live.log.put([("error", encode(_CANCELLED))])
+    async def _publish(self, result: bytes, fault: Mapping[str, str] | None) -> None:
+        self._live.result = result
+        if fault is not None:
+            await self._live.log.put([("error", encode(fault))])
+
+    def _graph(self) -> Graph:
+        return self._state.graphs.of(self._record.graph_id, self._record.tenant)
 
 
 def run_config(record: RunRecord) -> RunnableConfig:
-    """What the graph is told of its run. The server's own keys come last: nobody sets them."""
+    """The config of the run's graph. The server's own keys come last: clients cannot set them."""
     given: dict[str, Any] = dict(record.kwargs.get("config") or {})
     about = {
         "run_id": record.run_id,
@@ -220,7 +190,7 @@ def run_config(record: RunRecord) -> RunnableConfig:
     configurable = {**given.pop("configurable", {}), **about}
     configurable |= record.kwargs.get("user") or {}
     if record.kwargs.get("strict_resume"):
-        configurable[_STRICT] = True
+        configurable[STRICT_RESUME] = True
     metadata = {**given.pop("metadata", {}), **record.metadata, **about}
     own: RunnableConfig = {
         "run_id": UUID(record.run_id),
@@ -230,12 +200,82 @@ def run_config(record: RunRecord) -> RunnableConfig:
     return merge_configs(cast("RunnableConfig", given), own)
 
 
-async def thread_standing(graph: Graph, thread: str) -> dict[str, Any]:
-    """The columns of a thread's row, from its last checkpoint."""
-    state = await last_state(graph, thread_config(thread))
-    return {
-        "status": "interrupted" if state.next else "idle",
-        "values": None if state.created_at is None else to_json(state.values),
-        "interrupts": to_json(interrupts_by_task(state)),
-        "error": None,
-    }
+# -- stream modes -------------------------------------------------------------------------
+
+
+class StreamAdapter:
+    """Turns a graph's stream into events of the API. ``result`` is the last of its values."""
+
+    def __init__(self, modes: Sequence[str], *, subgraphs: bool) -> None:
+        self.result: Any = None
+        self._modes = frozenset(modes)
+        self._subgraphs = subgraphs
+        self._growing: dict[str, BaseMessage] = {}
+        self._interrupts: dict[str, Any] = {}
+
+    def _langgraph_modes(self) -> list[str]:
+        """LangGraph's modes for these, always with values."""
+        names = {"messages" if mode == "messages-tuple" else mode for mode in self._modes}
+        return sorted((names | {"values"}) - {"events"})
+
+    async def parts(
+        self, graph: Graph, given: Any, config: RunnableConfig, options: dict[str, Any]
+    ) -> AsyncIterator[Part]:
+        """Run ``graph``, and give its events as they come."""
+        options = {**options, "stream_mode": self._langgraph_modes(), "subgraphs": self._subgraphs}
+        if "events" in self._modes:
+            async for event in graph.astream_events(given, config, version="v2", **options):
+                yield "events", event
+                chunk = event["data"].get("chunk")
+                if event["event"] == "on_chain_stream" and not event["parent_ids"]:
+                    for part in self._events_of(chunk):
+                        yield part
+        else:
+            async for chunk in graph.astream(given, config, **options):
+                for part in self._events_of(chunk):
+                    yield part
+
+    def _events_of(self, chunk: Any) -> Iterator[Part]:
+        """The events of one chunk; with subgraphs, it begins with a namespace."""
+        namespace, mode, data = chunk if self._subgraphs else ((), *chunk)
+        if mode == "values" and not namespace:
+            self._note_values(data)
+        if mode == "messages":
+            yield from self._messages(namespace, *data)
+        elif mode in self._modes:
+            yield _named(mode, namespace), data
+
+    def _note_values(self, values: Any) -> None:
+        """Several interrupts at once come in values of their own: collect them."""
+        if isinstance(values, dict) and INTERRUPT in values:
+            self._interrupts.update({one.id: one for one in values[INTERRUPT]})
+        self.result = values
+        if self._interrupts:
+            known = values if isinstance(values, dict) else {}
+            self.result = {**known, INTERRUPT: tuple(self._interrupts.values())}
+
+    def _messages(self, namespace: Sequence[str], message: Any, about: Any) -> Iterator[Part]:
+        if "messages-tuple" in self._modes:
+            yield _named("messages", namespace), [message, about]
+        if "messages" not in self._modes or not isinstance(message, BaseMessage):
+            return
+        key = str(message.id)
+        if key not in self._growing:
+            yield "messages/metadata", {key: {"metadata": about}}
+        if isinstance(message, BaseMessageChunk):
+            grown = self._growing.get(key)
+            whole = grown + message if isinstance(grown, BaseMessageChunk) else message
+            self._grow(key, whole)
+            yield "messages/partial", [message_chunk_to_message(whole)]
+        else:
+            self._grow(key, message)
+            yield "messages/complete", [message]
+
+    def _grow(self, key: str, message: BaseMessage) -> None:
+        self._growing[key] = message
+        if len(self._growing) > _MAX_GROWING:
+            self._growing.pop(next(iter(self._growing)))
+
+
+def _named(mode: str, namespace: Sequence[str]) -> str:
+    return "|".join((mode, *namespace))

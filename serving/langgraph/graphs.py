@@ -1,31 +1,48 @@
-"""The graphs of the server, opened: each with the server's checkpointer, and its tenant's store."""
+"""The graphs of the server, each with the server's checkpointer and its tenant's store.
+
+A native ``@program`` function is a graph of one node. Its `Context.human` becomes an interrupt of
+LangGraph: the run ends with the question, and the run that answers it starts the function again
+from its top, as LangGraph does with a node.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.func import entrypoint
 from langgraph.pregel.protocol import PregelProtocol
+from langgraph.store.base import BaseStore
+from langgraph.types import interrupt
 
 from agentrt.errors import AgentrtError, ProgramLoadError
 from agentrt.integrations.langgraph.graphs import Graph, open_graph
+from agentrt.program import Context, Emitter, Program
+from agentrt.request import CallSpec, Reply
 from agentrt.runtime import Runtime
-from agentrt.serving.langgraph.keepers import Storage
-from agentrt.serving.langgraph.natives import as_graph
-from agentrt.serving.langgraph.tenantstore import TenantStore
+from agentrt.serving.langgraph.responses import not_found
+from agentrt.serving.langgraph.storage import Storage
+from agentrt.serving.langgraph.store import TenantStore
 from agentrt.serving.server import Served, ServedProgram, Server
+
+T = TypeVar("T")
+_PROGRAM: ContextVar[Context] = ContextVar("agentrt_native_program")
+_INPUT = "input"
 
 
 class Graphs:
-    """By the names that clients call them: their ``graph_id``."""
+    """The graphs by their ``graph_id``, the name that clients use; some are ``native``."""
 
-    def __init__(self, graphs: Mapping[str, Graph], native: frozenset[str], store: Storage) -> None:
+    def __init__(
+        self, graphs: Mapping[str, Graph], native: frozenset[str], store: BaseStore
+    ) -> None:
         self._graphs = graphs
         self._native = native
-        self._storage = store
+        self._store = store
 
     def __contains__(self, name: object) -> bool:
         return name in self._graphs
@@ -35,12 +52,10 @@ class Graphs:
         return list(self._graphs)
 
     def of(self, name: str, tenant: str) -> Graph:
-        """The graph ``name`` for a run or a question of ``tenant``."""
-        return self._graphs[name].copy(update={"store": self.store_of(tenant)})
-
-    def store_of(self, tenant: str) -> TenantStore:
-        """What ``tenant`` has in the store."""
-        return TenantStore(self._storage.store, tenant)
+        """The graph ``name`` with the store of ``tenant``. Raises 404 if it is not served."""
+        if name not in self._graphs:
+            raise not_found("graph", name)
+        return self._graphs[name].copy(update={"store": TenantStore(self._store, tenant)})
 
     def is_native(self, name: str) -> bool:
         """Whether it is a ``@program`` function."""
@@ -60,7 +75,7 @@ async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]
             name: graph.copy(update={"checkpointer": storage.saver})
             for name, graph in graphs.items()
         }
-        yield Graphs(with_saver, native, storage)
+        yield Graphs(with_saver, native, storage.store)
 
 
 async def _opened(name: str, served: Served, runtime: Runtime, stack: AsyncExitStack) -> Graph:
@@ -107,3 +122,49 @@ def subgraphs_of(graph: Graph, namespace: str | None, recurse: bool) -> dict[str
     """The schemas of the graphs inside a graph, by their namespaces."""
     found = graph.get_subgraphs(namespace=namespace, recurse=recurse)
     return {name: schemas_of(inner, inner.get_name()) for name, inner in found}
+
+
+# -- native programs ----------------------------------------------------------------------
+
+
+def as_graph(program: Program, runtime: Runtime) -> Graph:
+    """``program`` as a graph of LangGraph's functional API."""
+
+    async def run(given: dict[str, Any]) -> Any:
+        outer = _PROGRAM.get()
+        emitter = runtime.emitter(runtime.runs[outer.program_id])
+        context = Context(outer.program_id, outer.program_type, _InterruptingEmitter(emitter))
+        return await program(context, given[_INPUT])
+
+    run.__name__ = run.__qualname__ = program.name
+    return entrypoint()(run)
+
+
+def enter_program(context: Context) -> None:
+    """Make ``context`` the program that the calling task runs."""
+    _PROGRAM.set(context)
+
+
+def native_input(given: Any) -> dict[str, Any]:
+    """A program's input as its graph takes it; None is an input too."""
+    return {_INPUT: given}
+
+
+class _InterruptingEmitter:
+    """An `Emitter` that asks humans through LangGraph's interrupts."""
+
+    def __init__(self, inner: Emitter) -> None:
+        self._inner = inner
+
+    async def call(self, spec: CallSpec, after: Iterable[Reply]) -> Reply:
+        return await self._inner.call(spec, after)
+
+    def stream(self, spec: CallSpec, after: Iterable[Reply]) -> AsyncIterator[str]:
+        return self._inner.stream(spec, after)
+
+    async def tool(self, name: str, work: Callable[[], Awaitable[T]], after: Iterable[Reply]) -> T:
+        return await self._inner.tool(name, work, after)
+
+    async def human(self, question: str, after: Iterable[Reply]) -> str:
+        answer: str = interrupt(question)
+        return answer

@@ -1,95 +1,172 @@
-"""Where a run goes on that a server was killed in.
+"""Where a thread stood before a run, for rollback, and where a run resumes after a crash.
 
-Each run notes, before its first attempt, where its thread stood (`origins`). If the graph itself
-has added a checkpoint since, the run's input is in that, and it goes on with no input. Else it
-starts as it was asked for, but without the answers that have been taken. LangGraph does not know
-that they were: it would give them to the next questions.
+Each run notes its thread's origin before its first attempt. A run adds checkpoints, to the graph
+and to each of its subgraphs, and its tasks write to checkpoints that were there before. Ids of
+checkpoints grow with time, over all of these, so one id divides what was there from what the run
+added. What tasks write are rows beside a checkpoint. A task's question, the answers it has taken
+and its error are rows that a later attempt replaces; other rows are never replaced. So of the
+former the origin has the values, and of the latter only that they were there.
 
-An answer is taken once the task that had asked has written of it. That task is often not the
-graph's own but one of a subgraph, which adds checkpoints of its own meanwhile.
+If the graph itself has added a checkpoint since, a run that was interrupted by a crash resumes
+from it without input, which the checkpoint has. Otherwise it starts as it was asked for, but
+without the answers that were taken: LangGraph would give them to the next questions. An answer is
+taken once the task that asked has written something because of it. That task often belongs to a
+subgraph, which adds checkpoints of its own meanwhile.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Send
 
-from agentrt.serving.langgraph.keepers import Storage
-from agentrt.serving.langgraph.origins import (
-    Origin,
+from agentrt.serving.langgraph._compat import (
+    INTERRUPT,
+    NULL_TASK,
+    RESUME,
     Task,
-    Written,
-    go_back,
-    last_id,
-    rows_since,
-    spaces_since,
-    standing_now,
-    take_back,
+    Write,
+    delete_after,
+    last_checkpoint,
+    namespaces_since,
+    restore_writes,
+    writes_since,
 )
+from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.runs import RunRecord
+from agentrt.serving.langgraph.storage import Storage
 
-_RESUME = "__resume__"
-_INTERRUPT = "__interrupt__"
-_ID = re.compile("[0-9a-f]{32}")
-"""Of a question: by such keys, LangGraph tells a map of answers from one answer."""
-_NOBODY = "00000000-0000-0000-0000-000000000000"
-"""The task to which LangGraph writes a command: an answer that no task has taken yet, and more."""
+_INTERRUPT_ID = re.compile("[0-9a-f]{32}")
+"""LangGraph tells a map from interrupts to answers by such keys from one answer."""
+
+# -- origins ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a thread stood. Ids are "" where there is none.
+
+    ``checkpoint_id`` is the graph's own last checkpoint, and ``latest`` the last one of all.
+    ``writes`` is what was written to checkpoints from ``since`` on. None means unknown: an
+    earlier version of this server noted less, and such a run may still be live.
+    """
+
+    checkpoint_id: str
+    latest: str
+    since: str
+    writes: tuple[Write, ...] | None
+
+    def as_json(self) -> dict[str, Any]:
+        """As a run's row has it."""
+        assert self.writes is not None
+        return {
+            "checkpoint_id": self.checkpoint_id or None,
+            "latest": self.latest,
+            "since": self.since,
+            "rows": [one.as_json() for one in self.writes],
+        }
+
+    @classmethod
+    def of(cls, noted: Mapping[str, Any]) -> Origin:
+        """From a run's row."""
+        own = noted["checkpoint_id"] or ""
+        if "rows" not in noted:
+            return cls(own, latest=own, since=own, writes=None)
+        writes = tuple(Write.from_json(one) for one in noted["rows"])
+        return cls(own, noted["latest"], noted["since"], writes)
+
+
+async def current_origin(database: Database, thread: str, also: Collection[str]) -> Origin:
+    """Where ``thread`` is now. A run may write to its end, and to the checkpoints ``also``."""
+    async with database.reading() as connection:
+        own = await last_checkpoint(connection, thread, own=True)
+        latest = await last_checkpoint(connection, thread)
+        since = min([own, *also])
+        writes = await writes_since(connection, database, thread, since)
+    return Origin(own, latest, since, tuple(writes))
+
+
+async def roll_back(database: Database, thread: str, origin: Origin) -> None:
+    """Undo all that was done to the thread since."""
+    async with database.writing() as connection:
+        await delete_after(connection, database, thread, origin.latest)
+        if origin.writes is not None:
+            now = await writes_since(connection, database, thread, origin.since)
+            await restore_writes(connection, database, thread, now, origin.writes)
+
+
+async def _roll_back_command(
+    database: Database, thread: str, origin: Origin, *, without_answers: bool
+) -> None:
+    """Undo what was written for a run's command, and drop answers that were there before."""
+    task = ("", origin.checkpoint_id, NULL_TASK)
+    async with database.writing() as connection:
+        rows = await writes_since(connection, database, thread, origin.since)
+        now = [row for row in rows if row.task == task]
+        then = [
+            row
+            for row in origin.writes or ()
+            if row.task == task and not (without_answers and row.channel == RESUME)
+        ]
+        await restore_writes(connection, database, thread, now, then)
+
+
+# -- recovery -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a run starts. One that ``goes_on`` does so at its thread's end, with no input; else it
-    starts where, and as, it was asked to. Either may have a command.
+    """How a run starts: at its thread's end without input if it ``resumes``, otherwise where and
+    as it was asked to. Either may have a command.
     """
 
-    goes_on: bool
+    resumes: bool
     command: Mapping[str, Any] | None
 
 
 async def origin_of(storage: Storage, record: RunRecord) -> Mapping[str, Any]:
-    """Where the run's thread stood when it first started; that is now, if it never has."""
+    """Where the run's thread was at the run's first start, which is now if it never started."""
     if record.origin is not None:
         return record.origin
     command = record.kwargs.get("command") or {}
-    # Nothing else writes to checkpoints of the past: it leaves them by a new one.
-    also = _places(record.kwargs) if command.get("resume") is not None else set()
-    return (await standing_now(storage.database, record.thread_id, also)).as_json()
+    # Only answers are written to past checkpoints; anything else continues from a new one.
+    also = _start_checkpoints(record.kwargs) if command.get("resume") is not None else set()
+    return (await current_origin(storage.database, record.thread_id, also)).as_json()
 
 
 async def entry(storage: Storage, record: RunRecord) -> Entry:
-    """How a run starts now, which may have been started before."""
-    anew = Entry(False, record.kwargs.get("command"))
+    """How a run starts now. It may have been started before."""
+    as_asked = Entry(False, record.kwargs.get("command"))
     if record.origin is None:
-        return anew
+        return as_asked
     origin = Origin.of(record.origin)
     async with storage.database.reading() as connection:
-        tip = await last_id(connection, record.thread_id, own=True)
+        tip = await last_checkpoint(connection, record.thread_id, own=True)
     if tip != origin.checkpoint_id:
         return Entry(True, None)
     if origin.writes is None:
-        return anew
+        return as_asked
     if _starts_over(record.kwargs, tip):
-        await go_back(storage.database, record.thread_id, origin)
-        return anew
-    return anew if anew.command is None else await _rest(storage, record, origin)
+        await roll_back(storage.database, record.thread_id, origin)
+        return as_asked
+    return as_asked if as_asked.command is None else await _remaining(storage, record, origin)
 
 
 def _starts_over(kwargs: Mapping[str, Any], tip: str) -> bool:
-    """Whether a run that has added no checkpoint begins again: what its subgraphs have kept is of
-    no use without it. One with neither input nor command has begun nothing: it only goes on.
+    """Whether a run that has added no checkpoint starts over, because what its subgraphs stored
+    is of no use without one. A run with neither input nor command only continues its thread.
     """
-    if kwargs.get("durability") == "exit" or not _places(kwargs) <= {tip}:
+    if kwargs.get("durability") == "exit" or not _start_checkpoints(kwargs) <= {tip}:
         return True
     return kwargs.get("command") is None and kwargs.get("input") is not None
 
 
-def _places(kwargs: Mapping[str, Any]) -> set[str]:
+def _start_checkpoints(kwargs: Mapping[str, Any]) -> set[str]:
     """The checkpoints at which a run was asked to start."""
     asked = kwargs.get("checkpoint") or {}
     configurable = (kwargs.get("config") or {}).get("configurable") or {}
@@ -98,19 +175,14 @@ def _places(kwargs: Mapping[str, Any]) -> set[str]:
     return {one for one in ids if one and isinstance(one, str)}
 
 
-# -- answers ------------------------------------------------------------------------------
-
-
-async def _rest(storage: Storage, record: RunRecord, origin: Origin) -> Entry:
-    """What is left of a run's command, once what it wrote was taken back."""
+async def _remaining(storage: Storage, record: RunRecord, origin: Origin) -> Entry:
+    """Start with what is left of a run's command, after undoing what it wrote."""
     command = dict(record.kwargs["command"])
     progress = await _progress_since(storage, record.thread_id, origin)
     resume = command.pop("resume", None)
     left = progress.left_of(resume)
     taken = left != resume
-    place = ("", origin.checkpoint_id, _NOBODY)
-    without = _RESUME if taken else None
-    await take_back(storage.database, record.thread_id, origin, place, without)
+    await _roll_back_command(storage.database, record.thread_id, origin, without_answers=taken)
     if left is not None:
         command["resume"] = left
     return Entry(taken, command if any(given is not None for given in command.values()) else None)
@@ -118,7 +190,7 @@ async def _rest(storage: Storage, record: RunRecord, origin: Origin) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """What has come of the questions that were open at a run's start: which tasks had asked each,
+    """What became of the questions that were open at a run's start: which tasks had asked each,
     which of these tasks have ``moved`` since, and whether any task has taken an answer.
     """
 
@@ -127,8 +199,8 @@ class _Progress:
     answered: bool
 
     def left_of(self, resume: Any) -> Any:
-        """Those answers that nobody has taken, None if there are none."""
-        if not (isinstance(resume, dict) and all(map(_ID.fullmatch, resume))):
+        """The answers that no task has taken, or None."""
+        if not (isinstance(resume, dict) and all(map(_INTERRUPT_ID.fullmatch, resume))):
             return None if self.moved or self.answered else resume
         left = {key: value for key, value in resume.items() if not self._took(key)}
         return left if left or not resume else None
@@ -140,8 +212,8 @@ class _Progress:
 
 async def _progress_since(storage: Storage, thread: str, origin: Origin) -> _Progress:
     async with storage.database.reading() as connection:
-        now = await rows_since(connection, storage.database, thread, origin.since)
-        added = await spaces_since(connection, thread, origin.latest)
+        now = await writes_since(connection, storage.database, thread, origin.since)
+        added = await namespaces_since(connection, thread, origin.latest)
     rows = origin.writes or ()
     before, after = _answers(storage, rows), _answers(storage, now)
     more = {task for task, count in after.items() if count > before[task]}
@@ -149,26 +221,26 @@ async def _progress_since(storage: Storage, thread: str, origin: Origin) -> _Pro
     done -= {row.task for row in rows if not row.replaceable}
     asked: dict[str, set[Task]] = defaultdict(set)
     for row in rows:
-        if row.channel == _INTERRUPT:
-            for one in _listed(_value(storage, row)):
+        if row.channel == INTERRUPT:
+            for one in _as_list(_value(storage, row)):
                 asked[one.id].add(row.task)
     waited = set().union(*asked.values())
     moved = {task for task in waited if task in more | done or task[0] in added}
     return _Progress(asked, moved, bool(more))
 
 
-def _answers(storage: Storage, rows: Iterable[Written]) -> Counter[Task]:
+def _answers(storage: Storage, rows: Iterable[Write]) -> Counter[Task]:
     """How many answers each task has taken."""
-    taken = [row for row in rows if row.channel == _RESUME and row.task_id != _NOBODY]
-    return Counter({row.task: len(_listed(_value(storage, row))) for row in taken})
+    taken = [row for row in rows if row.channel == RESUME and row.task_id != NULL_TASK]
+    return Counter({row.task: len(_as_list(_value(storage, row))) for row in taken})
 
 
-def _value(storage: Storage, row: Written) -> Any:
+def _value(storage: Storage, row: Write) -> Any:
     assert row.value is not None
     return storage.saver.serde.loads_typed((row.type or "", row.value))
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _as_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 
@@ -178,19 +250,19 @@ def _listed(value: Any) -> Sequence[Any]:
 def as_command(given: Mapping[str, Any]) -> Command[Any]:
     """A client's command as LangGraph takes it."""
     goto = given.get("goto") or ()
-    places = [goto] if isinstance(goto, str | dict) else goto
+    nodes = [goto] if isinstance(goto, str | dict) else goto
     update = given.get("update")
     if isinstance(update, list):
         update = [tuple(one) for one in update]
     return Command(
         update=update,
         resume=given.get("resume"),
-        goto=[p if isinstance(p, str) else Send(p["node"], p.get("input")) for p in places],
+        goto=[n if isinstance(n, str) else Send(n["node"], n.get("input")) for n in nodes],
     )
 
 
-def at_checkpoint(kwargs: dict[str, Any]) -> RunnableConfig:
-    """The configurable of where a run was asked to start; its thread's end by default."""
+def at_checkpoint(kwargs: Mapping[str, Any]) -> RunnableConfig:
+    """The config of where a run was asked to start; by default its thread's end."""
     where = dict(kwargs.get("checkpoint") or {})
     where.pop("thread_id", None)
     if kwargs.get("checkpoint_id"):

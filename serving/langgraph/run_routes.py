@@ -1,4 +1,4 @@
-"""The routes of runs that were started before."""
+"""The routes of runs: start them, follow them, ask for them, and stop them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,41 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BeforeValidator
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from agentrt.serving.langgraph import bodies, sse
-from agentrt.serving.langgraph.answers import JSON, conflict, unfit
-from agentrt.serving.langgraph.auth import Asking, Caller
-from agentrt.serving.langgraph.encoding import encode
-from agentrt.serving.langgraph.eventlog import StreamEvent, replay
-from agentrt.serving.langgraph.execution import Live
-from agentrt.serving.langgraph.runbody import StreamMode
-from agentrt.serving.langgraph.runs import as_json
-from agentrt.serving.langgraph.start_routes import headers_of
+from agentrt.serving.langgraph import bodies
+from agentrt.serving.langgraph.auth import Caller, Calling
+from agentrt.serving.langgraph.responses import JSON, conflict, encode, invalid
+from agentrt.serving.langgraph.run_queue import RunQueue
+from agentrt.serving.langgraph.run_starts import (
+    BatchRunBody,
+    LoneRunBody,
+    RunBody,
+    RunStarter,
+    StreamMode,
+    ThreadRunBody,
+)
+from agentrt.serving.langgraph.runs import run_json
+from agentrt.serving.langgraph.streams import (
+    PING_S,
+    LiveRun,
+    OnLeave,
+    StreamEvent,
+    as_sse,
+    event_stream,
+    replay,
+    result_response,
+)
+from agentrt.serving.langgraph.tables import ACTIVE
 from agentrt.serving.langgraph.tenant_state import TenantState
-from agentrt.serving.langgraph.threads import ACTIVE
 
-_R = "/threads/{thread_id}/runs/{run_id}"
+_RUNS = "/threads/{thread_id}/runs"
+_RUN = f"{_RUNS}/{{run_id}}"
+_MAX_BATCH = 100
 Action = Literal["interrupt", "rollback"]
 
 
@@ -51,29 +68,123 @@ RunField = Literal[
 ]
 
 
+class StartRoutes:
+    """Runs in a thread, and runs without."""
+
+    def __init__(self, state: TenantState, queue: RunQueue) -> None:
+        self._queue = queue
+        self._starter = RunStarter(state, queue)
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        add = router.add_api_route
+        add(_RUNS, self.create, methods=["POST"])
+        add(f"{_RUNS}/wait", self.wait, methods=["POST"], response_model=None)
+        add(f"{_RUNS}/stream", self.stream, methods=["POST"], response_model=None)
+        add("/runs", self.create_lone, methods=["POST"])
+        add("/runs/wait", self.wait_lone, methods=["POST"], response_model=None)
+        add("/runs/stream", self.stream_lone, methods=["POST"], response_model=None)
+        add("/runs/batch", self.batch, methods=["POST"])
+
+    async def create(self, thread_id: UUID, body: ThreadRunBody, caller: Calling) -> JSON:
+        """Start a run, and leave it to itself."""
+        row, _ = await self._starter.start(caller, thread_id, body)
+        return JSON(run_json(row), headers=headers_of(row))
+
+    async def wait(
+        self, thread_id: UUID, body: ThreadRunBody, caller: Calling, request: Request
+    ) -> StreamingResponse:
+        """Start a run, and wait for what it gives."""
+        row, live = await self._starter.start(caller, thread_id, body)
+        return self._waiting(row, live, body, request)
+
+    async def stream(
+        self, thread_id: UUID, body: ThreadRunBody, caller: Calling
+    ) -> EventSourceResponse:
+        """Start a run, and follow it."""
+        row, live = await self._starter.start(caller, thread_id, body)
+        return self._streaming(row, live, body)
+
+    async def create_lone(self, body: LoneRunBody, caller: Calling) -> JSON:
+        """Start a run without a thread, and leave it to itself."""
+        row, _ = await self._starter.start(caller, None, body)
+        return JSON(run_json(row), headers=headers_of(row))
+
+    async def wait_lone(
+        self, body: LoneRunBody, caller: Calling, request: Request
+    ) -> StreamingResponse:
+        """Start a run without a thread, and wait for what it gives."""
+        row, live = await self._starter.start(caller, None, body)
+        return self._waiting(row, live, body, request)
+
+    async def stream_lone(self, body: LoneRunBody, caller: Calling) -> EventSourceResponse:
+        """Start a run without a thread, and follow it."""
+        row, live = await self._starter.start(caller, None, body)
+        return self._streaming(row, live, body)
+
+    async def batch(
+        self,
+        bodies: Annotated[list[BatchRunBody], Body(min_length=1, max_length=_MAX_BATCH)],
+        caller: Calling,
+    ) -> JSON:
+        """Start several runs."""
+        started = await self._starter.start_all(caller, bodies)
+        return JSON([run_json(row) for row, _ in started])
+
+    def _waiting(
+        self, row: Row[Any], live: LiveRun, body: RunBody, request: Request
+    ) -> StreamingResponse:
+        return result_response(live, request, headers_of(row, "join"), self._on_leave(live, body))
+
+    def _streaming(self, row: Row[Any], live: LiveRun, body: RunBody) -> EventSourceResponse:
+        return event_stream(
+            live.log.follow(0),
+            headers_of(row, "stream"),
+            numbered=live.log.resumable,
+            on_leave=self._on_leave(live, body),
+        )
+
+    def _on_leave(self, live: LiveRun, body: RunBody) -> OnLeave:
+        """What a client that goes away does to its run."""
+
+        def on_leave() -> None:
+            if body.on_disconnect == "cancel" and not live.done.is_set():
+                self._queue.cancel(live, "interrupt")
+
+        return on_leave
+
+
+def headers_of(row: Row[Any], retry: str | None = None) -> dict[str, str]:
+    """Where a run is, and where a client whose connection breaks asks again: ``retry``."""
+    path = f"/threads/{row._mapping['thread_id']}/runs/{row._mapping['run_id']}"
+    headers = {"Content-Location": path}
+    return headers if retry is None else {**headers, "Location": f"{path}/{retry}"}
+
+
 class RunRoutes:
     """Asks for runs, joins them, stops them."""
 
-    def __init__(self, tenant_state: TenantState) -> None:
-        self._tenant_state = tenant_state
-        self._all = tenant_state.runs
+    def __init__(self, state: TenantState, queue: RunQueue) -> None:
+        self._state = state
+        self._queue = queue
+        self._all = state.runs
 
     def add_to(self, router: APIRouter) -> None:
-        """Enter the routes."""
+        """Add the routes."""
         add = router.add_api_route
         add("/runs/cancel", self.cancel_many, methods=["POST"], status_code=204)
-        add("/threads/{thread_id}/runs", self.of_thread)
-        add(_R, self.get)
-        add(_R, self.delete, methods=["DELETE"], status_code=204)
-        add(f"{_R}/join", self.join, response_model=None)
-        add(f"{_R}/stream", self.join_stream, response_model=None)
-        add(f"{_R}/cancel", self.cancel, methods=["POST"])
+        add(_RUNS, self.of_thread)
+        add(_RUN, self.get)
+        add(_RUN, self.delete, methods=["DELETE"], status_code=204)
+        add(f"{_RUN}/join", self.join, response_model=None)
+        add(f"{_RUN}/stream", self.join_stream, response_model=None)
+        add(f"{_RUN}/cancel", self.cancel, methods=["POST"])
         add("/threads/{thread_id}/stream", self.thread_stream, response_model=None)
 
     async def of_thread(
         self,
         thread_id: UUID,
-        caller: Asking,
+        caller: Calling,
         limit: bodies.Limit = 10,
         offset: bodies.Offset = 0,
         status: bodies.RunStatus | None = None,
@@ -84,11 +195,11 @@ class RunRoutes:
         found = await self._all.of_thread(caller.tenant, thread_id, status, limit, offset)
         return JSON([{k: one[k] for k in select} for one in found] if select else found)
 
-    async def get(self, thread_id: UUID, run_id: UUID, caller: Asking) -> JSON:
+    async def get(self, thread_id: UUID, run_id: UUID, caller: Calling) -> JSON:
         """One run."""
-        return JSON(as_json(await self._row(caller, thread_id, run_id, "read")))
+        return JSON(run_json(await self._row(caller, thread_id, run_id, "read")))
 
-    async def delete(self, thread_id: UUID, run_id: UUID, caller: Asking) -> Response:
+    async def delete(self, thread_id: UUID, run_id: UUID, caller: Calling) -> Response:
         """Forget a run that has ended; what it did to its thread stays."""
         row = await self._row(caller, thread_id, run_id, "delete")
         if row._mapping["status"] in ACTIVE:
@@ -97,13 +208,13 @@ class RunRoutes:
         return Response(status_code=204)
 
     async def join(
-        self, thread_id: UUID, run_id: UUID, caller: Asking, request: Request
+        self, thread_id: UUID, run_id: UUID, caller: Calling, request: Request
     ) -> Response:
         """What a run gives, when it has ended."""
         row = await self._row(caller, thread_id, run_id, "read")
-        live = self._tenant_state.queue.get(str(run_id))
+        live = self._queue.get(str(run_id))
         if live is not None:
-            return sse.at_end(live, request, headers_of(row, "join"))
+            return result_response(live, request, headers_of(row, "join"))
         row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
         result = row._mapping["result"]
         return JSON(None if result is None else json.loads(result), headers=headers_of(row))
@@ -112,7 +223,7 @@ class RunRoutes:
         self,
         thread_id: UUID,
         run_id: UUID,
-        caller: Asking,
+        caller: Calling,
         stream_mode: _Modes = None,
         cancel_on_disconnect: bool = False,
         last_event_id: Annotated[str | None, Header()] = None,
@@ -122,116 +233,114 @@ class RunRoutes:
         The id -1 is before the first event.
         """
         row = await self._row(caller, thread_id, run_id, "read")
-        live = self._tenant_state.queue.get(str(run_id))
+        live = self._queue.get(str(run_id))
         kwargs = json.loads(row._mapping["kwargs"])
         if stream_mode and (absent := sorted(set(stream_mode) - set(kwargs["stream_mode"]))):
-            raise unfit(f"stream_mode: the run was not started with {', '.join(absent)}")
+            raise invalid(f"stream_mode: the run was not started with {', '.join(absent)}")
         resumable = bool(kwargs.get("stream_resumable"))
         after = _after(last_event_id)
         if after is not None and not resumable:
-            raise unfit("Last-Event-ID: the run was not started with stream_resumable")
-        return sse.event_stream(
+            raise invalid("Last-Event-ID: the run was not started with stream_resumable")
+        return event_stream(
             self._events(live, str(run_id), after),
             headers_of(row, "stream"),
             numbered=resumable,
             modes=stream_mode,
-            left=self._left(live, cancel_on_disconnect),
+            on_leave=self._on_leave(live, cancel_on_disconnect),
         )
 
     async def cancel(
         self,
         thread_id: UUID,
         run_id: UUID,
-        caller: Asking,
+        caller: Calling,
         wait: bool = False,
         action: Action = "interrupt",
     ) -> JSON:
         """Stop a run; with ``rollback``, make it as if it had never been."""
         await self._row(caller, thread_id, run_id, "update")
-        live = self._tenant_state.queue.get(str(run_id))
+        live = self._queue.get(str(run_id))
         if live is None:
             raise conflict(f"run {run_id} has ended")
-        self._tenant_state.queue.cancel(live, action)
+        self._queue.cancel(live, action)
         if wait:
             await live.done.wait()
         return JSON({})
 
     async def cancel_many(
-        self, body: bodies.RunCancel, caller: Asking, action: Action = "interrupt"
+        self, body: bodies.RunCancel, caller: Calling, action: Action = "interrupt"
     ) -> Response:
         """Stop some runs of a thread, or all of a status. Those that have ended are left."""
         if body.thread_id is not None:
             await self._check(caller, body.thread_id, "update")
             wanted = {str(one) for one in body.run_ids or ()}
-            wanted &= set(self._tenant_state.queue.live_in(str(body.thread_id)))
+            wanted &= set(self._queue.live_in(str(body.thread_id)))
         else:
-            only = await caller.may("threads", "update", body.model_dump())
+            only = await caller.authorize("threads", "update", body.model_dump())
             if only:
-                raise unfit("status: give thread_id and run_ids; you do not see all threads")
+                raise invalid("status: give thread_id and run_ids; you do not see all threads")
             statuses = ACTIVE if body.status == "all" else (str(body.status),)
             wanted = set(await self._all.ids(caller.tenant, statuses))
         for key in wanted:
-            live = self._tenant_state.queue.get(key)
+            live = self._queue.get(key)
             if live is not None:
-                self._tenant_state.queue.cancel(live, action)
+                self._queue.cancel(live, action)
         return Response(status_code=204)
 
     async def thread_stream(
         self,
         thread_id: UUID,
-        caller: Asking,
+        caller: Calling,
         stream_mode: _ThreadModes = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> EventSourceResponse:
         """Follow a thread: each of its runs that begins from now on."""
         await self._check(caller, thread_id, "read")
         if last_event_id:
-            raise unfit("Last-Event-ID: a thread's stream begins now; join a run to go back")
+            raise invalid("Last-Event-ID: a thread's stream begins now; join a run to go back")
         whole = "run_modes" in (stream_mode or ["run_modes"])
         headers = {"Location": f"/threads/{thread_id}/stream"}
         runs = self._thread_events(str(thread_id), whole)
-        return EventSourceResponse(runs, headers=headers, ping=sse.PING_S)
-
-    # -- inside ------------------------------------------------------------------------
+        return EventSourceResponse(runs, headers=headers, ping=PING_S)
 
     async def _check(self, caller: Caller, thread_id: UUID, action: str) -> None:
-        only = await caller.may("threads", action, {"thread_id": thread_id})
-        await self._tenant_state.threads.get(caller.tenant, thread_id, only)
+        only = await caller.authorize("threads", action, {"thread_id": thread_id})
+        await self._state.threads.get(caller.tenant, thread_id, only)
 
     async def _row(self, caller: Caller, thread_id: UUID, run_id: UUID, action: str) -> Row[Any]:
         await self._check(caller, thread_id, action)
         return await self._all.get(caller.tenant, thread_id, run_id)
 
     async def _events(
-        self, live: Live | None, run_id: str, after: int | None
+        self, live: LiveRun | None, run_id: str, after: int | None
     ) -> AsyncIterator[StreamEvent]:
         if live is not None:
             async for one in live.log.follow(live.log.last if after is None else after):
                 yield one
         elif after is not None:
-            async for one in replay(self._tenant_state.storage.database, run_id, after):
+            async for one in replay(self._state.storage.database, run_id, after):
                 yield one
 
-    def _left(self, live: Live | None, cancel: bool) -> sse.Left:
-        def left() -> None:
+    def _on_leave(self, live: LiveRun | None, cancel: bool) -> OnLeave:
+        def on_leave() -> None:
             if cancel and live is not None and not live.done.is_set():
-                self._tenant_state.queue.cancel(live, "interrupt")
+                self._queue.cancel(live, "interrupt")
 
-        return left
+        return on_leave
 
     async def _thread_events(self, thread: str, whole: bool) -> AsyncIterator[ServerSentEvent]:
-        with self._tenant_state.queue.listeners.to(thread) as beginning:
+        with self._queue.listeners.listen(thread) as beginning:
             while True:
                 live = await beginning.get()
                 yield _told(live, "run_started")
                 if whole:
                     async for one in live.log.follow(0):
-                        yield sse.as_sse(one, numbered=False)
+                        yield as_sse(one, numbered=False)
                 await live.done.wait()
                 yield _told(live, "run_done")
 
 
-def _told(live: Live, status: str) -> ServerSentEvent:
+def _told(live: LiveRun, status: str) -> ServerSentEvent:
     about = {"run_id": live.record.run_id, "status": status}
     return ServerSentEvent(encode(about).decode(), event="metadata")
 
@@ -241,5 +350,5 @@ def _after(last_event_id: str | None) -> int | None:
     if not last_event_id:
         return None
     if last_event_id != "-1" and not (last_event_id.isdecimal() and len(last_event_id) < 16):
-        raise unfit(f"Last-Event-ID {last_event_id!r}: it is the number of an event, or -1")
+        raise invalid(f"Last-Event-ID {last_event_id!r}: it is the number of an event, or -1")
     return max(0, int(last_event_id))

@@ -1,34 +1,51 @@
-"""The routes of threads."""
+"""The routes of threads, of their states and of their histories."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Query, Response
+from langchain_core.runnables import RunnableConfig
+from langgraph.errors import EmptyInputError, InvalidUpdateError
+from langgraph.types import StateSnapshot, StateUpdate
 from sqlalchemy import Row
 
-from agentrt.serving.langgraph import bodies, checkpoints
-from agentrt.serving.langgraph.answers import JSON, conflict, unfit
-from agentrt.serving.langgraph.assistants import Filter
-from agentrt.serving.langgraph.auth import Asking, Caller
-from agentrt.serving.langgraph.execution import thread_standing
-from agentrt.serving.langgraph.state_routes import write_supersteps
+from agentrt.integrations.langgraph.graphs import Graph
+from agentrt.serving.langgraph import bodies
+from agentrt.serving.langgraph._compat import keep_latest
+from agentrt.serving.langgraph.auth import Caller, Calling
+from agentrt.serving.langgraph.bodies import Checkpoint
+from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
+from agentrt.serving.langgraph.run_queue import RunQueue
+from agentrt.serving.langgraph.tables import Filter
 from agentrt.serving.langgraph.tenant_state import TenantState
-from agentrt.serving.langgraph.threads import as_json
+from agentrt.serving.langgraph.threads import (
+    checkpoint_json,
+    last_state,
+    state_json,
+    thread_json,
+    thread_state,
+)
 
 _T = "/threads/{thread_id}"
+_S = f"{_T}/state"
+_BadUpdate = (InvalidUpdateError, EmptyInputError, ValueError, TypeError, KeyError)
+"""What LangGraph, or a reducer of the graph, raises for values that do not fit."""
+_Select = Annotated[list[bodies.StateField] | None, Query()]
 
 
 class ThreadRoutes:
     """Threads, without their states."""
 
-    def __init__(self, tenant_state: TenantState) -> None:
-        self._tenant_state = tenant_state
-        self._all = tenant_state.threads
+    def __init__(self, state: TenantState, queue: RunQueue) -> None:
+        self._state = state
+        self._queue = queue
+        self._all = state.threads
 
     def add_to(self, router: APIRouter) -> None:
-        """Enter the routes."""
+        """Add the routes."""
         add = router.add_api_route
         add("/threads", self.create, methods=["POST"])
         add("/threads/search", self.search, methods=["POST"])
@@ -39,41 +56,43 @@ class ThreadRoutes:
         add(_T, self.delete, methods=["DELETE"], status_code=204)
         add(f"{_T}/copy", self.copy, methods=["POST"])
 
-    async def create(self, body: bodies.ThreadCreate, caller: Asking) -> JSON:
+    async def create(self, body: bodies.ThreadCreate, caller: Calling) -> JSON:
         """A new thread; ``supersteps`` are written into its state, if it is new."""
         graph_id = str(body.metadata.get("graph_id"))
-        if body.supersteps and graph_id not in self._tenant_state.graphs:
-            raise unfit("supersteps: name the thread's graph in metadata.graph_id")
+        if body.supersteps and graph_id not in self._state.graphs:
+            raise invalid("supersteps: name the thread's graph in metadata.graph_id")
         value: dict[str, Any] = body.model_dump(exclude={"supersteps"})
-        only = await caller.may("threads", "create", value)
+        only = await caller.authorize("threads", "create", value)
         body = body.model_copy(update={"metadata": value["metadata"]})
         made, is_new = await self._all.create(caller.tenant, body, only)
         if not body.supersteps or not is_new:  # what is there already is left as it is
             return JSON(made)
-        graph = self._tenant_state.graphs.of(graph_id, caller.tenant)
+        graph = self._state.graphs.of(graph_id, caller.tenant)
         try:
             await write_supersteps(graph, made["thread_id"], body.supersteps)
         except BaseException:
             await self._forget(made["thread_id"])
             raise
-        await self._all.settle(made["thread_id"], await thread_standing(graph, made["thread_id"]))
-        return JSON(as_json(await self._all.get(caller.tenant, UUID(made["thread_id"]))))
+        await self._all.update_state(
+            made["thread_id"], await thread_state(graph, made["thread_id"])
+        )
+        return JSON(thread_json(await self._all.get(caller.tenant, UUID(made["thread_id"]))))
 
-    async def search(self, body: bodies.ThreadSearch, caller: Asking) -> JSON:
+    async def search(self, body: bodies.ThreadSearch, caller: Calling) -> JSON:
         """Threads that fit."""
-        only = await caller.may("threads", "search", body.model_dump())
+        only = await caller.authorize("threads", "search", body.model_dump())
         return JSON(await self._all.search(caller.tenant, body, only))
 
-    async def count(self, body: bodies.ThreadCount, caller: Asking) -> JSON:
+    async def count(self, body: bodies.ThreadCount, caller: Calling) -> JSON:
         """How many fit."""
-        only = await caller.may("threads", "search", body.model_dump())
+        only = await caller.authorize("threads", "search", body.model_dump())
         return JSON(await self._all.count(caller.tenant, body, only))
 
-    async def prune(self, body: bodies.Prune, caller: Asking) -> JSON:
+    async def prune(self, body: bodies.Prune, caller: Calling) -> JSON:
         """Forget threads, or all but their last checkpoints. Those that are not there are left."""
         pruned = 0
         for key in dict.fromkeys(body.thread_ids):
-            only = await caller.may("threads", "delete", {"thread_id": key})
+            only = await caller.authorize("threads", "delete", {"thread_id": key})
             found = bodies.ThreadSearch(ids=[key])
             if not await self._all.search(caller.tenant, found, only):
                 continue
@@ -81,61 +100,205 @@ class ThreadRoutes:
                 await self._forget(str(key))
             else:
                 self._check_at_rest(key)
-                await checkpoints.keep_latest(self._tenant_state.storage.database, str(key))
+                await keep_latest(self._state.storage.database, str(key))
             pruned += 1
         return JSON({"pruned_count": pruned})
 
-    async def get(self, thread_id: UUID, caller: Asking) -> JSON:
+    async def get(self, thread_id: UUID, caller: Calling) -> JSON:
         """One thread."""
         row, _ = await self._read(caller, thread_id, "read")
-        return JSON(as_json(row))
+        return JSON(thread_json(row))
 
     async def patch(
         self,
         thread_id: UUID,
         body: bodies.ThreadPatch,
-        caller: Asking,
+        caller: Calling,
         prefer: Annotated[str | None, Header()] = None,
     ) -> Response:
         """Merge metadata."""
         value: dict[str, Any] = {"thread_id": thread_id, "metadata": body.metadata}
-        only = await caller.may("threads", "update", value)
+        only = await caller.authorize("threads", "update", value)
         patched = await self._all.patch(caller.tenant, thread_id, value["metadata"], only)
         return Response(status_code=204) if prefer == "return=minimal" else JSON(patched)
 
-    async def delete(self, thread_id: UUID, caller: Asking) -> Response:
+    async def delete(self, thread_id: UUID, caller: Calling) -> Response:
         """Stop a thread's runs, and forget all of it."""
         await self._read(caller, thread_id, "delete")
         await self._forget(str(thread_id))
         return Response(status_code=204)
 
-    async def copy(self, thread_id: UUID, caller: Asking) -> JSON:
+    async def copy(self, thread_id: UUID, caller: Calling) -> JSON:
         """A new thread with the state and the history of this one."""
         row, _ = await self._read(caller, thread_id, "read")
         self._check_at_rest(thread_id)
         value: dict[str, Any] = {"thread_id": uuid4(), "metadata": row._mapping["metadata"]}
-        await caller.may("threads", "create", value)
+        await caller.authorize("threads", "create", value)
         body = bodies.ThreadCreate(thread_id=value["thread_id"], metadata=value["metadata"])
         new, _ = await self._all.create(caller.tenant, body)
-        await checkpoints.copy(self._tenant_state.storage.saver, str(thread_id), new["thread_id"])
-        standing = {
-            name: row._mapping[name] for name in ("status", "values", "interrupts", "error")
-        }
-        await self._all.settle(new["thread_id"], standing)
-        return JSON(as_json(await self._all.get(caller.tenant, body.thread_id or uuid4())))
-
-    # -- inside ------------------------------------------------------------------------
+        await self._state.storage.copy_thread(str(thread_id), new["thread_id"])
+        columns = ("status", "values", "interrupts", "error")
+        state = {name: row._mapping[name] for name in columns}
+        await self._all.update_state(new["thread_id"], state)
+        return JSON(thread_json(await self._all.get(caller.tenant, body.thread_id or uuid4())))
 
     async def _read(self, caller: Caller, key: UUID, action: str) -> tuple[Row[Any], Filter]:
-        only = await caller.may("threads", action, {"thread_id": key})
+        only = await caller.authorize("threads", action, {"thread_id": key})
         return await self._all.get(caller.tenant, key, only), only
 
     async def _forget(self, key: str) -> None:
-        queue = self._tenant_state.queue
-        await queue.stop_all(queue.live_in(key), "interrupt")
-        await self._tenant_state.storage.saver.adelete_thread(key)
+        await self._queue.stop_all(self._queue.live_in(key), "interrupt")
+        await self._state.storage.saver.adelete_thread(key)
         await self._all.remove([key])
 
     def _check_at_rest(self, key: UUID) -> None:
-        if self._tenant_state.queue.running_in(str(key)):
+        if self._queue.is_running(str(key)):
             raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
+
+
+class StateRoutes:
+    """Reads and changes states."""
+
+    def __init__(self, state: TenantState, queue: RunQueue) -> None:
+        self._state = state
+        self._queue = queue
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        add = router.add_api_route
+        add(_S, self.get)
+        add(_S, self.update, methods=["POST"])
+        add(f"{_S}/checkpoint", self.at, methods=["POST"])
+        add(f"{_S}/{{checkpoint_id}}", self.get_at)
+        add("/threads/{thread_id}/history", self.history, methods=["POST"])
+
+    async def get(
+        self,
+        thread_id: UUID,
+        caller: Calling,
+        subgraphs: bool = False,
+        select: _Select = None,
+    ) -> JSON:
+        """A thread's state now."""
+        return await self._answer(caller, thread_id, Checkpoint(), subgraphs, select)
+
+    async def get_at(
+        self,
+        thread_id: UUID,
+        checkpoint_id: UUID,
+        caller: Calling,
+        subgraphs: bool = False,
+        select: _Select = None,
+    ) -> JSON:
+        """A thread's state at a checkpoint."""
+        checkpoint = Checkpoint(checkpoint_id=checkpoint_id)
+        return await self._answer(caller, thread_id, checkpoint, subgraphs, select)
+
+    async def at(self, thread_id: UUID, body: bodies.StateAt, caller: Calling) -> JSON:
+        """A thread's state at a checkpoint, also one of a subgraph."""
+        return await self._answer(caller, thread_id, body.checkpoint, body.subgraphs, body.select)
+
+    async def update(self, thread_id: UUID, body: bodies.StateUpdate, caller: Calling) -> JSON:
+        """Write values into a thread's state, as if a node had; from a checkpoint: fork it."""
+        graph = await self._graph(caller, thread_id, "update")
+        if graph is None:
+            raise invalid(
+                f"thread {thread_id} has no graph yet: run one, or give metadata.graph_id"
+            )
+        if self._queue.is_running(str(thread_id)):
+            raise conflict(f"thread {thread_id} has a run under way; wait for its end")
+        start = body.checkpoint or Checkpoint(checkpoint_id=body.checkpoint_id)
+        config = checkpoint_config(thread_id, start)
+        try:
+            written = await graph.aupdate_state(config, body.values, body.as_node)
+        except _BadUpdate as error:
+            raise invalid(f"values: {_first_line(error)}") from error
+        key = str(thread_id)
+        await self._state.threads.update_state(key, await thread_state(graph, key))
+        checkpoint = checkpoint_json(written, key)
+        return JSON(
+            {
+                "checkpoint": checkpoint,
+                "configurable": checkpoint,
+                "checkpoint_id": checkpoint["checkpoint_id"],
+            }
+        )
+
+    async def history(self, thread_id: UUID, body: bodies.History, caller: Calling) -> JSON:
+        """A thread's states, the last one first."""
+        graph = await self._graph(caller, thread_id, "read")
+        if graph is None:
+            return JSON([])
+        config = checkpoint_config(thread_id, body.checkpoint or Checkpoint())
+        before = body.before
+        if isinstance(before, UUID):
+            before = Checkpoint(checkpoint_id=before)
+        earlier = checkpoint_config(thread_id, before) if before and before.checkpoint_id else None
+        found = graph.aget_state_history(
+            config, filter=body.metadata, before=earlier, limit=body.limit
+        )
+        try:
+            states = [one async for one in found]
+        except ValueError as error:
+            raise invalid(str(error)) from error
+        return JSON([state_json(one, str(thread_id), body.select) for one in states])
+
+    async def _answer(
+        self,
+        caller: Caller,
+        thread_id: UUID,
+        checkpoint: Checkpoint,
+        subgraphs: bool,
+        select: Sequence[str] | None,
+    ) -> JSON:
+        graph = await self._graph(caller, thread_id, "read")
+        config = checkpoint_config(thread_id, checkpoint)
+        if graph is None:
+            state = StateSnapshot({}, (), config, None, None, None, (), ())
+        else:
+            state = await self._at(graph, config, subgraphs)
+        if state.created_at is None and checkpoint.checkpoint_id:
+            raise not_found("checkpoint", checkpoint.checkpoint_id)
+        return JSON(state_json(state, str(thread_id), select))
+
+    async def _at(self, graph: Graph, config: RunnableConfig, subgraphs: bool) -> StateSnapshot:
+        try:
+            return await last_state(graph, config, subgraphs=subgraphs)
+        except ValueError as error:  # no such subgraph
+            raise not_found("checkpoint_ns", f"{error}") from error
+
+    async def _graph(self, caller: Caller, thread_id: UUID, action: str) -> Graph | None:
+        """The graph that a thread has run, or is to run."""
+        only = await caller.authorize("threads", action, {"thread_id": thread_id})
+        row = await self._state.threads.get(caller.tenant, thread_id, only)
+        name = row._mapping["metadata"].get("graph_id")
+        if name not in self._state.graphs:
+            return None
+        return self._state.graphs.of(name, caller.tenant)
+
+
+def checkpoint_config(thread_id: UUID, checkpoint: Checkpoint) -> RunnableConfig:
+    """Where in the thread. Raises 422 for a checkpoint that names another thread."""
+    if checkpoint.thread_id not in (None, thread_id):
+        raise invalid(f"checkpoint.thread_id is not {thread_id}, the thread of the path")
+    configurable = {"checkpoint_ns": "", **checkpoint.configurable(), "thread_id": str(thread_id)}
+    return {"configurable": configurable}
+
+
+async def write_supersteps(
+    graph: Graph, thread: str, supersteps: Sequence[bodies.Superstep]
+) -> None:
+    """Give a new thread a history. Raises 422 for values that do not fit."""
+    updates = [
+        [StateUpdate(one.values, one.as_node) for one in superstep.updates]
+        for superstep in supersteps
+    ]
+    config: RunnableConfig = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+    try:
+        await graph.abulk_update_state(config, updates)
+    except _BadUpdate as error:
+        raise invalid(f"supersteps: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -7,33 +7,33 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import PregelTask, StateSnapshot
 from sqlalchemy import ColumnElement, Row, Update, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from agentrt.integrations.langgraph.graphs import Graph
+from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph import bodies
-from agentrt.serving.langgraph.answers import conflict, missing
-from agentrt.serving.langgraph.assistants import Filter
-from agentrt.serving.langgraph.database import Database, has
-from agentrt.serving.langgraph.encoding import instant
-from agentrt.serving.langgraph.schema import events, runs, threads
+from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.responses import conflict, not_found, timestamp, to_json
+from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, runs, threads
 
-ACTIVE = ("pending", "running")
-"""The statuses of a run that has not ended."""
 _TIMES = ("created_at", "updated_at", "state_updated_at")
 
 
-def as_json(row: Row[Any] | Mapping[str, Any]) -> dict[str, Any]:
+def thread_json(row: Row[Any]) -> dict[str, Any]:
     """A thread as clients see it."""
-    one = dict(row._mapping if isinstance(row, Row) else row)
+    one = dict(row._mapping)
     del one["tenant"], one["temporary"]
     for key in _TIMES:
-        one[key] = instant(one[key])
+        one[key] = timestamp(one[key])
     return one
 
 
 class Threads:
-    """The threads of all tenants; every question names whose."""
+    """The threads of all tenants; every request names its tenant."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -41,108 +41,100 @@ class Threads:
     async def get(self, tenant: str, key: UUID, only: Filter = None) -> Row[Any]:
         """The thread, or 404."""
         async with self._database.reading() as connection:
-            return await find(connection, tenant, key, only)
+            return await find_thread(connection, tenant, key, only)
 
     async def create(
         self, tenant: str, body: bodies.ThreadCreate, only: Filter = None
     ) -> tuple[dict[str, Any], bool]:
-        """The thread, and whether it is new. Raises 409 if its id is taken, by whomever, and the
-        body does not allow that.
+        """The thread, and whether it is new. Raises 409 if its id is taken, by any tenant, and
+        the body does not allow that.
         """
         key, is_new = body.thread_id or uuid4(), True
         try:
             async with self._database.writing() as connection:
-                await add(connection, tenant, key, body.metadata)
+                await add_thread(connection, tenant, key, body.metadata)
         except IntegrityError:
             if body.if_exists == "raise":
                 raise conflict(f"thread {key} exists already") from None
             is_new = False
-        return as_json(await self.get(tenant, key, only)), is_new
+        return thread_json(await self.get(tenant, key, only)), is_new
 
     async def patch(
         self, tenant: str, key: UUID, metadata: Mapping[str, Any], only: Filter
     ) -> dict[str, Any]:
         """Merge metadata."""
         async with self._database.writing() as connection:
-            row = await find(connection, tenant, key, only, lock=True)
+            row = await find_thread(connection, tenant, key, only, lock=True)
             merged = {**row._mapping["metadata"], **metadata}
-            await change(connection, key, {"metadata": merged, "updated_at": time.time()})
-        return as_json(await self.get(tenant, key))
+            await change_thread(connection, key, {"metadata": merged, "updated_at": time.time()})
+        return thread_json(await self.get(tenant, key))
 
     async def search(
         self, tenant: str, body: bodies.ThreadSearch, only: Filter
     ) -> list[dict[str, Any]]:
-        """Those that fit, some at a time."""
-        column = threads.c[body.sort_by]
-        order = column.asc() if body.sort_order == "asc" else column.desc()
-        asked = select(threads).where(*_fits(tenant, body, only))
+        """A page of those that match."""
+        conditions = _matching(tenant, body, only)
         if body.ids is not None:
-            asked = asked.where(threads.c.thread_id.in_([str(one) for one in body.ids]))
-        asked = asked.order_by(order, threads.c.thread_id).limit(body.limit).offset(body.offset)
-        async with self._database.reading() as connection:
-            found = [as_json(row) for row in await connection.execute(asked)]
+            conditions.append(threads.c.thread_id.in_([str(one) for one in body.ids]))
+        rows = await self._database.search(threads, conditions, "thread_id", body)
+        found = [thread_json(row) for row in rows]
         return [{k: one[k] for k in body.select} for one in found] if body.select else found
 
     async def count(self, tenant: str, body: bodies.ThreadCount, only: Filter) -> int:
-        """How many fit."""
-        asked = select(func.count()).select_from(threads).where(*_fits(tenant, body, only))
-        async with self._database.reading() as connection:
-            return int((await connection.execute(asked)).scalar_one())
+        """How many match."""
+        return await self._database.count(threads, _matching(tenant, body, only))
 
-    async def settle(
-        self, key: str, standing: Mapping[str, Any], ending: Update | None = None
+    async def update_state(
+        self, key: str, state: Mapping[str, Any], run_end: Update | None = None
     ) -> None:
-        """How the thread stands now that its state was changed, or a run has ended: see
-        `Runs.ending`.
+        """Store the state of a thread (`thread_state`) after it was changed or a run has ended;
+        with the update of that run (`Runs.end`).
         """
         now = time.time()
         async with self._database.writing() as connection:
-            if ending is not None:
-                await connection.execute(ending)
+            if run_end is not None:
+                await connection.execute(run_end)
             active = select(func.count()).select_from(runs)
             active = active.where(runs.c.thread_id == key, runs.c.status.in_(ACTIVE))
             busy = (await connection.execute(active)).scalar_one() > 0
-            status = "busy" if busy else standing["status"]
-            changed = {**standing, "status": status, "updated_at": now, "state_updated_at": now}
-            await change(connection, UUID(key), changed)
+            status = "busy" if busy else state["status"]
+            changed = {**state, "status": status, "updated_at": now, "state_updated_at": now}
+            await change_thread(connection, UUID(key), changed)
 
     async def remove(self, keys: Collection[str]) -> None:
-        """Our rows of threads, their runs and events."""
-        async with self._database.writing() as connection:
-            of_them = select(runs.c.run_id).where(runs.c.thread_id.in_(keys))
-            await connection.execute(delete(events).where(events.c.run_id.in_(of_them)))
-            await connection.execute(delete(runs).where(runs.c.thread_id.in_(keys)))
-            await connection.execute(delete(threads).where(threads.c.thread_id.in_(keys)))
+        """Delete our rows of threads, their runs and events."""
+        run_ids = select(runs.c.run_id).where(runs.c.thread_id.in_(keys))
+        await self._database.write(
+            delete(events).where(events.c.run_id.in_(run_ids)),
+            delete(runs).where(runs.c.thread_id.in_(keys)),
+            delete(threads).where(threads.c.thread_id.in_(keys)),
+        )
 
     async def left_over(self, before: float) -> list[str]:
         """The temporary threads whose runs had all ended at that time."""
         active = select(runs.c.thread_id).where(runs.c.status.in_(ACTIVE))
-        asked = select(threads.c.thread_id).where(
-            threads.c.temporary,
-            threads.c.updated_at < before,
-            threads.c.thread_id.not_in(active),
-        )
-        async with self._database.reading() as connection:
-            return list((await connection.execute(asked)).scalars())
+        c = threads.c
+        old = (c.temporary, c.updated_at < before, c.thread_id.not_in(active))
+        return [row[0] for row in await self._database.rows(select(c.thread_id).where(*old))]
 
 
 # -- inside a transaction -----------------------------------------------------------------
 
 
-async def find(
+async def find_thread(
     connection: AsyncConnection, tenant: str, key: UUID, only: Filter, *, lock: bool = False
 ) -> Row[Any]:
-    """The thread, or 404; with ``lock``, nobody else changes it before the transaction's end."""
-    asked = select(threads).where(threads.c.thread_id == str(key), threads.c.tenant == tenant)
+    """The thread, or 404; ``lock`` keeps others from changing it until the transaction's end."""
+    query = select(threads).where(threads.c.thread_id == str(key), threads.c.tenant == tenant)
     if only:
-        asked = asked.where(has(threads.c.metadata, only))
-    row = (await connection.execute(asked.with_for_update() if lock else asked)).first()
+        query = query.where(has(threads.c.metadata, only))
+    row = (await connection.execute(query.with_for_update() if lock else query)).first()
     if row is None:
-        raise missing("thread", key)
+        raise not_found("thread", key)
     return row
 
 
-async def add(
+async def add_thread(
     connection: AsyncConnection,
     tenant: str,
     key: UUID,
@@ -151,7 +143,6 @@ async def add(
     temporary: bool = False,
 ) -> None:
     """A new, idle thread. Raises `IntegrityError` if its id is taken."""
-    now = time.time()
     row = {
         "thread_id": str(key),
         "tenant": tenant,
@@ -162,26 +153,123 @@ async def add(
         "values": None,
         "interrupts": {},
         "error": None,
-        **dict.fromkeys(_TIMES, now),
+        **dict.fromkeys(_TIMES, time.time()),
     }
     await connection.execute(insert(threads).values(row))
 
 
-async def change(connection: AsyncConnection, key: UUID, values: Mapping[str, Any]) -> None:
+async def change_thread(connection: AsyncConnection, key: UUID, values: Mapping[str, Any]) -> None:
     """Set columns of a thread."""
-    await connection.execute(
-        update(threads).where(threads.c.thread_id == str(key)).values(dict(values))
-    )
+    where = threads.c.thread_id == str(key)
+    await connection.execute(update(threads).where(where).values(dict(values)))
 
 
-def _fits(tenant: str, body: bodies.ThreadCount, only: Filter) -> Sequence[ColumnElement[bool]]:
+def _matching(tenant: str, body: bodies.ThreadCount, only: Filter) -> list[ColumnElement[bool]]:
     column = threads.c
-    asked: list[ColumnElement[bool]] = [column.tenant == tenant, ~column.temporary]
+    conditions: list[ColumnElement[bool]] = [column.tenant == tenant, ~column.temporary]
     if body.status is not None:
-        asked.append(column.status == body.status)
-    for field, wanted in ((column.metadata, body.metadata), (column["values"], body.values)):
+        conditions.append(column.status == body.status)
+    for field, wanted in (
+        (column.metadata, body.metadata),
+        (column["values"], body.values),
+        (column.metadata, only),
+    ):
         if wanted:
-            asked.append(has(field, wanted))
-    if only:
-        asked.append(has(column.metadata, only))
-    return asked
+            conditions.append(has(field, wanted))
+    return conditions
+
+
+# -- states -------------------------------------------------------------------------------
+
+
+async def last_state(
+    graph: Graph, config: RunnableConfig, *, subgraphs: bool = False
+) -> StateSnapshot:
+    """A thread's last state, with what tasks have written to it since.
+
+    If these writes conflict, as when two tasks write a value that may have one writer, it is the
+    state without them.
+    """
+    try:
+        return await graph.aget_state(config, subgraphs=subgraphs)
+    except Exception:  # a reducer is the graph's own, and may raise anything
+        async for state in graph.aget_state_history(config, limit=1):
+            return state
+        raise
+
+
+async def thread_state(graph: Graph, thread: str) -> dict[str, Any]:
+    """The columns of a thread's row that come from its last checkpoint."""
+    state = await last_state(graph, thread_config(thread))
+    interrupts = {task.id: list(task.interrupts) for task in state.tasks if task.interrupts}
+    return {
+        "status": "interrupted" if state.next else "idle",
+        "values": None if state.created_at is None else to_json(state.values),
+        "interrupts": to_json(interrupts),
+        "error": None,
+    }
+
+
+def state_json(
+    state: StateSnapshot, thread: str, select: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """A snapshot of the thread as clients see it."""
+    parent = state.parent_config
+    whole = {
+        "values": state.values,
+        "next": list(state.next),
+        "tasks": [_task_json(task, thread) for task in state.tasks],
+        "metadata": state.metadata or {},
+        "created_at": state.created_at,
+        "checkpoint": checkpoint_json(state.config, thread),
+        "parent_checkpoint": checkpoint_json(parent, thread) if parent else None,
+        "interrupts": list(state.interrupts),
+        "checkpoint_id": _configurable(state.config).get("checkpoint_id"),
+        "parent_checkpoint_id": _configurable(parent).get("checkpoint_id"),
+    }
+    return whole if select is None else _selected(whole, select)
+
+
+def checkpoint_json(config: RunnableConfig | None, thread: str) -> dict[str, Any]:
+    """Where a snapshot was taken."""
+    found = _configurable(config)
+    checkpoint = {
+        "thread_id": found.get("thread_id", thread),
+        "checkpoint_ns": found.get("checkpoint_ns", ""),
+        "checkpoint_id": found.get("checkpoint_id"),
+    }
+    if "checkpoint_map" in found:
+        checkpoint["checkpoint_map"] = found["checkpoint_map"]
+    return checkpoint
+
+
+def _configurable(config: RunnableConfig | None) -> dict[str, Any]:
+    return dict((config or {}).get("configurable") or {})
+
+
+def _task_json(task: PregelTask, thread: str) -> dict[str, Any]:
+    inner = task.state
+    snapshot = state_json(inner, thread) if isinstance(inner, StateSnapshot) else None
+    config = inner.config if isinstance(inner, StateSnapshot) else inner
+    return {
+        "id": task.id,
+        "name": task.name,
+        "path": list(task.path),
+        "error": None if task.error is None else str(task.error),
+        "interrupts": list(task.interrupts),
+        "checkpoint": None if config is None else checkpoint_json(config, thread),
+        "state": snapshot,
+        "result": task.result,
+    }
+
+
+def _selected(whole: dict[str, Any], select: Sequence[str]) -> dict[str, Any]:
+    """The parts of a snapshot that were asked for; ``values.KEY`` is one value of the state."""
+    chosen: dict[str, Any] = {}
+    for name in select:
+        key, _, inner = name.partition(".")
+        if not inner:
+            chosen[key] = whole[key]
+        elif isinstance(whole["values"], dict) and inner in whole["values"]:
+            chosen.setdefault("values", {})[inner] = whole["values"][inner]
+    return chosen

@@ -18,8 +18,7 @@ from langgraph_sdk.errors import (
 
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.serving.langgraph import api_with
-from agentrt.serving.langgraph.auth import User, containment
-from agentrt.serving.langgraph.authfile import load_auth
+from agentrt.serving.langgraph.auth import User, containment, load_auth
 from tests.serving.langgraph.graphs import all_graphs
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_runs import DONE, IN

@@ -10,7 +10,7 @@ import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError, NotFoundError
 
-from agentrt.serving.langgraph.execution import Action, Live
+from agentrt.serving.langgraph.streams import Action, LiveRun
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_runs import IN, a_thread
@@ -110,7 +110,7 @@ async def test_a_second_stop_does_not_break_off_the_first(first: Action) -> None
             await over.wait()
 
     task = asyncio.create_task(slow_to_stop())
-    live = Live(cast("Any", None), cast("Any", None), task=task, stoppable=True)
+    live = LiveRun(cast("Any", None), cast("Any", None), task=task, stoppable=True)
     await begun.wait()
     live.stop(first)
     await stopping.wait()

@@ -11,11 +11,9 @@ from fastapi import Request
 from langgraph_sdk.client import LangGraphClient
 from starlette.types import Message
 
-from agentrt.serving.langgraph import runqueue
-from agentrt.serving.langgraph.eventlog import EventLog
-from agentrt.serving.langgraph.execution import Live
+from agentrt.serving.langgraph import run_queue
 from agentrt.serving.langgraph.runs import RunRecord
-from agentrt.serving.langgraph.sse import at_end
+from agentrt.serving.langgraph.streams import EventLog, LiveRun, result_response
 from agentrt.serving.tenants import Limits, Tenants
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
@@ -31,7 +29,7 @@ async def test_a_full_queue_refuses_with_429(
     thread, gate = await a_thread(client), str(uuid4())
     run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[]))
     await GATES.reached(gate)
-    monkeypatch.setattr(runqueue, "MAX_RUNS", 1)
+    monkeypatch.setattr(run_queue, "MAX_RUNS", 1)
     for path, body in (("/runs/wait", START), ("/runs/batch", [START, START])):
         refused = await http.post(path, json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
@@ -71,7 +69,7 @@ async def test_a_tenant_at_its_limits_is_refused_with_429(
 async def test_no_more_runs_run_at_once_than_there_is_room_for(
     client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runqueue, "MAX_RUNNING", 1)
+    monkeypatch.setattr(run_queue, "MAX_RUNNING", 1)
     first, second, gate = await a_thread(client), await a_thread(client), str(uuid4())
     held = await client.runs.create(first, "gate", input=given(gate=gate, steps=[]))
     await GATES.reached(gate)
@@ -104,7 +102,7 @@ async def test_a_server_that_ends_takes_no_new_runs(
 async def test_a_run_that_has_not_ended_has_no_result() -> None:
     """A server that ends breaks the connection of who waits; a null would pass for a result."""
     record = RunRecord("r", "t", "default", "a", "g", 1, 0, {}, {}, None)
-    live = Live(record, EventLog("r", None, resumable=False))  # type: ignore[arg-type]
+    live = LiveRun(record, EventLog("r", None, resumable=False))  # type: ignore[arg-type]
     live.done.set()
     never = asyncio.get_running_loop().create_future()
 
@@ -112,7 +110,7 @@ async def test_a_run_that_has_not_ended_has_no_result() -> None:
         await never
         raise AssertionError
 
-    waiting = at_end(live, Request({"type": "http"}, receive), {})
+    waiting = result_response(live, Request({"type": "http"}, receive), {})
     with pytest.raises(ConnectionAbortedError, match="the server ends before run r does"):
         async for _ in waiting.body_iterator:
             pass

@@ -105,7 +105,7 @@ async def test_what_a_database_refuses_is_no_error(client: LangGraphClient) -> N
 
 
 def test_a_second_server_is_refused(url: str, it: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.2)
     with (
         pytest.raises(ConfigError, match="another server uses it"),
         serving(all_graphs(), url),

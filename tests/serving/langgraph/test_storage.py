@@ -14,8 +14,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, StateGraph
 from langgraph_sdk import get_client
 
-from agentrt.serving.langgraph.fence import Fence
-from agentrt.serving.langgraph.keepers import Storage, open_storage
+from agentrt.serving.langgraph.storage import RevokedRuns, Storage, open_storage
 from tests.serving.langgraph.graphs import TURN_S
 from tests.serving.langgraph.nested import Told
 from tests.serving.langgraph.serve import serving
@@ -33,21 +32,21 @@ async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
 
 @pytest.mark.parametrize(("config", "kept"), [(LATE, False), (OTHER, True)])
 async def test_what_comes_too_late_is_not_kept(storage: Storage, config: Any, kept: bool) -> None:
-    await storage.fence.close("late")
+    await storage.revoked.revoke("late")
     await storage.saver.aput(config, empty_checkpoint(), {}, {})
     assert (await storage.saver.aget_tuple(OTHER) is not None) is kept
 
 
 async def test_who_keeps_a_run_out_waits_for_what_it_is_writing() -> None:
-    fence = Fence()
-    with fence.passing(LATE) as may:
-        closing = asyncio.create_task(fence.close("late"))
+    revoked = RevokedRuns()
+    with revoked.writing(LATE) as may:
+        closing = asyncio.create_task(revoked.revoke("late"))
         await asyncio.sleep(0)
         assert may
         assert not closing.done()
-        await fence.close("other")
+        await revoked.revoke("other")
     await closing
-    with fence.passing(LATE) as may:
+    with revoked.writing(LATE) as may:
         assert not may
 
 

@@ -1,17 +1,22 @@
-"""The tables of the LangGraph API, beside those of LangGraph's checkpointer and store.
+"""The tables of the LangGraph API, and queries by what their JSON columns contain.
 
-Times are seconds since 1970. What clients search in is JSON; what is only handed out again is
-its text, which may hold what a database's own JSON refuses.
+They lie beside the tables of LangGraph's own checkpointer and store. Times are seconds since
+1970. What clients search in is JSON; what is only returned is its text, which may hold what a
+database's own JSON refuses.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from sqlalchemy import (
     JSON,
     Boolean,
     Column,
+    ColumnElement,
     Float,
     Index,
     Integer,
@@ -21,12 +26,19 @@ from sqlalchemy import (
     Text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import GenericFunction
 
 VERSION = 1
-"""Of these tables. A database of another version is refused."""
-
+"""The version of these tables. A database with another version is refused."""
 LONGEST_TENANT = 255
-"""Characters of a tenant's name."""
+"""Characters in a tenant's name."""
+ACTIVE = ("pending", "running")
+"""The statuses of a run that has not ended."""
+CONTAINS = "agentrt_contains"
+
+Filter = Mapping[str, Any] | None
+"""What an object's metadata must contain to be visible, as an authentication hook says."""
 
 metadata = MetaData()
 _Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
@@ -45,16 +57,13 @@ def _time(name: str, *, null: bool = False) -> Column[float]:
 
 
 def _assistant() -> list[Column[Any]]:
-    """What an assistant is, in each of its versions."""
+    """The columns of an assistant that each version has."""
     texts = [_text("graph_id"), _text("name"), _text("description", null=True)]
     return [*texts, _json("config"), _json("context"), _json("metadata")]
 
 
 about = Table(
-    "agentrt_about",
-    metadata,
-    Column("key", String(64), primary_key=True),
-    _text("value"),
+    "agentrt_about", metadata, Column("key", String(64), primary_key=True), _text("value")
 )
 
 assistants = Table(
@@ -84,7 +93,7 @@ threads = Table(
     Column("thread_id", String(36), primary_key=True),
     Column("tenant", String(LONGEST_TENANT), nullable=False),
     Column("status", String(16), nullable=False),
-    # Made for one run without a thread; it goes some time after its run has ended.
+    # Made for one stateless run, and deleted some time after its end.
     Column("temporary", Boolean, nullable=False),
     _json("metadata"),
     _json("config"),
@@ -100,7 +109,7 @@ threads = Table(
 runs = Table(
     "agentrt_runs",
     metadata,
-    # The order in which runs came.
+    # The order in which runs arrived.
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("run_id", String(36), nullable=False, unique=True),
     Column("thread_id", String(36), nullable=False),
@@ -131,3 +140,53 @@ events = Table(
     _text("event"),
     _text("data"),
 )
+
+
+# -- containment, as PostgreSQL's JSONB defines it ----------------------------------------
+
+
+class contains(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
+    """Whether a JSON column contains a value: PostgreSQL's ``column @> value``."""
+
+    type = Boolean()
+    inherit_cache = True
+    name = CONTAINS
+
+
+@compiles(contains, "postgresql")
+def _as_operator(element: Any, compiler: Any, **options: Any) -> str:
+    column, value = element.clauses
+    return (
+        f"{compiler.process(column, **options)} @> "
+        f"CAST({compiler.process(value, **options)} AS JSONB)"
+    )
+
+
+def has(column: Any, value: Any) -> ColumnElement[bool]:
+    """Whether the JSON in ``column`` contains ``value``, as JSONB's ``@>`` does."""
+    return contains(column, dumps(value))
+
+
+def dumps(value: Any) -> str:
+    """``value`` as JSON text."""
+    return orjson.dumps(value).decode()
+
+
+def json_contains(column: str | None, value: str) -> bool:
+    """Containment in SQLite, of a value in a column, both as JSON text."""
+    return column is not None and is_within(json.loads(value), json.loads(column))
+
+
+def is_within(part: Any, whole: Any) -> bool:
+    """Whether JSON ``whole`` contains ``part``: objects key by key, lists as sets."""
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(
+            key in whole and is_within(value, whole[key]) for key, value in part.items()
+        )
+    if isinstance(part, list):
+        return isinstance(whole, list) and all(
+            any(is_within(one, other) for other in whole) for one in part
+        )
+    if isinstance(part, bool) or isinstance(whole, bool):
+        return part is whole
+    return bool(part == whole)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest_asyncio
 from langgraph.checkpoint.base import empty_checkpoint
 
-from agentrt.serving.langgraph.keepers import Storage, open_storage
-from agentrt.serving.langgraph.origins import Origin, go_back, standing_now
+from agentrt.serving.langgraph.recovery import Origin, current_origin, roll_back
+from agentrt.serving.langgraph.storage import Storage, open_storage
 
 
 @pytest_asyncio.fixture
@@ -39,21 +39,21 @@ async def test_what_is_noted_can_be_gone_back_to(storage: Storage) -> None:
     await saver.aput_writes(inner, [("__interrupt__", ["one"])], "b", "path")
     await saver.aput_writes(inner, [("x", 1), ("y", 2)], "c")
     before = await written(storage, own, inner)
-    noted = (await standing_now(storage.database, "t", ())).as_json()
+    noted = (await current_origin(storage.database, "t", ())).as_json()
     await saver.aput_writes(own, [("__resume__", "1")], "nobody")
     await saver.aput_writes(inner, [("__interrupt__", ["two"]), ("__resume__", ["1"])], "b")
     await saver.aput_writes(inner, [("x", 1), ("y", 2), ("z", 3)], "c")
     late = await put(storage, "sub:1")
     await saver.aput_writes(late, [("x", 1)], "d")
-    await go_back(storage.database, "t", Origin.of(json.loads(json.dumps(noted))))
+    await roll_back(storage.database, "t", Origin.of(json.loads(json.dumps(noted))))
     assert await written(storage, own, inner, late) == [*before, None]
 
 
 async def test_an_empty_thread_is_gone_back_to(storage: Storage) -> None:
-    origin = await standing_now(storage.database, "t", ())
+    origin = await current_origin(storage.database, "t", ())
     assert (origin.checkpoint_id, origin.as_json()["checkpoint_id"]) == ("", None)
     own = await put(storage, "")
-    await go_back(storage.database, "t", origin)
+    await roll_back(storage.database, "t", origin)
     assert await written(storage, own) == [None]
 
 
@@ -61,8 +61,8 @@ async def test_the_past_is_noted_where_it_may_be_written_to(storage: Storage) ->
     past, _ = await put(storage, ""), await put(storage, "")
     await storage.saver.aput_writes(past, [("__interrupt__", ["one"])], "a")
     place = past["configurable"]["checkpoint_id"]
-    assert (await standing_now(storage.database, "t", ())).writes == ()
-    (row,) = (await standing_now(storage.database, "t", {place})).writes or ()
+    assert (await current_origin(storage.database, "t", ())).writes == ()
+    (row,) = (await current_origin(storage.database, "t", {place})).writes or ()
     assert (row.task, row.channel) == (("", place, "a"), "__interrupt__")
 
 
@@ -72,5 +72,5 @@ async def test_what_an_earlier_version_noted_is_read(storage: Storage) -> None:
     noted = {"checkpoint_id": own["configurable"]["checkpoint_id"], "answers": 0, "writes": ["a"]}
     late = await put(storage, "")
     await storage.saver.aput_writes(own, [("x", 1)], "b")
-    await go_back(storage.database, "t", Origin.of(noted))
+    await roll_back(storage.database, "t", Origin.of(noted))
     assert await written(storage, own, late) == [[("b", "x", 1)], None]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agentrt.serving.langgraph import eventlog
+from agentrt.serving.langgraph import streams
 from agentrt.serving.langgraph.database import Address, Database, open_database
-from agentrt.serving.langgraph.eventlog import EventLog, FellBehindError, replay
+from agentrt.serving.langgraph.streams import EventLog, FellBehindError, replay
 
 
 @pytest_asyncio.fixture
@@ -40,7 +40,7 @@ async def test_listeners_hear_all_in_order(database: Database) -> None:
 
 
 async def test_what_is_held_is_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eventlog, "MAX_EVENTS", 3)
+    monkeypatch.setattr(streams, "MAX_EVENTS", 3)
     log = EventLog("r", database, resumable=False)
     for n in range(10):
         await log.put([("values", str(n).encode())])
@@ -53,7 +53,7 @@ async def test_what_is_held_is_bounded(database: Database, monkeypatch: pytest.M
 async def test_what_is_held_is_bounded_in_bytes(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eventlog, "MAX_BYTES", 100)
+    monkeypatch.setattr(streams, "MAX_BYTES", 100)
     log = EventLog("r", database, resumable=False)
     for _ in range(4):
         await log.put([("values", b"x" * 40)])
@@ -64,7 +64,7 @@ async def test_what_is_held_is_bounded_in_bytes(
 async def test_a_resumable_log_reads_on_from_the_database(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eventlog, "MAX_EVENTS", 3)
+    monkeypatch.setattr(streams, "MAX_EVENTS", 3)
     log = EventLog("r", database, resumable=True)
     await log.put([("values", str(n).encode()) for n in range(1200)])
     log.close()
@@ -85,7 +85,7 @@ async def test_a_second_attempt_counts_on(database: Database) -> None:
 async def test_the_oldest_stored_events_go(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eventlog, "MAX_STORED", 600)
+    monkeypatch.setattr(streams, "MAX_STORED", 600)
     log = EventLog("r", database, resumable=True)
     for _ in range(10):
         await log.put([("values", b"1")] * 100)

@@ -1,0 +1,200 @@
+"""Where we reach into LangGraph: names of its own, hooks of its SDK's `Auth`, checkpoint tables.
+
+A checkpointer's interface can neither delete single checkpoints nor change what was written to
+one, so rollback and recovery work on its tables. ``tests/serving/langgraph/test_compat.py`` names
+the versions that this was tested with, and fails when something here is gone or has changed.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
+
+from langgraph_sdk import Auth
+from sqlalchemy import (
+    Column,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    tuple_,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from agentrt.serving.langgraph.database import Database
+
+# -- names --------------------------------------------------------------------------------
+
+PREGEL_PREFIX = "__pregel_"
+"""Begins the configurable keys that a graph passes on from its own run to a remote graph."""
+STRICT_RESUME = "__pregel_strict_resume"
+RESUME = "__resume__"
+INTERRUPT = "__interrupt__"
+NULL_TASK = "00000000-0000-0000-0000-000000000000"
+"""The task that a command is written to, with answers that no task has taken yet."""
+
+# -- authentication hooks -----------------------------------------------------------------
+
+
+def authenticate_hook(auth: Auth | None) -> Any:
+    """The hook that says who a request is from, if there is one."""
+    return None if auth is None else auth._authenticate_handler
+
+
+def authorize_hook(auth: Auth | None, resource: str, action: str) -> Any:
+    """The most specific ``on`` hook for an action on a resource, if there is one."""
+    if auth is None:
+        return None
+    for key in ((resource, action), (resource, "*"), ("*", action)):
+        if hooks := auth._handlers.get(key):
+            return hooks[-1]
+    return auth._global_handlers[-1] if auth._global_handlers else None
+
+
+# -- checkpoint tables --------------------------------------------------------------------
+
+Task = tuple[str, str, str]
+"""The namespace and the id of a checkpoint, and a task of it."""
+_TASK = ("checkpoint_ns", "checkpoint_id", "task_id")
+_metadata = MetaData()
+
+
+def _writes(name: str, value: str) -> Table:
+    strings = ("thread_id", *_TASK, "task_path", "channel", "type")
+    return Table(
+        name,
+        _metadata,
+        *[Column(one, String) for one in strings],
+        Column("idx", Integer),
+        Column(value, LargeBinary, key="value"),
+    )
+
+
+checkpoints = Table(
+    "checkpoints",
+    _metadata,
+    *[Column(name, String) for name in ("thread_id", "checkpoint_ns", "checkpoint_id")],
+)
+SQLITE_WRITES = _writes("writes", "value")
+POSTGRES_WRITES = _writes("checkpoint_writes", "blob")
+
+
+def writes_table(database: Database) -> Table:
+    """The table of what tasks have written to checkpoints."""
+    return SQLITE_WRITES if database.address.file is not None else POSTGRES_WRITES
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A row of that table. ``value`` is None where it cannot be overwritten."""
+
+    checkpoint_ns: str
+    checkpoint_id: str
+    task_id: str
+    idx: int
+    task_path: str
+    channel: str
+    type: str | None
+    value: bytes | None
+
+    @property
+    def task(self) -> Task:
+        """The task that wrote it."""
+        return self.checkpoint_ns, self.checkpoint_id, self.task_id
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether the task may write this again: LangGraph gives such rows negative numbers."""
+        return self.idx < 0
+
+    def as_json(self) -> list[Any]:
+        """As the origin of a run is stored."""
+        *row, value = astuple(self)
+        return [*row, None if value is None else b64encode(value).decode()]
+
+    @classmethod
+    def from_json(cls, stored: list[Any]) -> Write:
+        """The inverse of `as_json`."""
+        write = cls(*stored)
+        return write if write.value is None else replace(write, value=b64decode(write.value))
+
+
+async def writes_since(
+    connection: AsyncConnection, database: Database, thread: str, since: str
+) -> list[Write]:
+    """What was written to the checkpoints of a thread and its subgraphs, from one on."""
+    c = writes_table(database).c
+    value = case((c.idx < 0, c.value)).label("value")
+    columns = (*(c[name] for name in _TASK), c.idx, c.task_path, c.channel, c.type, value)
+    query = select(*columns).where(c.thread_id == thread, c.checkpoint_id >= since)
+    return [Write(*row) for row in await connection.execute(query)]
+
+
+async def last_checkpoint(connection: AsyncConnection, thread: str, *, own: bool = False) -> str:
+    """The id of a thread's last checkpoint; with ``own`` of the graph itself, not a subgraph."""
+    c = checkpoints.c
+    query = select(func.max(c.checkpoint_id)).where(c.thread_id == thread)
+    if own:
+        query = query.where(c.checkpoint_ns == "")
+    return (await connection.execute(query)).scalar() or ""
+
+
+async def namespaces_since(connection: AsyncConnection, thread: str, after: str) -> set[str]:
+    """The namespaces with a checkpoint after one."""
+    c = checkpoints.c
+    query = select(c.checkpoint_ns).where(c.thread_id == thread, c.checkpoint_id > after)
+    return set((await connection.execute(query.distinct())).scalars())
+
+
+async def delete_after(
+    connection: AsyncConnection, database: Database, thread: str, last: str
+) -> None:
+    """Delete a thread's checkpoints after ``last``, and what was written to them."""
+    for table in (writes_table(database), checkpoints):
+        later = (table.c.thread_id == thread, table.c.checkpoint_id > last)
+        await connection.execute(delete(table).where(*later))
+
+
+async def restore_writes(
+    connection: AsyncConnection,
+    database: Database,
+    thread: str,
+    now: Iterable[Write],
+    then: Iterable[Write],
+) -> None:
+    """Replace the rows ``now`` by the rows ``then``."""
+    table = writes_table(database)
+    lasting = {(row.task, row.idx) for row in then if not row.replaceable}
+    for row in now:
+        if (row.task, row.idx) not in lasting:
+            here = [table.c[name] == getattr(row, name) for name in (*_TASK, "idx")]
+            await connection.execute(delete(table).where(table.c.thread_id == thread, *here))
+    for row in then:
+        if row.replaceable:
+            await connection.execute(insert(table).values(thread_id=thread, **asdict(row)))
+
+
+async def keep_latest(database: Database, thread: str) -> None:
+    """Delete all but the last checkpoint of a thread and of each of its subgraphs."""
+    c = checkpoints.c
+    last = (
+        select(c.checkpoint_ns, func.max(c.checkpoint_id))
+        .where(c.thread_id == thread)
+        .group_by(c.checkpoint_ns)
+    )
+    old = [
+        delete(table).where(
+            table.c.thread_id == thread,
+            tuple_(table.c.checkpoint_ns, table.c.checkpoint_id).not_in(last),
+        )
+        for table in (writes_table(database), checkpoints)
+    ]
+    await database.write(*old)

@@ -1,0 +1,80 @@
+"""Opens the LangGraph API: its state, its queue of runs, and the routes over them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import APIRouter, Depends
+from langgraph_sdk import Auth
+
+from agentrt import __version__
+from agentrt.serving.langgraph.assistants import AssistantRoutes
+from agentrt.serving.langgraph.auth import authenticate
+from agentrt.serving.langgraph.responses import JSON, Route
+from agentrt.serving.langgraph.run_queue import MAX_RUNNING, RunQueue, open_queue
+from agentrt.serving.langgraph.run_routes import RunRoutes, StartRoutes
+from agentrt.serving.langgraph.store import StoreRoutes
+from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state, sweeping
+from agentrt.serving.langgraph.thread_routes import StateRoutes, ThreadRoutes
+from agentrt.serving.server import Server
+
+
+@asynccontextmanager
+async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter]:
+    """The routes of the LangGraph API. Runs that the last server left resume."""
+    _widen_default_executor()
+    async with AsyncExitStack() as stack:
+        state = await stack.enter_async_context(open_tenant_state(server))
+        queue = await stack.enter_async_context(open_queue(state))
+        await stack.enter_async_context(sweeping(state))
+        yield _routes(state, queue, auth)
+
+
+def _widen_default_executor() -> None:
+    """Let the synchronous nodes of all runs run at once: the engine, and not a small thread pool,
+    decides whose call waits. Threads are started as they are needed.
+    """
+    pool = ThreadPoolExecutor(MAX_RUNNING, thread_name_prefix="run")
+    asyncio.get_running_loop().set_default_executor(pool)
+
+
+def _routes(state: TenantState, queue: RunQueue, auth: Auth | None) -> APIRouter:
+    public = APIRouter(route_class=Route, tags=["langgraph"])
+    public.add_api_route("/ok", ok)
+    public.add_api_route("/info", info)
+    guarded = APIRouter(
+        route_class=Route, dependencies=[Depends(authenticate(auth))], tags=["langgraph"]
+    )
+    AssistantRoutes(state.assistants, state.graphs).add_to(guarded)
+    # The more specific path comes first: /threads/search is no thread.
+    ThreadRoutes(state, queue).add_to(guarded)
+    StateRoutes(state, queue).add_to(guarded)
+    StartRoutes(state, queue).add_to(guarded)
+    RunRoutes(state, queue).add_to(guarded)
+    StoreRoutes(state.storage.store).add_to(guarded)
+    router = APIRouter()
+    router.include_router(public)
+    router.include_router(guarded)
+    return router
+
+
+async def ok() -> JSON:
+    """The server answers."""
+    return JSON({"ok": True})
+
+
+async def info() -> JSON:
+    """Its version, and which parts of the API it has."""
+    return JSON(
+        {
+            "version": __version__,
+            "langgraph_py_version": version("langgraph"),
+            "flags": {"assistants": True, "crons": False, "langsmith": False},
+            "strict_resume": True,
+            "host": {"kind": "agentrt"},
+        }
+    )

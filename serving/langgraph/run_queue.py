@@ -1,0 +1,194 @@
+"""The queue of runs that have not ended: which wait, which run, and which is next.
+
+A thread has one running run at a time; its others wait, in the order in which they came. All of
+them are in the database too: a server that starts resumes those that have not ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from fastapi import HTTPException
+
+from agentrt import tracking
+from agentrt.serving.langgraph.execution import Execution
+from agentrt.serving.langgraph.runs import RunRecord
+from agentrt.serving.langgraph.streams import Action, EventLog, LiveRun
+from agentrt.serving.langgraph.tenant_state import TenantState
+from agentrt.serving.tenants import BusyError
+
+MAX_RUNS = 10_000
+"""How many runs may wait or run in one server; more are refused with 429."""
+MAX_RUNNING = 512
+"""How many run at once. The engine decides whose call waits; this bounds memory."""
+_RETRY_S = 5
+_FULL_RETRY_S = 1.0
+_MAX_UNREAD = 256
+"""How many runs of a thread may begin while a listener reads one; it misses further ones."""
+
+_log = logging.getLogger(__name__)
+
+
+class Listeners:
+    """Clients that follow a thread, and so each of its runs, by thread."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, list[asyncio.Queue[LiveRun]]] = {}
+
+    @contextmanager
+    def listen(self, thread: str) -> Iterator[asyncio.Queue[LiveRun]]:
+        """The thread's runs, as they begin."""
+        queue: asyncio.Queue[LiveRun] = asyncio.Queue(_MAX_UNREAD)
+        self._queues.setdefault(thread, []).append(queue)
+        try:
+            yield queue
+        finally:
+            self._queues[thread].remove(queue)
+            if not self._queues[thread]:
+                del self._queues[thread]
+
+    def notify(self, live: LiveRun) -> None:
+        """A run of its thread begins."""
+        for queue in self._queues.get(live.record.thread_id, ()):
+            if not queue.full():
+                queue.put_nowait(live)
+
+
+class RunQueue:
+    """All live runs of a server."""
+
+    def __init__(self, state: TenantState) -> None:
+        self.listeners = Listeners()
+        self._state = state
+        self._waiting: dict[str, LiveRun] = {}
+        self._running: dict[str, LiveRun] = {}  # by thread
+        self._live: dict[str, LiveRun] = {}
+        self._entering: Counter[str] = Counter()  # by tenant
+        self._open = True
+
+    @contextmanager
+    def reserve(self, tenant: str, most: int, runs: int = 1) -> Iterator[None]:
+        """Reserve places for new runs of ``tenant`` until the block ends.
+
+        Raises 429 if the queue is full, and `BusyError` if the tenant would have more than
+        ``most``.
+        """
+        if len(self._live) + self._entering.total() + runs > MAX_RUNS:
+            raise HTTPException(
+                429,
+                f"{MAX_RUNS} runs wait or run already; try again later",
+                {"Retry-After": str(_RETRY_S)},
+            )
+        if self._count(tenant) + runs > most:
+            raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", _FULL_RETRY_S)
+        entering = Counter({tenant: runs})
+        self._entering += entering
+        try:
+            yield
+        finally:
+            self._entering -= entering  # drops tenants at zero
+
+    def enter(self, record: RunRecord) -> LiveRun:
+        """Queue a pending run that is in the database."""
+        resumable = bool(record.kwargs.get("stream_resumable"))
+        log = EventLog(record.run_id, self._state.storage.database, resumable=resumable)
+        live = LiveRun(record, log)
+        self._live[record.run_id] = self._waiting[record.run_id] = live
+        delay = record.start_at - time.time()
+        if delay > 0:
+            asyncio.get_running_loop().call_later(delay, self._dispatch)
+        self._dispatch()
+        return live
+
+    def get(self, run_id: str) -> LiveRun | None:
+        """The run, if it has not ended."""
+        return self._live.get(run_id)
+
+    def is_running(self, thread: str) -> bool:
+        """Whether the thread has a running run."""
+        return thread in self._running
+
+    def cancel(self, live: LiveRun, action: Action) -> None:
+        """Stop a run. One that waits ends at once."""
+        live.stop(action)
+        if self._waiting.pop(live.record.run_id, None) is not None:
+            self._start(live)
+
+    async def stop_all(self, run_ids: Iterable[str], action: Action) -> None:
+        """Stop these runs as far as they are live, and wait for their ends."""
+        stopped = [live for run_id in run_ids if (live := self.get(run_id)) is not None]
+        for live in stopped:
+            self.cancel(live, action)
+        for live in stopped:
+            await live.done.wait()
+
+    def live_in(self, thread: str) -> list[str]:
+        """The ids of the thread's live runs."""
+        return [key for key, live in self._live.items() if live.record.thread_id == thread]
+
+    async def close(self) -> None:
+        """Stop all runs; the next server resumes them."""
+        self._open = False
+        tasks = [live.task for live in self._live.values() if live.task is not None]
+        for live in list(self._live.values()):
+            live.stop("shutdown")
+        if tasks:
+            await asyncio.wait(tasks)
+        for live in list(self._live.values()):
+            self._remove(live)
+
+    def _count(self, tenant: str) -> int:
+        live = sum(one.record.tenant == tenant for one in self._live.values())
+        return live + self._entering[tenant]
+
+    def _dispatch(self) -> None:
+        """Start what may run now: in each thread, the first run that is due."""
+        now = time.time()
+        for run_id, live in list(self._waiting.items()):
+            if not self._open or len(self._running) >= MAX_RUNNING:
+                return
+            thread = live.record.thread_id
+            if thread not in self._running and live.record.start_at <= now:
+                del self._waiting[run_id]
+                self._running[thread] = live
+                self._start(live)
+
+    def _start(self, live: LiveRun) -> None:
+        with tracking.outside():
+            live.task = asyncio.create_task(self._execute(live), name=live.record.run_id)
+        self.listeners.notify(live)
+
+    async def _execute(self, live: LiveRun) -> None:
+        try:
+            await Execution(live, self._state).run()
+        except Exception:  # of the database: the next server resumes the run
+            _log.exception("run %s: its end could not be stored", live.record.run_id)
+        finally:
+            self._remove(live)
+            self._dispatch()
+
+    def _remove(self, live: LiveRun) -> None:
+        thread = live.record.thread_id
+        if self._running.get(thread) is live:
+            del self._running[thread]
+        self._waiting.pop(live.record.run_id, None)
+        self._live.pop(live.record.run_id, None)
+        live.log.close()
+        live.done.set()
+
+
+@asynccontextmanager
+async def open_queue(state: TenantState) -> AsyncIterator[RunQueue]:
+    """The queue, with all runs that the last server left."""
+    queue = RunQueue(state)
+    for record in await state.runs.active():
+        queue.enter(record)
+    try:
+        yield queue
+    finally:
+        await queue.close()

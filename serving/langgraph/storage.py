@@ -1,0 +1,179 @@
+"""All that outlives the server: our tables, and LangGraph's checkpointer and store beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+)
+from langgraph.store.base import BaseStore
+
+from agentrt.errors import ConfigError
+from agentrt.integrations.langgraph.threads import thread_config
+from agentrt.serving.langgraph.database import Address, Database, open_database
+
+_BUSY_S = 30.0
+_REMEMBERED = 10_000
+"""How many runs stay revoked; those that are older do not write any more."""
+
+
+class RevokedRuns:
+    """The runs that may write no more checkpoints. For one event loop."""
+
+    def __init__(self) -> None:
+        self._revoked: OrderedDict[str, None] = OrderedDict()
+        self._writing: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+
+    async def revoke(self, run_id: str) -> None:
+        """Refuse the run's writes from now on, and wait for those that have begun."""
+        self._revoked[run_id] = None
+        if len(self._revoked) > _REMEMBERED:
+            self._revoked.popitem(last=False)
+        for done in list(self._writing.get(run_id, ())):
+            await done.wait()
+
+    @contextmanager
+    def writing(self, config: RunnableConfig) -> Iterator[bool]:
+        """Around a write: whether the run of ``config`` may write."""
+        run_id = str(config["configurable"].get("run_id"))
+        done = asyncio.Event()
+        self._writing[run_id].add(done)
+        try:
+            yield run_id not in self._revoked
+        finally:
+            done.set()
+            self._writing[run_id].remove(done)
+            if not self._writing[run_id]:
+                del self._writing[run_id]
+
+
+class RevocableSaver(BaseCheckpointSaver[str]):
+    """A base for checkpointers that ignores what revoked runs write.
+
+    A run that is stopped leaves writes behind: LangGraph passes those of cancelled tasks to the
+    checkpointer without waiting for them, and a node's thread cannot be stopped at all. After a
+    rollback they come too late.
+    """
+
+    revoked: RevokedRuns
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        with self.revoked.writing(config) as may:
+            if may:
+                return await super().aput(config, checkpoint, metadata, new_versions)
+        return config
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        with self.revoked.writing(config) as may:
+            if may:
+                await super().aput_writes(config, writes, task_id, task_path)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The database, the checkpointer with its ``revoked`` runs, and the store of all tenants."""
+
+    database: Database
+    saver: BaseCheckpointSaver[Any]
+    store: BaseStore
+    revoked: RevokedRuns
+
+    async def copy_thread(self, source: str, target: str) -> None:
+        """Copy all checkpoints of a thread, with what tasks have written to them."""
+        found = [one async for one in self.saver.alist(thread_config(source))]
+        for one in reversed(found):
+            namespace = one.config["configurable"].get("checkpoint_ns", "")
+            parent = {"thread_id": target, "checkpoint_ns": namespace}
+            before = (one.parent_config or {}).get("configurable", {}).get("checkpoint_id")
+            if before is not None:
+                parent["checkpoint_id"] = before
+            versions = one.checkpoint["channel_versions"]
+            new = await self.saver.aput(
+                {"configurable": parent}, one.checkpoint, one.metadata, versions
+            )
+            by_task: defaultdict[str, list[tuple[str, Any]]] = defaultdict(list)
+            for task, channel, value in one.pending_writes or ():
+                by_task[task].append((channel, value))
+            for task, writes in by_task.items():
+                await self.saver.aput_writes(new, writes, task)
+
+
+@asynccontextmanager
+async def open_storage(given: str) -> AsyncIterator[Storage]:
+    """Open what ``--database`` names. Raises `ConfigError` if that fails."""
+    address = Address.parse(given)
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(open_database(address))
+        try:
+            open_langgraphs = _in_postgres if address.file is None else _in_sqlite
+            saver, store = await open_langgraphs(address, stack)
+        except ImportError as error:
+            raise ConfigError(
+                f"--database {address}: {error}; install agentrt[postgres]"
+            ) from error
+        yield Storage(database, saver, store, saver.revoked)
+
+
+async def _in_sqlite(address: Address, stack: AsyncExitStack) -> tuple[RevocableSaver, BaseStore]:
+    import aiosqlite
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+    from langgraph.store.sqlite.aio import AsyncSqliteStore
+
+    class Saver(RevocableSaver, AsyncSqliteSaver):
+        revoked = RevokedRuns()
+
+    path = str(address.file)
+    saver = Saver(await stack.enter_async_context(aiosqlite.connect(path, timeout=_BUSY_S)))
+    await saver.setup()
+    connection = await stack.enter_async_context(
+        aiosqlite.connect(path, timeout=_BUSY_S, isolation_level=None)
+    )
+    store = await stack.enter_async_context(AsyncSqliteStore(connection))
+    await store.setup()
+    return saver, store
+
+
+async def _in_postgres(address: Address, stack: AsyncExitStack) -> tuple[RevocableSaver, BaseStore]:
+    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+    from langgraph.store.postgres.aio import AsyncPostgresStore
+    from psycopg.rows import dict_row
+    from psycopg_pool import AsyncConnectionPool
+
+    class Saver(RevocableSaver, AsyncPostgresSaver):
+        revoked = RevokedRuns()
+
+    pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
+        address.url,
+        min_size=2,
+        max_size=8,
+        open=False,
+        kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
+    )
+    await stack.enter_async_context(pool)
+    saver = Saver(pool)
+    await saver.setup()
+    store = await stack.enter_async_context(AsyncPostgresStore(pool))
+    await store.setup()
+    return saver, store

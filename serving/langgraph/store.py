@@ -1,0 +1,222 @@
+"""LangGraph's store, divided between tenants, and its routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Response
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    InvalidNamespaceError,
+    Item,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    PutOp,
+    Result,
+    SearchOp,
+)
+from pydantic import Field
+
+from agentrt.serving.langgraph.auth import Caller, Calling
+from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Offset
+from agentrt.serving.langgraph.responses import JSON, invalid, not_found
+
+
+class TenantStore(BaseStore):
+    """The part of the store that one tenant sees: all below a namespace of its own."""
+
+    def __init__(self, inner: BaseStore, tenant: str) -> None:
+        self._inner = inner
+        # A label must not have a full stop in it.
+        self._root = "tenant:" + quote(tenant, safe="").replace(".", "%2E")
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        inside = [self._inside(op) for op in ops]
+        return [self._outside(result) for result in self._inner.batch(inside)]
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        inside = [self._inside(op) for op in ops]
+        return [self._outside(result) for result in await self._inner.abatch(inside)]
+
+    def _inside(self, op: Op) -> Op:
+        """The operation as the shared store takes it."""
+        match op:
+            case GetOp() | PutOp():
+                return op._replace(namespace=(self._root, *op.namespace))
+            case SearchOp():
+                return op._replace(namespace_prefix=(self._root, *op.namespace_prefix))
+            case ListNamespacesOp():
+                return self._listing(op)
+        raise TypeError(f"an operation of the store of type {type(op).__name__}")
+
+    def _listing(self, op: ListNamespacesOp) -> ListNamespacesOp:
+        conditions = list(op.match_conditions or ())
+        prefixed = [
+            MatchCondition("prefix", (self._root, *one.path)) if one.match_type == "prefix" else one
+            for one in conditions
+        ]
+        if not any(one.match_type == "prefix" for one in conditions):
+            prefixed.append(MatchCondition("prefix", (self._root,)))
+        depth = None if op.max_depth is None else op.max_depth + 1
+        return op._replace(match_conditions=tuple(prefixed), max_depth=depth)
+
+    def _outside(self, result: Result) -> Any:
+        """The result as the tenant sees it."""
+        if isinstance(result, Item):
+            return _shorter(result)
+        if isinstance(result, list):
+            return [one[1:] if isinstance(one, tuple) else _shorter(one) for one in result]
+        return result
+
+
+def _shorter(item: Item) -> Item:
+    """The item without the tenant's label. The store makes a new item for each result."""
+    item.namespace = item.namespace[1:]
+    return item
+
+
+# -- bodies -------------------------------------------------------------------------------
+
+Namespace = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]],
+    Field(max_length=32),
+]
+
+
+class ItemPut(Body):
+    """An item for the store."""
+
+    namespace: Namespace = Field(min_length=1)
+    key: Label
+    value: Object
+    index: Literal[False] | list[str] | None = None
+
+
+class ItemDelete(Body):
+    """An item that is to be forgotten."""
+
+    namespace: Namespace = Field(default_factory=list)
+    key: Label
+
+
+class ItemSearch(Body):
+    """Which items of the store."""
+
+    namespace_prefix: Namespace = Field(default_factory=list)
+    filter: Object | None = None
+    limit: Limit = 10
+    offset: Offset = 0
+
+
+class NamespaceSearch(Body):
+    """Which namespaces of the store."""
+
+    prefix: Namespace | None = None
+    suffix: Namespace | None = None
+    max_depth: int | None = Field(default=None, ge=1, le=32)
+    limit: Limit = 100
+    offset: Offset = 0
+
+
+# -- routes -------------------------------------------------------------------------------
+
+
+class StoreRoutes:
+    """Items by namespace and key."""
+
+    def __init__(self, store: BaseStore) -> None:
+        self._all = store
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        add = router.add_api_route
+        add("/store/items", self.put, methods=["PUT"], status_code=204)
+        add("/store/items", self.get)
+        add("/store/items", self.delete, methods=["DELETE"], status_code=204)
+        add("/store/items/search", self.search, methods=["POST"])
+        add("/store/namespaces", self.namespaces, methods=["POST"])
+
+    async def put(self, body: ItemPut, caller: Calling) -> Response:
+        """Write an item, over the one that is there."""
+        value = await self._authorized(caller, "put", body.namespace, body.model_dump())
+        index: Any = body.index
+        try:
+            await self._store(caller).aput(
+                value["namespace"], value["key"], value["value"], index=index
+            )
+        except InvalidNamespaceError as error:
+            raise invalid(f"namespace: {error}") from error
+        return Response(status_code=204)
+
+    async def get(
+        self,
+        caller: Calling,
+        key: Annotated[str, Query(min_length=1, max_length=512)],
+        namespace: Annotated[str, Query(max_length=4096)] = "",
+    ) -> JSON:
+        """An item; the labels of its namespace are joined by full stops."""
+        labels = namespace.split(".") if namespace else []
+        if not all(labels):
+            raise invalid("namespace: an empty label")
+        value = await self._authorized(caller, "get", labels, {"key": key})
+        item = await self._store(caller).aget(value["namespace"], value["key"])
+        if item is None:
+            raise not_found("item", ".".join((*labels, key)))
+        return JSON(_item_json(item))
+
+    async def delete(self, body: ItemDelete, caller: Calling) -> Response:
+        """Forget an item, if it is there."""
+        value = await self._authorized(caller, "delete", body.namespace, body.model_dump())
+        await self._store(caller).adelete(value["namespace"], value["key"])
+        return Response(status_code=204)
+
+    async def search(self, body: ItemSearch, caller: Calling) -> JSON:
+        """Items under a namespace."""
+        value = await self._authorized(caller, "search", body.namespace_prefix, body.model_dump())
+        try:
+            found = await self._store(caller).asearch(
+                value["namespace"], filter=body.filter, limit=body.limit, offset=body.offset
+            )
+        except ValueError as error:  # an operator that there is not
+            raise invalid(f"filter: {error}") from error
+        return JSON({"items": [_item_json(one) for one in found]})
+
+    async def namespaces(self, body: NamespaceSearch, caller: Calling) -> JSON:
+        """The namespaces that have items."""
+        value = await self._authorized(
+            caller, "list_namespaces", body.prefix or [], body.model_dump()
+        )
+        conditions = []
+        if value["namespace"]:
+            conditions.append(MatchCondition("prefix", value["namespace"]))
+        if body.suffix:
+            conditions.append(MatchCondition("suffix", tuple(body.suffix)))
+        op = ListNamespacesOp(tuple(conditions), body.max_depth, body.limit, body.offset)
+        (found,) = await self._store(caller).abatch([op])
+        return JSON({"namespaces": found})
+
+    def _store(self, caller: Caller) -> TenantStore:
+        return TenantStore(self._all, caller.tenant)
+
+    async def _authorized(
+        self, caller: Caller, action: str, namespace: list[str], value: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The request as hooks change it: one may put its user's label before the namespace."""
+        value["namespace"] = tuple(namespace)
+        await caller.authorize("store", action, value)
+        value["namespace"] = tuple(value["namespace"] or ())
+        return value
+
+
+def _item_json(item: Item) -> dict[str, Any]:
+    return {
+        "namespace": list(item.namespace),
+        "key": item.key,
+        "value": item.value,
+        "created_at": item.created_at,
+        "updated_at": item.updated_at,
+    }

@@ -1,0 +1,265 @@
+"""What a live run has streamed so far, and how clients follow it over HTTP.
+
+The events of a resumable run are in the database before any client sees them: an id means the
+same after a restart. The events of other runs are in memory, as long as the run is live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from sqlalchemy import delete, func, insert, select
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.responses import encode
+from agentrt.serving.langgraph.runs import RunRecord
+from agentrt.serving.langgraph.tables import events
+
+MAX_EVENTS = 10_000
+MAX_BYTES = 8 * 2**20
+"""How much of a run's stream is in memory; a listener that falls behind that is cut off."""
+MAX_STORED = 100_000
+"""How many events of a resumable run are stored; older ones are deleted."""
+PING_S = 15
+"""How often a silent response sends something to keep its connection, in seconds."""
+_SEND_S = 60
+"""How long a client may not read before it counts as gone."""
+_PAGE = 500
+_ALWAYS = {"metadata", "error"}
+
+Action = Literal["interrupt", "rollback", "shutdown"]
+"""Why a run is stopped: a client asks for it, or the server stops and resumes it later."""
+OnLeave = Callable[[], None]
+"""Called when a client has gone before the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a run's stream; ``data`` is JSON. ``number`` counts from 1 in its run."""
+
+    number: int
+    event: str
+    data: bytes
+
+
+class FellBehindError(Exception):
+    """A listener was too slow: what it has not read is gone."""
+
+
+class EventLog:
+    """One live run's stream. One run writes it; any number of clients listen."""
+
+    def __init__(self, run_id: str, database: Database, *, resumable: bool) -> None:
+        self.run_id = run_id
+        self.resumable = resumable
+        self.closed = False
+        self.last = 0
+        """The number of the last event so far."""
+        self._database = database
+        self._recent: deque[StreamEvent] = deque()
+        self._bytes = 0
+        self._changed = asyncio.Event()
+
+    async def open(self) -> None:
+        """Continue after the events that an earlier attempt has stored."""
+        if self.resumable:
+            last = select(func.max(events.c.number)).where(events.c.run_id == self.run_id)
+            row = await self._database.first(last)
+            self.last = (row and row[0]) or 0
+
+    async def put(self, parts: Sequence[tuple[str, bytes]]) -> None:
+        """Append events, given by name and data."""
+        first = self.last + 1
+        new = [StreamEvent(first + n, event, data) for n, (event, data) in enumerate(parts)]
+        if self.resumable and new:
+            await self._store(new)
+        self._recent.extend(new)
+        self._bytes += sum(len(one.data) for one in new)
+        self.last += len(new)
+        while len(self._recent) > MAX_EVENTS or self._bytes > MAX_BYTES:
+            self._bytes -= len(self._recent.popleft().data)
+        self._notify()
+
+    def close(self) -> None:
+        """There are no more events."""
+        self.closed = True
+        self._notify()
+
+    async def follow(self, after: int) -> AsyncIterator[StreamEvent]:
+        """All events after the one of that number, until the run ends.
+
+        Raises `FellBehindError` if they come faster than they are read.
+        """
+        at = after
+        while True:
+            changed, closed = self._changed, self.closed
+            for one in await self._since(at):
+                yield one
+                at = one.number
+            if at < self.last:
+                continue
+            if closed:
+                return
+            await changed.wait()
+
+    async def _since(self, at: int) -> Sequence[StreamEvent]:
+        oldest = self._recent[0].number if self._recent else self.last + 1
+        if at + 1 >= oldest:
+            return [one for one in self._recent if one.number > at]
+        if not self.resumable:
+            raise FellBehindError(f"events {at + 1} to {oldest - 1} of run {self.run_id} are gone")
+        return await stored_events(self._database, self.run_id, at)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _store(self, new: Sequence[StreamEvent]) -> None:
+        rows = [
+            {"run_id": self.run_id, "number": e.number, "event": e.event, "data": e.data.decode()}
+            for e in new
+        ]
+        last = new[-1].number
+        async with self._database.writing() as connection:
+            await connection.execute(insert(events), rows)
+            if last % _PAGE < len(new):
+                old = (events.c.run_id == self.run_id, events.c.number <= last - MAX_STORED)
+                await connection.execute(delete(events).where(*old))
+
+
+async def stored_events(database: Database, run_id: str, after: int) -> list[StreamEvent]:
+    """The next stored events of a resumable run, one page of them."""
+    query = select(events).where(events.c.run_id == run_id, events.c.number > after)
+    rows = await database.rows(query.order_by(events.c.number).limit(_PAGE))
+    return [StreamEvent(row.number, row.event, row.data.encode()) for row in rows]
+
+
+async def replay(database: Database, run_id: str, after: int) -> AsyncIterator[StreamEvent]:
+    """The stored events of a run that has ended, after the event of that number."""
+    while page := await stored_events(database, run_id, after):
+        for one in page:
+            yield one
+        after = page[-1].number
+
+
+@dataclass(slots=True, eq=False)
+class LiveRun:
+    """A run that has not ended. ``action`` is why it is to stop, once it is.
+
+    It has a ``task`` once it has left the queue, which is ``stoppable`` until its end is stored.
+    One that is done without a ``result`` has not ended: the next server resumes it.
+    """
+
+    record: RunRecord
+    log: EventLog
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    action: Action | None = None
+    task: asyncio.Task[None] | None = None
+    stoppable: bool = False
+    result: bytes | None = None
+
+    def stop(self, action: Action) -> None:
+        """Stop it for this reason, unless it is stopping already."""
+        if self.action is not None:
+            return  # to cancel again would break off its wait for its program's end
+        self.action = action
+        if self.task is not None and self.stoppable:
+            self.task.cancel()
+
+
+# -- responses ----------------------------------------------------------------------------
+
+
+def _ignore() -> None:
+    """A client that leaves does not affect its run."""
+
+
+def event_stream(
+    source: AsyncIterator[StreamEvent],
+    headers: dict[str, str],
+    *,
+    numbered: bool,
+    modes: Collection[str] | None = None,
+    on_leave: OnLeave = _ignore,
+) -> EventSourceResponse:
+    """Events as they come; with ``modes``, those of some stream modes only."""
+
+    async def parts() -> AsyncIterator[ServerSentEvent]:
+        over = False
+        try:
+            async for one in source:
+                if modes is None or mode_of(one.event) in {*modes, *_ALWAYS}:
+                    yield as_sse(one, numbered=numbered)
+            over = True
+        except FellBehindError as error:
+            data = {"error": "FellBehindError", "message": f"{error}; read faster, or join again"}
+            yield ServerSentEvent(encode(data).decode(), event="error")
+        finally:
+            if not over:
+                on_leave()
+
+    return EventSourceResponse(parts(), headers=headers, ping=PING_S, send_timeout=_SEND_S)
+
+
+def as_sse(one: StreamEvent, *, numbered: bool) -> ServerSentEvent:
+    """An event on the wire; its number is its id if it can be replayed."""
+    event_id = str(one.number) if numbered else None
+    return ServerSentEvent(one.data.decode(), event=one.event, id=event_id)
+
+
+def mode_of(event: str) -> str:
+    """The stream mode of an event, by its name."""
+    name, _, _ = event.partition("|")
+    mode, slash, _ = name.partition("/")
+    return "messages-tuple" if mode == "messages" and not slash else mode
+
+
+def result_response(
+    live: LiveRun, request: Request, headers: dict[str, str], on_leave: OnLeave = _ignore
+) -> StreamingResponse:
+    """The run's result at its end. The headers are sent at once, so that a client whose
+    connection breaks knows where to ask again; until the end, newlines keep it open.
+    """
+
+    async def body() -> AsyncIterator[bytes]:
+        gone = asyncio.create_task(_disconnected(request))
+        done = asyncio.create_task(live.done.wait())
+        try:
+            while not live.done.is_set() and not gone.done():
+                ready, _ = await asyncio.wait(
+                    (gone, done), timeout=PING_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not ready:
+                    yield b"\n"
+            if live.done.is_set():
+                yield _result_of(live)
+        finally:
+            gone.cancel()
+            done.cancel()
+            if not live.done.is_set():
+                on_leave()
+
+    return StreamingResponse(body(), media_type="application/json", headers=headers)
+
+
+def _result_of(live: LiveRun) -> bytes:
+    """The run's result. Raises if it has not ended: a connection that breaks sends the client to
+    the next server, which resumes the run.
+    """
+    if live.result is None:
+        raise ConnectionAbortedError(f"the server ends before run {live.record.run_id} does")
+    return live.result
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has closed the connection."""
+    message: Any = {}
+    while message.get("type") != "http.disconnect":
+        message = await request.receive()
