@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from agentrt.graph import ExecutionDAG, Frontier, Node, NodeKind, maximal
 
 
@@ -250,3 +253,59 @@ def test_maximal_of_equals_looks_no_further() -> None:
     dag.looked = 0
     assert maximal(leaves, dag) == tuple(leaves)
     assert dag.looked == 100
+
+
+class Threads:
+    """Threads that fork, emit and join at random, each with the set of all nodes before its now."""
+
+    def __init__(self) -> None:
+        self.dag = ExecutionDAG("p", "t")
+        self.threads: list[tuple[Frontier, set[int]]] = [(Frontier(), set())]
+        self.before: list[set[int]] = []
+        self.joined: set[tuple[int, int]] = set()
+
+    def last(self, known: set[int]) -> tuple[int, ...]:
+        """The known nodes that come before no other known one."""
+        return tuple(sorted(n for n in known if not any(n in self.before[m] for m in known)))
+
+    def do(self, event: str, one: int, other: int) -> None:
+        one, other = one % len(self.threads), other % len(self.threads)
+        frontier, known = self.threads[one]
+        if event == "fork":
+            self.threads.append((frontier.fork(), set(known)))
+        elif event == "emit":
+            assert frontier.prune(self.dag) == self.last(known)
+            node_id = emit(self.dag, frontier)
+            assert self.dag.parents(node_id) == self.last(known)
+            self.before.append(set(known))
+            known.add(node_id)
+        elif event == "include":
+            ids = sorted(range(len(self.dag)))[other : other + 2]
+            frontier.include(ids)
+            known |= {n for node_id in ids for n in (node_id, *self.before[node_id])}
+        elif one != other and (one, other) not in self.joined:
+            self.joined.add((one, other))
+            frontier.join(self.threads[other][0])
+            known |= self.threads[other][1]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["fork", "emit", "emit", "join", "join", "include"]),
+            st.integers(0, 5),
+            st.integers(0, 5),
+        ),
+        min_size=10,
+        max_size=50,
+    )
+)
+def test_a_thread_comes_after_all_that_it_knows_of(story: list[tuple[str, int, int]]) -> None:
+    """What it emits next has the last of these for parents, whoever told it of them."""
+    threads = Threads()
+    for event in story:
+        threads.do(*event)
+    for frontier, known in threads.threads:
+        assert frontier.prune(threads.dag) == threads.last(known)
+        assert len(frontier) == len(threads.last(known))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.request import CallReport
 from agentrt.scheduler import (
     LevelQueues,
     ProcessTable,
+    ProgramRow,
     ProgramState,
     ProgramTotals,
     SchedulerConfig,
@@ -68,15 +73,6 @@ def test_the_state_says_what_a_program_does() -> None:
     assert row.state(106, 100) is ProgramState.STALE
 
 
-def test_stale_programs_are_those_unheard_of_with_nothing_active() -> None:
-    table = ProcessTable()
-    silent = table.start_program("silent", "t", now=0)
-    busy = table.start_program("busy", "t", now=0)
-    table.call_arrived(busy, "c", now=1)
-    table.start_program("fresh", "t", now=90)
-    assert table.stale(100, 50) == [silent]
-
-
 def test_a_program_is_live_once() -> None:
     table = ProcessTable()
     table.start_program("p", "t", now=0)
@@ -97,11 +93,153 @@ def test_an_event_after_the_end_does_not_bring_a_row_back() -> None:
 
 
 def test_service_elsewhere_counts_here() -> None:
+    """1. What another table knows raises every sum. 2. Nothing is ever lowered by it."""
     table = ProcessTable()
     row = table.start_program("p", "t", now=0)
     table.catch_up(row, 5, 4, 3)
+    assert (row.service_s, row.attained_s, row.path_s, row.waiting_s) == (5, 5, 4, 3)
+    row.attained_s = 9
     table.catch_up(row, 1, 1, 1)
-    assert (row.service_s, row.path_s, row.waiting_s) == (5, 4, 3)
+    table.catch_up(row, 6, 4, 3)
+    assert (row.service_s, row.attained_s, row.path_s, row.waiting_s) == (6, 9, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"program_id": "q"}, "row of q is filed under p"),
+        ({"tools": -1}, "program p ended more interrupts"),
+        ({"humans": -1}, "program p ended more interrupts"),
+        ({"path_s": 0.1}, "program p has a path longer"),
+    ],
+)
+def test_integrity_sees_what_is_wrong(change: dict[str, Any], message: str) -> None:
+    table = ProcessTable()
+    row = table.start_program("p", "t", now=0)
+    table.check_integrity()
+    for name, value in change.items():
+        setattr(row, name, value)
+    with pytest.raises(InvariantError, match=message):
+        table.check_integrity()
+
+
+# -- against a log ---------------------------------------------------------------------
+
+
+@dataclass
+class Log:
+    """Everything that happened to one program, to be summed up anew for every question."""
+
+    started_at: float
+    heard: list[float] = field(default_factory=list)
+    calls: dict[str, float] = field(default_factory=dict)
+    ended: list[CallReport] = field(default_factory=list)
+    paths_s: list[float] = field(default_factory=lambda: [0.0])
+    busy: list[tuple[float, float]] = field(default_factory=list)
+    interrupts: list[bool] = field(default_factory=list)
+    answered_s: float = 0.0
+
+    def waited_s(self, now: float) -> float:
+        """The time in which a call of it was active, less what its longest path was served."""
+        spans = [*self.busy, *((since, now) for since in self.calls.values())]
+        active = sum(
+            step
+            for step, at in ((0.25, n * 0.25) for n in range(int(now * 4)))
+            if any(since <= at < end for since, end in spans)
+        )
+        return max(active - max(self.paths_s), 0.0)
+
+    def state(self, now: float, stale_after_s: float) -> ProgramState:
+        if not self.calls and any(not human for human in self.interrupts):
+            return ProgramState.IN_TOOL
+        if not self.calls and self.interrupts:
+            return ProgramState.WAITING_FOR_HUMAN
+        silent_s = now - max([self.started_at, *self.heard])
+        if not self.calls and silent_s >= stale_after_s:
+            return ProgramState.STALE
+        return ProgramState.RUNNING
+
+
+class Tables:
+    """The real table, and a log for each of its programs."""
+
+    def __init__(self) -> None:
+        self.table = ProcessTable()
+        self.logs: dict[str, Log] = {}
+        self.now = 0.0
+
+    def do(self, event: str, name: str, number: int, seconds: float) -> None:
+        self.now += seconds
+        row, log = self.table.get(name), self.logs.get(name)
+        if row is None or log is None:
+            self.table.start_program(name, "t", self.now)
+            self.logs[name] = Log(self.now)
+        elif event == "arrive":
+            self.table.call_arrived(row, f"c{self.now}/{number}", self.now)
+            log.calls[f"c{self.now}/{number}"] = self.now
+            log.heard.append(self.now)
+        elif event == "end" and log.calls:
+            self.end(row, log, list(log.calls)[number % len(log.calls)], number)
+        elif event == "ask":
+            self.table.interrupt_started(row, self.now, human=number % 2 == 0)
+            log.interrupts.append(number % 2 == 0)
+            log.heard.append(self.now)
+        elif event == "answer" and log.interrupts:
+            human = log.interrupts.pop(number % len(log.interrupts))
+            self.table.interrupt_ended(row, self.now, human=human, seconds=number)
+            log.answered_s += number
+            log.heard.append(self.now)
+        elif event == "leave":
+            assert self.table.end_program(name) is row
+            del self.logs[name]
+
+    def end(self, row: ProgramRow, log: Log, call_id: str, number: int) -> None:
+        report = CallReport(service_s=number, waiting_s=number / 4, prompt_tokens=number)
+        path_s = None if number % 2 else max(log.paths_s) / 2
+        self.table.call_ended(row, call_id, self.now, path_s, report)
+        log.busy.append((log.calls.pop(call_id), self.now))
+        log.ended.append(report)
+        log.paths_s.append((max(log.paths_s) if path_s is None else path_s) + number)
+        log.heard.append(self.now)
+
+    def compare(self) -> None:
+        self.table.check_integrity()
+        assert {row.program_id for row in self.table} == set(self.logs)
+        for row in self.table:
+            log = self.logs[row.program_id]
+            assert row.calls == log.calls
+            assert row.last_heard == max([log.started_at, *log.heard])
+            assert (row.tools, row.humans) == (log.interrupts.count(False), sum(log.interrupts))
+            assert row.finished_calls == len(log.ended)
+            assert row.service_s == sum(report.service_s for report in log.ended)
+            assert row.waiting_s == sum(report.waiting_s for report in log.ended)
+            assert row.usage.prompt_tokens == row.service_s
+            assert row.path_s == max(log.paths_s)
+            assert row.interrupt_s == log.answered_s
+            assert row.waited_s(self.now) == log.waited_s(self.now)
+            assert row.state(self.now, 2.0) is log.state(self.now, 2.0)
+        stale = [n for n, log in self.logs.items() if log.state(self.now, 2.0) == "stale"]
+        assert sorted(row.program_id for row in self.table.stale(self.now, 2.0)) == sorted(stale)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["arrive", "arrive", "end", "end", "ask", "answer", "leave"]),
+            st.sampled_from("abc"),
+            st.integers(0, 4),
+            st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+        ),
+        min_size=10,
+        max_size=60,
+    )
+)
+def test_rows_are_what_their_logs_say(story: list[tuple[str, str, int, float]]) -> None:
+    tables = Tables()
+    for event in story:
+        tables.do(*event)
+        tables.compare()
 
 
 def level_under(policy: str, path_s: float | None) -> int:
