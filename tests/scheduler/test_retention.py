@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
@@ -208,6 +209,149 @@ def test_the_ranking_is_a_sort_under_random_changes() -> None:
         here = [c for c in contexts if c in ranking]
         assert (first is None) == (not here)
         assert not here or first is min(here, key=lambda c: values[c])
+
+
+def test_of_equals_the_one_that_was_ranked_longest_ago_goes_first() -> None:
+    ranking = Ranking(lambda context, now: (0.0,))
+    contexts = [Context((str(n),), "t") for n in range(10)]
+    for context in contexts:
+        ranking.put(context, 0.0)
+    ranking.put(contexts[0], 0.0)
+    left = []
+    while (first := ranking.first(0.0)) is not None:
+        left.append(int(first.key[0]))
+        ranking.discard(first)
+    assert left == [*range(1, 10), 0]
+    assert len(ranking) == 0
+
+
+def test_of_equals_the_one_that_came_last_is_served_last() -> None:
+    """Two calls of equal contexts run: who began earlier keeps its blocks longer."""
+    book = ContextBook(policy())
+    contexts = [book.call_arrived(row(name), at) for name, at in (("old", 1.0), ("new", 2.0))]
+    for context, at in zip(contexts, (1.0, 2.0), strict=True):
+        context.since = at
+    assert order(book, contexts, 5.0) == order(book, contexts[::-1], 5.0) == ["new", "old"]
+
+
+def test_a_ranking_is_bounded_by_what_is_in_it() -> None:
+    ranking = Ranking(lambda context, now: (now,))
+    contexts = [Context((str(n),), "t") for n in range(20)]
+    for step in range(2000):
+        ranking.put(contexts[step % 20], float(step))
+        assert len(ranking._heap) <= 64 + 2 * len(ranking)
+    assert len(ranking) == 20
+    assert [c.key for c in ranking.in_order(0.0)] == [c.key for c in ranking.in_order(0.0)]
+
+
+class Reference:
+    """Retention's two rules as they are written, from a context and all gaps that ended."""
+
+    def __init__(self, retention: Retention) -> None:
+        self.config, self.gaps = retention.config, retention.gaps
+
+    def value(self, context: Context, now: float, peers: int) -> float:
+        """Seconds of prefill that a token's loss is expected to cost, per second of keeping it."""
+        token_s = 25e-6 + 8e-10 * context.tokens
+        away_s = now - context.since
+        if context.shared:
+            return token_s * (peers or 0.5) / max(away_s, 0.05)
+        if context.calls:
+            return token_s / 0.05
+        assert self.gaps is not None
+        name = context.gap or ""
+        prior_s = 0.05 if name == "(returned)" else 9.0
+        outlook = self.gaps.expect(context.tenant, context.type, name, away_s, prior_s)
+        return token_s * outlook.chance / max(outlook.seconds, 0.05)
+
+    def order(self, contexts: list[Context], now: float, peers: Counter[str]) -> list[Context]:
+        """The first to lose its blocks first."""
+
+        def key(context: Context) -> tuple[float, ...]:
+            if self.config.retention == "ttl":
+                return (context.calls > 0, context.since)
+            waits = context.phase is not Phase.IDLE
+            return (waits, self.value(context, now, peers[context.type]), -context.since)
+
+        return sorted(contexts, key=key)
+
+    def expects(self, context: Context, now: float) -> bool:
+        """Whether it is worth waiting for other memory rather than take this context's."""
+        if self.config.retention == "ttl":
+            return False
+        if context.phase is Phase.IDLE and not context.shared:
+            return False
+        if context.calls or context.shared:
+            return True
+        assert self.gaps is not None
+        name = context.gap or ""
+        prior_s = 0.05 if name == "(returned)" else 9.0
+        outlook = self.gaps.expect(context.tenant, context.type, name, now - context.since, prior_s)
+        return outlook.chance >= 0.5 and outlook.seconds <= self.config.retention_patience
+
+    def expired(self, context: Context, now: float) -> bool:
+        silent_s = now - context.since
+        return (
+            self.config.retention == "ttl"
+            and not context.calls
+            and silent_s > self.config.retention_ttl
+        )
+
+
+stories = st.lists(
+    st.tuples(
+        st.sampled_from(["call", "call", "over", "tool", "back", "ask", "answer", "end"]),
+        st.integers(0, 7),
+        st.sampled_from([0.0, 0.25, 1.0, 8.0, 40.0]),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+def happen(
+    book: ContextBook, contexts: dict[int, Context], event: str, number: int, now: float
+) -> None:
+    """One event of a program, of one of two types; every third has a session."""
+    program, type_ = f"p{number}", "even" if number % 2 == 0 else "odd"
+    if event == "call":
+        session = f"s{number}" if number % 3 == 0 else None
+        context = contexts[number] = book.call_arrived(row(program, type_, session), now)
+        context.tokens += 500 * number
+    elif event == "over" and number in contexts and contexts[number].calls:
+        book.call_ended(contexts[number], now)
+    elif event == "tool":
+        book.tool_started(program, f"tool {number % 3}", now)
+    elif event == "back":
+        book.tool_ended(program, now)
+    elif event == "ask":
+        book.human_asked(program, now)
+    elif event == "answer":
+        book.human_answered(program, now)
+    elif event == "end" and any(c.released for c in book.program_ended(program, now)):
+        contexts.pop(number, None)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(st.sampled_from(["cost", "ttl"]), stories)
+def test_blocks_go_in_the_reference_s_order(name: str, story: list[tuple[str, int, float]]) -> None:
+    retention = policy(name, retention_patience=10.0)
+    book, reference, now = ContextBook(retention), Reference(retention), 0.0
+    contexts: dict[int, Context] = {}
+    shared = book.shared("even")
+    for event, number, seconds in story:
+        now += seconds
+        happen(book, contexts, event, number, now)
+        live = [*dict.fromkeys(contexts.values()), shared]
+        peers = Counter(context.type for context in live if context.programs)
+        expected = reference.order(live, now, peers)
+        ranks = [book.rank(context, now) for context in expected]
+        assert ranks == sorted(ranks)
+        if len(set(ranks)) == len(ranks):
+            assert order(book, live, now) == [context.key[-1] for context in expected]
+        for context in live:
+            assert retention.expects(context, now) == reference.expects(context, now)
+            assert retention.expired(context, now) == reference.expired(context, now)
 
 
 def test_idle_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
