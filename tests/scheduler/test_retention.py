@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +20,6 @@ from agentrt.scheduler.retention import (
     make_retention,
 )
 from agentrt.scheduler.retention.cost import Cost
-from agentrt.scheduler.retention.gaps import PRIOR_CHANCE, PRIOR_S, Gaps
 from agentrt.scheduler.table import ProgramRow
 
 
@@ -172,22 +168,6 @@ def test_a_shared_prefix_stays_while_it_is_used() -> None:
         book.program_ended(f"p{n}", 5.0)
     late = called(book, "late", 1000.0, type="other")
     assert order(book, [shared, late], 1001.0) == ["agent", "late"]
-
-
-def test_gaps_shrink_to_a_prior_and_are_bounded() -> None:
-    gaps = Gaps()
-    unknown = gaps.expect("t", "x", "grep", 0.0)
-    assert (unknown.chance, unknown.seconds) == (PRIOR_CHANCE, PRIOR_S)
-    assert gaps.expect("t", "x", "grep", 50.0).seconds == 50.0
-    for _ in range(2000):
-        gaps.learn("t", "x", "grep", 2.0, returned=True)
-    known = gaps.expect("t", "x", "grep", 0.0)
-    assert known.seconds == pytest.approx(2.0, rel=0.2)
-    assert known.chance > 0.98
-    assert gaps.expect("other", "x", "grep", 0.0) == unknown
-    for n in range(5000):
-        gaps.learn("t", f"type {n}", "grep", 1.0, returned=False)
-    assert len(gaps) <= 1024
 
 
 def test_the_ranking_is_a_sort_under_random_changes() -> None:
@@ -363,71 +343,3 @@ def test_idle_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         book.program_ended(f"p{n}", float(n))
     assert [context.released for context in contexts] == [True, True, False, False, False]
     assert len(book) == 3
-
-
-# -- what is learned -------------------------------------------------------------------
-
-
-@given(
-    st.lists(st.tuples(st.floats(0.0, 5000.0), st.booleans()), max_size=40),
-    st.floats(0.0, 5000.0),
-)
-def test_a_question_is_answered_from_all_gaps_that_lasted_as_long(
-    gaps: list[tuple[float, bool]], elapsed: float
-) -> None:
-    """Against the slow way, gap by gap; gaps of one bin of half a doubling are not told apart."""
-    learned = Gaps()
-    for seconds, returned in gaps:
-        learned.learn("t", "agent", "(any)", seconds, returned=returned)
-    chance, seconds = PRIOR_CHANCE, max(elapsed, PRIOR_S)
-    for _ in range(2):  # the gap's own file is the type's here, and asked twice
-        as_long = [(gap, back) for gap, back in gaps for _ in "ab" if level(gap) >= level(elapsed)]
-        back = [gap for gap, returned in as_long if returned]
-        chance = (len(back) + 4 * chance) / (len(as_long) + 4)
-        left = [max(middle(gap) - elapsed, 0.05) for gap in back]
-        seconds = (sum(left) + 4 * seconds) / (len(back) + 4)
-    outlook = learned.expect("t", "agent", "(any)", elapsed)
-    assert outlook.chance == pytest.approx(chance)
-    # Of gaps in longer bins it is the sum, and not each, that is at least the shortest.
-    assert outlook.seconds == pytest.approx(seconds, abs=0.06)
-
-
-def level(seconds: float) -> int:
-    return math.ceil(2 * math.log2(max(seconds, 0.05) / 0.05))
-
-
-def middle(seconds: float) -> float:
-    return float(0.05 * 2 ** ((level(seconds) - 0.5) / 2)) if level(seconds) else 0.05
-
-
-def test_learned_gaps_survive_as_rows_and_are_bounded() -> None:
-    learned, other = Gaps(), Gaps()
-    for n in range(600):
-        learned.learn("t", f"type {n % 30}", "grep", 0.1 * n, returned=n % 3 > 0)
-    rows = json.loads(json.dumps(learned.to_rows()))
-    other.load(rows)
-    assert other.to_rows() == learned.to_rows()
-    assert other.expect("t", "type 4", "grep", 3.0) == learned.expect("t", "type 4", "grep", 3.0)
-    other.load([["t", f"type {n}", "x", 0.0, [], [], []] for n in range(2000)])
-    assert len(other) == 1024
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        ["t", "a", "g", 1.0, [1.0], []],
-        ["t", "a", 7, 1.0, [1.0], [], [1.0]],
-        ["t", "a", "g", -1.0, [1.0], [], [1.0]],
-        ["t", "a", "g", math.nan, [1.0], [], [1.0]],
-        ["t", "a", "g", 1.0, [1.0, 2.0], [], [1.0]],
-        ["t", "a", "g", 1.0, [math.nan], [], [1.0]],
-        ["t", "a", "g", 1.0, [math.inf], [], [1.0]],
-        ["t", "a", "g", 1.0, [1.0] * 99, [], [1.0]],
-        ["t", "a", "g", 1.0, [-1.0], [], [1.0]],
-        ["t", "a", "g", 1.0, 5, [], []],
-        7,
-    ],
-)
-def test_rows_that_were_never_learned_are_refused(row: Any) -> None:
-    with pytest.raises(ConfigError, match="these are not learned gaps"):
-        Gaps().load([row])
