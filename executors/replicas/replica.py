@@ -1,31 +1,40 @@
-"""One engine of several: its life from start to death, and again."""
+"""One engine of several: its state, what runs on it, and the engine that takes its place."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError
+from agentrt.errors import AgentrtError, EngineDiedError
 from agentrt.executors.base import Executor, Progress
 from agentrt.executors.info import is_model
-from agentrt.executors.replicas.cancel_scope import CancelScope
 from agentrt.request import Call
 from agentrt.router import ReplicaView
 
-_CHARACTERS_PER_TOKEN = 4
-"""A guess, for whoever must weigh a prompt before an engine has counted it."""
+T = TypeVar("T")
+_SNAPSHOT_TIMEOUT_S = 5.0
+_OF_EACH = (
+    "steps",
+    "computed_tokens",
+    "blocks",
+    "free_blocks",
+    "free_slots",
+    "needs_blocks",
+    "levelled",
+)
+"""What of an engine's snapshot is told of each replica."""
 
 
 class ReplicaState(StrEnum):
     """How a replica stands.
 
-    One that is ``draining`` finishes its calls and takes none; one that is ``out`` came to
-    nothing too often, and stays so.
+    One that is ``draining`` finishes its calls and takes none; one that is ``out`` failed too
+    often, and is not started any more.
     """
 
     STARTING = "starting"
@@ -41,9 +50,9 @@ UP = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a dead replica rests before it starts again (seconds), and when it is left out.
+    """How long a dead replica waits before it starts again (seconds), and when it is left out.
 
-    The first rest is ``first_s``, and each next one twice the last, up to ``longest_s``. After
+    The first delay is ``first_s``, and each next one twice the last, up to ``longest_s``. After
     ``tries`` deaths in a row, each less than ``steady_s`` after the start before it, it is out.
     """
 
@@ -53,11 +62,45 @@ class Backoff:
     tries: int = 5
 
 
+class CancelScope:
+    """Ends all waits for one engine once it is known that no answer will come.
+
+    An engine that was killed fails its calls itself; one that hangs does not.
+    """
+
+    def __init__(self) -> None:
+        self._waits: set[asyncio.Timeout] = set()
+        self._reason: str | None = None
+
+    def cancel(self, reason: str) -> None:
+        """Every wait, now and later, raises `EngineDiedError`, with the first reason given."""
+        self._reason = self._reason or reason
+        now = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            wait.reschedule(now)
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await ``work()`` until this scope is cancelled."""
+        if self._reason is not None:
+            raise EngineDiedError(self._reason)
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
+                try:
+                    return await work()
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError as error:
+            if self._reason is None:
+                raise
+            raise EngineDiedError(self._reason) from error
+
+
 class Replica:
     """An engine with a name, made by ``make`` whenever it starts. ``view`` is for routers.
 
-    ``calls`` are those that it has now; ``reruns`` counts the calls that it lost, and that ran
-    again. One that is ``drained`` takes none, its successors after a death neither.
+    ``calls`` are those that it has now; ``reruns`` counts the calls that it lost and that ran
+    again elsewhere. A replica that is ``drained`` takes none, even after a new start.
     """
 
     def __init__(self, name: str, make: Callable[[], Executor]) -> None:
@@ -77,7 +120,7 @@ class Replica:
         self._make = make
         self._closing: set[asyncio.Task[None]] = set()
         self._ready_at = 0.0
-        self._in_a_row = 0
+        self._deaths_in_a_row = 0
 
     async def start(self, progress: Progress, now: Callable[[], float]) -> None:
         """Come up, or raise what the engine's start raises."""
@@ -89,51 +132,48 @@ class Replica:
         self._ready_at = now()
 
     def serves(self, model: str) -> bool:
-        """Whether the replica has this model. Of an engine that does not say, all are believed."""
+        """Whether the replica has this model. An engine that does not say may have any."""
         return not self.model or is_model(model, self.model)
 
     def died(self, error: Exception, now: float, backoff: Backoff) -> float | None:
-        """The engine is gone. Returns the rest before the next start (seconds), or None: out."""
+        """The engine is gone. Returns the seconds until the next start; None if it is left out."""
         was_steady = self.state in UP and now - self._ready_at >= backoff.steady_s
         self.deaths += 1
         self.last_error = str(error)
-        self.forget()
-        self.cancel_scope.cut(self.last_error)
-        self._in_a_row = 1 if was_steady else self._in_a_row + 1
-        if self._in_a_row > backoff.tries:
+        self.programs.clear()
+        self.cancel_scope.cancel(self.last_error)
+        self._deaths_in_a_row = 1 if was_steady else self._deaths_in_a_row + 1
+        if self._deaths_in_a_row > backoff.tries:
             self.state = ReplicaState.OUT
             return None
         self.state = ReplicaState.DOWN
-        return min(backoff.longest_s, backoff.first_s * 2.0 ** (self._in_a_row - 1))
+        return min(backoff.longest_s, backoff.first_s * 2.0 ** (self._deaths_in_a_row - 1))
 
-    def put_off(self, error: Exception, backoff: Backoff) -> float:
-        """There is no room for the engine now. Returns the rest before the next try (seconds)."""
+    def found_no_room(self, error: Exception, backoff: Backoff) -> float:
+        """There is no room for the engine now. Returns the seconds until the next try."""
         self.last_error, self.state = str(error), ReplicaState.DOWN
         return backoff.longest_s
 
-    def forget(self) -> None:
-        """What the engine had is gone with it."""
+    async def replace_engine(self) -> None:
+        """Put a new engine, not started yet, in the place of the old one."""
+        old, self.executor = self.executor, self._make()
         self.programs.clear()
-
-    async def renew(self) -> None:
-        """Put a new engine, not started yet, in the place of the dead one."""
-        dead, self.executor = self.executor, self._make()
-        self.cancel_scope.cut(f"{self.name} was replaced")
+        self.cancel_scope.cancel(f"{self.name} was replaced")
         self.cancel_scope = CancelScope()
         with tracking.outside():
-            closing = asyncio.create_task(dead.close())
+            closing = asyncio.create_task(old.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         with contextlib.suppress(AgentrtError, OSError):
-            await asyncio.shield(closing)  # who gives up here leaves it to `close`
+            await asyncio.shield(closing)  # `close` waits for it if this is cancelled
 
     async def close(self) -> None:
-        """Stop the engine, and wait for dead ones that are still being put away."""
+        """Stop the engine, and wait for old ones that are still closing."""
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self.executor.close()
 
     @contextlib.contextmanager
-    def holding(self, call: Call) -> Iterator[None]:
+    def running(self, call: Call) -> Iterator[None]:
         """Count the call, and know its program, while the body runs."""
         self.calls += 1
         self.programs.add(call.program_id)
@@ -141,6 +181,14 @@ class Replica:
             yield
         finally:
             self.calls -= 1
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        """What the engine says; nothing while there is none, or one that does not answer."""
+        if self.state in UP:
+            with contextlib.suppress(AgentrtError, TimeoutError):
+                async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
+                    return await self.executor.snapshot()
+        return {}
 
     def describe(self) -> dict[str, Any]:
         """The replica, for people."""
@@ -157,10 +205,26 @@ class Replica:
         }
 
 
-def prompt_tokens(call: Call) -> int:
-    """About how many tokens the call's prompt has."""
-    spec = call.spec
-    if spec.prompt_token_ids is not None:
-        return len(spec.prompt_token_ids)
-    texts = [spec.prompt or "", *(str(message.get("content")) for message in spec.messages or ())]
-    return sum(map(len, texts)) // _CHARACTERS_PER_TOKEN
+async def snapshot_of(replicas: Sequence[Replica]) -> Mapping[str, Any]:
+    """What runs and what waits on all of them, and how each stands."""
+    found = await asyncio.gather(*(replica.snapshot() for replica in replicas))
+    pairs = list(zip(replicas, found, strict=True))
+    calls = {
+        key: [
+            {**entry, "replica": replica.name}
+            for replica, one in pairs
+            for entry in one.get(key, ())
+        ]
+        for key in ("running", "waiting")
+    }
+    return {
+        **calls,
+        "programs": [program for one in found for program in one.get("programs", ())],
+        "steps": sum(one.get("steps") or 0 for one in found),
+        "requests": sum(one.get("requests") or 0 for one in found),
+        "levelled": all(one.get("levelled", True) for one in found),
+        "replicas": [
+            {**replica.describe(), **{key: one[key] for key in _OF_EACH if key in one}}
+            for replica, one in pairs
+        ],
+    }

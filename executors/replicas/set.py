@@ -1,8 +1,8 @@
 """The set of replicas: an `Executor` over several, that outlives each of them.
 
-A call whose engine dies runs again on another replica: its seed is recorded in its spec, so
-the same text comes again, and what a stream has given already is not given twice. A dead
-engine starts again after a rest; one that dies again and again is left out.
+A call whose engine dies is retried on another replica: its seed is recorded in its spec, so the
+same text comes again, and what a stream has given already is not given twice. A dead engine is
+restarted after a while; one that dies too often is left out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Notification, Progress
 from agentrt.executors.info import ExecutorInfo, not_served
 from agentrt.executors.memory import Memory
-from agentrt.executors.replicas.health import Health
-from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
-from agentrt.executors.replicas.retry import Again
+from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState, snapshot_of
 from agentrt.executors.replicas.routing import Routing
-from agentrt.executors.replicas.snapshot import snapshot_of
-from agentrt.executors.replicas.supervisor import Supervisor
+from agentrt.executors.replicas.supervisor import Health, Supervisor
 from agentrt.request import Call, CallReport, Reply
 from agentrt.router import Router
 from agentrt.scheduler.config import SchedulerConfig
@@ -36,7 +33,7 @@ class ReplicaSet(Executor):
     """Runs calls on ``count`` engines that ``make`` makes, where ``router`` says.
 
     Engines may serve different models: a call that names none gets the first one's. With no
-    replica left, a call waits up to ``patience_s`` for one to come back. ``health`` says when
+    replica left, a call waits up to ``ready_timeout_s`` for one to come back. ``health`` says when
     an engine that does not answer counts as dead. ``notice`` is told in words what happens to
     replicas. ``scheduling`` are the engines' settings: routers look at their queue levels, and
     what their policy can learn of the programs of all engines is kept in their ``history``,
@@ -50,7 +47,7 @@ class ReplicaSet(Executor):
         count: int,
         router: Router,
         *,
-        patience_s: float = 600.0,
+        ready_timeout_s: float = 600.0,
         health: Health | None = None,
         backoff: Backoff | None = None,
         notice: Progress = lambda message: None,
@@ -63,7 +60,7 @@ class ReplicaSet(Executor):
         self.routing = Routing(router, level_ends(settings))
         for replica in self.replicas:
             self.routing.join(replica)
-        self._patience_s = patience_s
+        self._ready_timeout_s = ready_timeout_s
         self._where: dict[str, Replica] = {}
         self._memory = Memory(make_policy(settings), settings.history, notice)
         self._supervisor = Supervisor(
@@ -119,7 +116,7 @@ class ReplicaSet(Executor):
     async def settled(self) -> None:
         """Wait until every replica is up, drained or left out."""
         while any(r.state in (ReplicaState.STARTING, ReplicaState.DOWN) for r in self.replicas):
-            await self._supervisor.change()
+            await self._supervisor.wait_for_change()
 
     def _named(self, name: str) -> Replica:
         for replica in self.replicas:
@@ -134,61 +131,60 @@ class ReplicaSet(Executor):
     # -- calls -------------------------------------------------------------------------
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        given, delivered = "", False
-        while not delivered:
+        output = _Output(call.call_id)
+        while not output.delivered:
             call = await self.routing.counted(call, await self._ready(call))
             ready = await self._ready(call)
             replica, trip = self.routing.send(call, ready)
-            engine, again = replica.executor, Again(given, call.call_id)
+            engine = replica.executor
+            output.restart()
             try:
                 with self._running(call, replica), self.routing.counting(trip):
                     async with contextlib.aclosing(_read(call, replica, stream)) as chunks:
                         async for chunk in chunks:
                             if chunk.reply is not None:
                                 self.routing.ended(trip, chunk.reply.report)
-                            text = again.rest(chunk.text, last=chunk.reply is not None)
-                            given += text
-                            if chunk.reply is not None:  # it is never run again from here on
-                                delivered = True
+                            new = output.take(chunk)
+                            if output.delivered:
                                 self._where.pop(call.call_id, None)
-                            if text or delivered:
-                                yield again.news(chunk, text)
+                            if new is not None:
+                                yield new
                 return
             except EngineDiedError as error:
-                if again.differs:
+                if output.differs:
                     raise
                 self._supervisor.lost(replica, engine, error)
-                replica.reruns += not delivered
+                replica.reruns += not output.delivered
 
     @contextlib.contextmanager
     def _running(self, call: Call, replica: Replica) -> Iterator[None]:
         self._where[call.call_id] = replica
-        kept = False
+        aborted = False
         try:
-            with replica.holding(call):
+            with replica.running(call):
                 yield
         except (asyncio.CancelledError, GeneratorExit):
-            kept = True  # `aborted` will ask where it was
+            aborted = True  # `aborted` will ask where it was
             raise
         finally:
-            if not kept:
+            if not aborted:
                 self._where.pop(call.call_id, None)
             if not replica.calls:
-                self._supervisor.tell()
+                self._supervisor.signal_change()
 
     async def _ready(self, call: Call) -> list[Replica]:
         """The replicas that can run the call now, once there is one."""
         able = self._able(call.spec.model)
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self._ready_timeout_s
         while not (ready := [r for r in able if r.state is ReplicaState.READY]):
             if not self._supervisor.open or all(r.state is ReplicaState.OUT for r in able):
                 raise EngineDiedError(f"no replica is left: {_faults(able)}")
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    await self._supervisor.change()
+                    await self._supervisor.wait_for_change()
             except TimeoutError as error:
                 raise EngineDiedError(
-                    f"no replica came back within {self._patience_s:g} s: {_faults(able)}"
+                    f"no replica came back within {self._ready_timeout_s:g} s: {_faults(able)}"
                 ) from error
         return ready
 
@@ -207,44 +203,77 @@ class ReplicaSet(Executor):
             return CallReport()
         engine = replica.executor
         try:
-            return await replica.cancel_scope.hold(lambda: engine.aborted(call_id))
+            return await replica.cancel_scope.run(lambda: engine.aborted(call_id))
         except EngineDiedError:
             return CallReport()
 
     # -- programs ----------------------------------------------------------------------
 
     def notify(self, note: Notification) -> None:
-        for replica in self._that_know(note.program_id):
+        for replica in self._that_ran(note.program_id):
             replica.executor.notify(note)
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)
         # The engines of now: one may have a successor by the time that another has answered.
-        told = {replica.executor: replica.cancel_scope for replica in self._that_know(program_id)}
+        told = {replica.executor: replica.cancel_scope for replica in self._that_ran(program_id)}
         for replica in self.replicas:
             replica.programs.discard(program_id)
         try:
-            for engine, line in told.items():
+            for engine, scope in told.items():
                 with contextlib.suppress(AgentrtError):
-                    await line.hold(partial(engine.end_program, program_id, totals))
+                    await scope.run(partial(engine.end_program, program_id, totals))
         finally:
             if totals is not None:
                 self._memory.learn(totals)
 
-    def _that_know(self, program_id: str) -> list[Replica]:
+    def _that_ran(self, program_id: str) -> list[Replica]:
         return [r for r in self.replicas if program_id in r.programs and r.state in UP]
 
     async def snapshot(self) -> Mapping[str, Any]:
         return await snapshot_of(self.replicas)
 
 
+class _Output:
+    """What a call has given so far. A retry repeats it, and only what is new is given then."""
+
+    def __init__(self, call_id: str) -> None:
+        self.delivered = False
+        self.differs = False
+        self._call_id = call_id
+        self._given = ""
+        self._known = ""
+
+    def restart(self) -> None:
+        """The call runs from its beginning."""
+        self._known = self._given
+
+    def take(self, chunk: Chunk) -> Chunk | None:
+        """What of a chunk is new. Raises `EngineDiedError` if it is not what came before."""
+        last, known = chunk.reply is not None, chunk.text[: len(self._known)]
+        if not self._known.startswith(known) or (last and len(known) < len(self._known)):
+            self.differs = True
+            raise EngineDiedError(
+                f"the engine died in the middle of call {self._call_id}, and another gave a "
+                "different text for what had been streamed already"
+            )
+        self._known = self._known[len(known) :]
+        text = chunk.text[len(known) :]
+        self._given += text
+        self.delivered = last
+        if not text and not last:
+            return None
+        # Log probabilities of text given before were given, too.
+        return chunk if text == chunk.text else Chunk(text, chunk.reply)
+
+
 async def _read(call: Call, replica: Replica, stream: bool) -> AsyncGenerator[Chunk, None]:
     """The call's chunks from one replica, as long as its engine lives."""
-    line = replica.cancel_scope
+    scope = replica.cancel_scope
     chunks = replica.executor.generate(call, stream=stream)
     following = partial(anext, chunks, None)
     async with contextlib.aclosing(chunks):
-        while (chunk := await line.hold(following)) is not None:
+        while (chunk := await scope.run(following)) is not None:
             yield dataclasses.replace(chunk, reply=_signed(chunk.reply, replica))
 
 

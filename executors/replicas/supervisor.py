@@ -1,22 +1,80 @@
-"""Keeps replicas alive: starts them, notices their deaths, starts them again, drains them."""
+"""Starts replicas, checks their health, restarts those whose engine died, and drains them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentrt import tracking
-from agentrt.errors import ConfigError, EngineStartError, NoRoomError
+from agentrt.errors import ConfigError, EngineDiedError, EngineStartError, NoRoomError
 from agentrt.executors.base import Executor, Progress
-from agentrt.executors.replicas.health import Health
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
+
+_LOOP_TURNS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether an engine is well. It is asked every ``every_s`` (seconds).
+
+    A long step keeps an engine from answering, but costs processor time. One that uses none for
+    ``stall_s`` while it owes an answer was stopped, or waits for what never comes: it counts as
+    dead. So does any that owes an answer for ``hang_s``.
+    """
+
+    every_s: float = 2.0
+    stall_s: float = 3.0
+    hang_s: float = 60.0
+
+    async def check(self, name: str, engine: Executor) -> None:
+        """Return when the engine has answered. Raises `EngineDiedError`, or what it raises."""
+        if not engine.alive():
+            raise EngineDiedError(f"{name} is not alive any more")
+        answer = asyncio.ensure_future(_ask(engine))
+        try:
+            await self._wait(name, engine, answer)
+        finally:
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
+
+    async def _wait(self, name: str, engine: Executor, answer: asyncio.Future[None]) -> None:
+        owed, used = 0.0, None
+        while owed < self.hang_s:
+            timeout = min(self.stall_s, self.hang_s - owed)
+            await asyncio.wait([answer], timeout=timeout)
+            # A program may have kept this loop busy: the answer may be here, but not be read yet.
+            for _ in range(_LOOP_TURNS):
+                await asyncio.sleep(0)
+            if answer.done():
+                return answer.result()
+            owed += timeout
+            before, used = used, await self._cpu_seconds(engine)
+            if used is not None and used == before:
+                raise EngineDiedError(
+                    f"{name} has not answered for {owed:g} s and does not work: it was stopped, "
+                    "or waits without end"
+                )
+        raise EngineDiedError(f"{name} has not answered for {self.hang_s:g} s")
+
+    async def _cpu_seconds(self, engine: Executor) -> float | None:
+        """Processor time used so far; -1 where the engine cannot even say that."""
+        try:
+            async with asyncio.timeout(self.stall_s):
+                return await engine.cpu_seconds()
+        except TimeoutError:
+            return -1.0
+
+
+async def _ask(engine: Executor) -> None:
+    await engine.snapshot()
 
 
 class Supervisor:
-    """The lives of ``replicas``. ``ready`` is told of each whose engine has started, ``lost`` of
-    each whose engine is gone.
+    """Starts and restarts ``replicas``. ``ready`` is told of each whose engine has started,
+    ``lost`` of each whose engine is gone.
     """
 
     def __init__(
@@ -34,8 +92,8 @@ class Supervisor:
         self._health = health
         self._backoff = backoff
         self._notice = notice
-        self._tell_ready = ready
-        self._tell_lost = lost
+        self._on_ready = ready
+        self._on_lost = lost
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -52,25 +110,24 @@ class Supervisor:
                 progress("; ".join(f"{name}: {text}" for name, text in sorted(said.items())))
 
             await replica.start(tell, time.monotonic)
-            self._tell_ready(replica)
+            self._on_ready(replica)
 
         try:
             async with asyncio.TaskGroup() as group:
                 for replica in self._replicas:
                     group.create_task(start(replica))
-        except BaseExceptionGroup as several:
+        except BaseException as error:
             await self.close()
-            raise several.exceptions[0] from None
-        except BaseException:
-            await self.close()
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from None
             raise
         for replica in self._replicas:
-            self._keep(self._watch(replica))
+            self._spawn(self._watch(replica))
 
     async def close(self) -> None:
         """Stop all engines, and whatever is being done for them."""
         self.open = False
-        self.tell()
+        self.signal_change()
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
@@ -78,56 +135,56 @@ class Supervisor:
             await asyncio.wait(tasks)
         await asyncio.gather(*(replica.close() for replica in self._replicas))
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         with tracking.outside():
             task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def tell(self) -> None:
-        """Wake up whoever waits for a change of a replica."""
+    def signal_change(self) -> None:
+        """Wake whoever waits for a change of a replica."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def change(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until a replica comes, goes, or has no calls any more."""
         await self._changed.wait()
 
-    # -- death and return --------------------------------------------------------------
+    # -- death and restart -------------------------------------------------------------
 
     def lost(self, replica: Replica, engine: Executor, error: Exception) -> None:
-        """``engine`` died. The first of its calls that says so has it replaced."""
+        """``engine`` died. It is replaced once, whoever else reports it."""
         if not self.open or replica.executor is not engine or replica.state not in UP:
             return
-        self._tell_lost(replica)
-        rest = replica.died(error, time.monotonic(), self._backoff)
-        self.tell()
-        if rest is None:
+        self._on_lost(replica)
+        delay = replica.died(error, time.monotonic(), self._backoff)
+        self.signal_change()
+        if delay is None:
             self._notice(f"{replica.name} died {replica.deaths} times and is left out: {error}")
             return
         self._notice(f"{replica.name} died and starts again: {error}")
-        self._keep(self._revive(replica, rest))
+        self._spawn(self._restart_after(replica, delay))
 
-    async def _revive(self, replica: Replica, rest: float) -> None:
-        again: float | None = rest
-        while again is not None:
-            await asyncio.sleep(again)
-            again = await self._bring_up(replica)
-        self.tell()
+    async def _restart_after(self, replica: Replica, first_delay: float) -> None:
+        delay: float | None = first_delay
+        while delay is not None:
+            await asyncio.sleep(delay)
+            delay = await self._start_new_engine(replica)
+        self.signal_change()
         if replica.state is ReplicaState.OUT:
             why = replica.last_error
             self._notice(f"{replica.name} does not start and is left out: {why}")
         else:
             self._notice(f"{replica.name} is back")
 
-    async def _bring_up(self, replica: Replica) -> float | None:
-        """Start a new engine. Returns the rest before the next try; None: no more tries."""
-        await replica.renew()
+    async def _start_new_engine(self, replica: Replica) -> float | None:
+        """Returns the seconds until the next try; None: no more tries."""
+        await replica.replace_engine()
         try:
             await replica.start(lambda message: None, time.monotonic)
-            self._tell_ready(replica)
+            self._on_ready(replica)
         except NoRoomError as error:  # nothing is wrong with it: a node may still come
-            return replica.put_off(error, self._backoff)
+            return replica.found_no_room(error, self._backoff)
         except Exception as error:  # whatever it is, the replica must not be forgotten
             return replica.died(error, time.monotonic(), self._backoff)
         return None
@@ -143,7 +200,7 @@ class Supervisor:
         """Ask the replica's engine whether it is well; have it replaced if not."""
         engine = replica.executor
         try:
-            await self._health.ask(replica.name, engine)
+            await self._health.check(replica.name, engine)
         except Exception as error:
             self.lost(replica, engine, error)
 
@@ -155,7 +212,7 @@ class Supervisor:
             replica.state = ReplicaState.DRAINING
             self._notice(f"{replica.name} takes nothing new: {replica.calls} calls to finish")
         while replica.calls and replica.state is ReplicaState.DRAINING:
-            await self.change()
+            await self.wait_for_change()
 
     async def restart(self, replica: Replica) -> None:
         """Drain it, and put a new engine in its place.
@@ -169,19 +226,18 @@ class Supervisor:
         replica.drained = False
         if replica.state is ReplicaState.DRAINING:
             replica.state = ReplicaState.STARTING  # at once: two may ask for it
-            self._keep(self._restart_now(replica))  # whoever asked may give up waiting
+            self._spawn(self._restart_now(replica))  # whoever asked may be cancelled
         while replica.state not in (ReplicaState.READY, ReplicaState.OUT) and self.open:
-            await self.change()
+            await self.wait_for_change()
         if replica.state is not ReplicaState.READY:
             raise EngineStartError(f"{replica.name} did not come back: {replica.last_error}")
 
     async def _restart_now(self, replica: Replica) -> None:
-        self._tell_lost(replica)
-        replica.forget()
-        rest = await self._bring_up(replica)
-        if replica.state is ReplicaState.DOWN and rest is not None:
+        self._on_lost(replica)
+        delay = await self._start_new_engine(replica)
+        if replica.state is ReplicaState.DOWN and delay is not None:
             self._notice(f"{replica.name} does not start yet: {replica.last_error}")
-            self._keep(self._revive(replica, rest))
+            self._spawn(self._restart_after(replica, delay))
         else:
-            self.tell()
+            self.signal_change()
             self._notice(f"{replica.name} is back")

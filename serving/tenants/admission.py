@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor, Progress
-from agentrt.executors.replicas.replica import prompt_tokens
+from agentrt.executors.replicas.routing import prompt_tokens
 from agentrt.request import Call
 from agentrt.scheduler.policies import Policy, policy_class
 from agentrt.serving.tenants.fair import FairQueue, Ticket

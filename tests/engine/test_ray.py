@@ -56,7 +56,7 @@ async def replicas(
         2,
         make_router("least-used"),
         backoff=Backoff(first_s=0.1),
-        patience_s=300.0,
+        ready_timeout_s=300.0,
     )
     await replicas.start(lambda message: None)
     yield replicas

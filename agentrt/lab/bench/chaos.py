@@ -240,7 +240,7 @@ class Chaos:
             make_router(self._terms.router),
             health=self._terms.health,
             backoff=_RESTLESS,
-            patience_s=600.0,
+            ready_timeout_s=600.0,
             notice=self._note,
         )
         async with Runtime(self._witness.front(replicas)) as runtime:

@@ -11,7 +11,7 @@ from agentrt import Context, Runtime, program
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Notification
 from agentrt.executors.replicas import Backoff, Health, ReplicaState
-from agentrt.executors.replicas.cancel_scope import CancelScope
+from agentrt.executors.replicas.replica import CancelScope
 from agentrt.request import Call, CallReport
 from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
 from tests.executors.replicas.conftest import Open
@@ -156,14 +156,14 @@ async def test_a_set_that_closes_waits_for_dead_engines_to_be_put_away(opened: O
         await waiting
 
 
-async def test_a_lifeline_leaves_timeouts_of_others_alone() -> None:
-    line = CancelScope()
+async def test_a_cancel_scope_leaves_timeouts_of_others_alone() -> None:
+    scope = CancelScope()
 
     async def late() -> None:
         raise TimeoutError("theirs")
 
     with pytest.raises(TimeoutError, match="theirs"):
-        await line.hold(late)
-    line.cut("gone")
+        await scope.run(late)
+    scope.cancel("gone")
     with pytest.raises(EngineDiedError, match="gone"):
-        await line.hold(late)
+        await scope.run(late)

@@ -26,7 +26,7 @@ async def test_an_answer_that_a_busy_loop_has_not_read_counts() -> None:
             await asyncio.sleep(0)
 
     blocking = asyncio.create_task(block())
-    await Health(stall_s=0.001, hang_s=0.002).ask("replica-0", Idle(beats=False))
+    await Health(stall_s=0.001, hang_s=0.002).check("replica-0", Idle(beats=False))
     blocking.cancel()
 
 
@@ -38,5 +38,5 @@ async def test_a_long_step_is_no_hang() -> None:
             return {}
 
     engine = Busy(beats=True)
-    await Health(stall_s=0.002, hang_s=30).ask("replica-0", engine)
+    await Health(stall_s=0.002, hang_s=30).check("replica-0", engine)
     assert engine._used > 0.04

@@ -81,7 +81,7 @@ async def test_a_model_that_none_serves(opened: Open) -> None:
 async def test_one_model_s_replicas_do_not_stand_in_for_another_s(opened: Open) -> None:
     """The big one dies and rests: its calls wait for it, while the small ones work."""
     cast = Cast([Mortal(0, model=BIG)], [Mortal(model=SMALL)])
-    replicas = await opened(cast, backoff=Backoff(first_s=3600), patience_s=0.05)
+    replicas = await opened(cast, backoff=Backoff(first_s=3600), ready_timeout_s=0.05)
     with pytest.raises(EngineDiedError, match=r"within 0\.05 s: replica-0: killed$"):
         await anext(replicas.generate(call_of(model="big"), stream=False))
     assert replicas.replicas[0].state is ReplicaState.DOWN

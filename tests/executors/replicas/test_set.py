@@ -84,9 +84,9 @@ async def test_one_that_does_not_start_again_is_left_out(opened: Open) -> None:
     assert described[0]["last_error"] == "no memory"
 
 
-async def test_patience_has_an_end(opened: Open) -> None:
+async def test_waiting_for_a_replica_has_an_end(opened: Open) -> None:
     slow = Backoff(first_s=3600)
-    replicas = await opened(Cast([Mortal(0)]), backoff=slow, patience_s=0.01)
+    replicas = await opened(Cast([Mortal(0)]), backoff=slow, ready_timeout_s=0.01)
     with pytest.raises(EngineDiedError, match=r"no replica came back within 0\.01 s"):
         await text_of(replicas, call_of())
 
