@@ -18,7 +18,7 @@ from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.runs.grid import Source
 from agentrt.lab.runs.pressure import Pressure
-from agentrt.lab.workloads.cut import Cut
+from agentrt.lab.workloads.shape import Cut
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler import SchedulerConfig
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import platform
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -111,3 +115,21 @@ def show(table: str, medians: Any, *, as_json: bool) -> None:
     click.echo(table)
     if as_json:
         click.echo(json.dumps(medians))
+
+
+def hardware() -> str:
+    """One line about what computes: the GPU, or else the processor and its cores."""
+    import torch
+
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    return f"{processor()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def processor() -> str:
+    """The processor's name."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":")[1].strip() for line in lines if "model name" in line), name)
+    return name

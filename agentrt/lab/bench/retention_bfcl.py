@@ -23,14 +23,15 @@ from agentrt.lab.workloads.bfcl import (
     RESULT,
     TYPE,
     Task,
+    Tools,
     code_tokens,
     gaps,
     prose_tokens,
     read_tasks,
     said,
     shape,
+    solved,
 )
-from agentrt.lab.workloads.bfcl_tools import Tools, solved
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.program import Context, Program, node
 from agentrt.request import ToolCall

@@ -11,7 +11,6 @@ import time
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,6 +25,7 @@ from agentrt.lab.bench.measuring import (
     Tell,
     count_option,
     json_option,
+    processor,
     rotated,
     seed_option,
     show,
@@ -78,7 +78,7 @@ def routing(**options: Any) -> None:
         memory.add(name, figures=figures)
     about = (
         f"Prompts of up to {MOST_BLOCKS} blocks, of which {SYSTEM_BLOCKS} are shared by a type; "
-        f"CPU time of one thread on {_cpu()}."
+        f"CPU time of one thread on {processor()}."
     )
     tables = f"{about}\n\n{measured.table(COLUMNS)}\n\n{memory.table(FOOTPRINT)}"
     show(tables, measured.medians(), as_json=options["as_json"])
@@ -157,11 +157,3 @@ def footprint(router: str, replicas: int, live: int, seed: int = 0) -> Figures:
 def _bytes_of(file: str) -> int:
     taken = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, f"*/{file}")])
     return sum(entry.size for entry in taken.statistics("filename"))
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":")[1].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return "an unknown CPU"

@@ -1,20 +1,39 @@
-"""``agentrt calibrate``: how long an engine's steps take here, for studies in virtual time."""
+"""``agentrt calibrate``: how long an engine's steps take here, for studies in virtual time.
+
+A designed set of calls is run: prompts of several lengths, batches of several sizes, short and
+long contexts. The engine's scheduler records each step, and a step-time model is fitted to them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from dataclasses import asdict
+import random
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from agentrt.cli.engine_log import EngineLog, root_cause
 from agentrt.cli.options import RunCommand, RunOption, batch_option, model_option
+from agentrt.cli.signals import Interrupts
+from agentrt.errors import EngineStartError
+from agentrt.executors.base import last_reply
+from agentrt.executors.vllm.options import EngineOptions, check_model
+from agentrt.lab.bench.measuring import hardware
+from agentrt.lab.commands.bench.values import note
+from agentrt.lab.commands.simulate.options import check_output
+from agentrt.lab.engine.engines import LabEngine
+from agentrt.lab.engine.recorded import read, samples
+from agentrt.lab.engine.step_time import StepTimeModel, fit
+from agentrt.lab.reports.tables import markdown
+from agentrt.request import Call, CallSpec, Identity
+from agentrt.scheduler.config import SchedulerConfig
 
-if TYPE_CHECKING:
-    from agentrt.executors.vllm.options import EngineOptions
-    from agentrt.lab.engine.step_time import StepTimeModel
-
+# In every vocabulary, and seldom special.
+_TOKENS = range(100, 500)
 _EPILOG = """\b
 Examples:
   agentrt calibrate --out cpu.json
@@ -74,72 +93,131 @@ def calibrate(engine_flags: tuple[str, ...], **options: Any) -> None:
 
     What follows -- goes to vLLM as it is, as flags of 'vllm serve'.
     """
-    out = options["out"]
-    _check_out(out)
-    model = _measure(_engine_options(options, engine_flags), options["rounds"])
-    from agentrt.lab.bench.calibrate import table
-
-    if out is not None:
-        model.save(out)
-        _note(f"written: {out}")
+    check_output("--out", options["out"], (".json",))
+    if options["model"] is not None:
+        check_model(options["model"])
+    engine = EngineOptions(
+        model=options["model"],
+        max_num_seqs=options["max_num_seqs"],
+        flags=engine_flags,
+        verbose=options["verbose"],
+    )
+    model = Interrupts(note).run(_calibrate(engine, options["rounds"]))
+    if options["out"] is not None:
+        model.save(options["out"])
+        note(f"written: {options['out']}")
     click.echo(table(model))
     if options["as_json"]:
         click.echo(json.dumps(asdict(model)))
 
 
-def _check_out(path: Path | None) -> None:
-    """Refuse what could not be written before anything runs."""
-    from agentrt.errors import ConfigError
-
-    if path is None:
-        return
-    if path.suffix != ".json" or path.is_dir():
-        raise ConfigError(f"--out {str(path)!r}: name a file that ends in .json")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--out {str(path)!r}: there is no folder {str(path.parent)!r}; make it")
-
-
-def _engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOptions:
-    from agentrt.executors.vllm.options import EngineOptions, check_model
-
-    if options["model"] is not None:
-        check_model(options["model"])
-    return EngineOptions(
-        model=options["model"],
-        max_num_seqs=options["max_num_seqs"],
-        flags=flags,
-        verbose=options["verbose"],
-    )
-
-
-def _measure(options: EngineOptions, rounds: int) -> StepTimeModel:
-    from agentrt.cli.signals import Interrupts
-
-    return Interrupts(_note).run(_calibrate(options, rounds))
-
-
 async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:
-    from agentrt.cli.engine_log import EngineLog, root_cause
-    from agentrt.errors import EngineStartError
-    from agentrt.lab.bench.calibrate import Calibration
-    from agentrt.lab.engine.engines import LabEngine
-
     engine = LabEngine(options)
     with EngineLog(verbose=options.verbose) as log:
         try:
-            _note("loading the engine")
+            note("loading the engine")
             with log.collect():
                 await engine.start(lambda message: None)
-            return await Calibration(engine, _note).run(rounds)
+            return await Calibration(engine).run(rounds)
         except EngineStartError as error:
             cause = root_cause(log.lines()) or error
             raise EngineStartError(
                 f"the engine did not start: {cause} ({log.name_it()})"
             ) from error
         finally:
-            _note("stopping the engine")
+            note("stopping the engine")
             await engine.close()
 
 
-def _note(message: str) -> None:
-    click.echo(message, err=True)
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``batch`` calls at once, with so many tokens of prompt and of output each."""
+
+    batch: int
+    prompt: int
+    output: int
+
+
+def design(max_num_seqs: int, max_model_len: int) -> list[Case]:
+    """The cases for an engine of this size, each kind of work with little of the others.
+
+    Long contexts are bounded, so that a CPU does not compute prompts for minutes.
+    """
+    cases = [Case(batch, 16, 8) for batch in (1, 2, 4, 8, 16, max_num_seqs)]
+    cases += [Case(1, prompt, 2) for prompt in (32, 64, 128, 256, 512)]
+    cases += [Case(1, 1536, 8), Case(2, 768, 6), Case(4, 384, 6), Case(8, 192, 6)]
+    longest = max_model_len - max(case.output for case in cases)
+    fitting = (
+        Case(min(case.batch, max_num_seqs), min(case.prompt, longest), case.output)
+        for case in cases
+    )
+    return list(dict.fromkeys(fitting))
+
+
+class Calibration:
+    """One calibration of a started engine, whose scheduler it sets to ``fcfs``."""
+
+    def __init__(self, engine: LabEngine) -> None:
+        self._engine = engine
+        self._rng = random.Random(0)
+        self._calls = 0
+
+    async def run(self, rounds: int) -> StepTimeModel:
+        """Run the design ``rounds`` times and fit. Raises `ConfigError` if it cannot be."""
+        await self._engine.configure(SchedulerConfig(policy="fcfs"))
+        with tempfile.TemporaryDirectory(prefix="agentrt-calibrate-") as folder:
+            path = Path(folder, "steps.jsonl")
+            start = await self._look(path)
+            size = start["scheduler"]["max_num_seqs"], start["max_model_len"]
+            cases = design(*size)
+            await self._run_case(Case(min(2, size[0]), 16, 4))
+            await self._engine.record(path)
+            for number in range(rounds):
+                note(f"round {number + 1} of {rounds}: {len(cases)} cases")
+                for case in cases:
+                    await self._run_case(case)
+            await self._engine.record(None)
+            measured = samples(read(path))
+        return fit(
+            measured[1:],  # the first steps of each size warm up caches and memory
+            model=start["model"].rstrip("/").split("/")[-1],
+            hardware=hardware(),
+            engine=f"vLLM {start['vllm']}",
+        )
+
+    async def _look(self, path: Path) -> dict[str, Any]:
+        """The engine's dimensions, as an empty recording has them."""
+        await self._engine.record(path)
+        await self._engine.record(None)
+        return dict(next(read(path))["engine"])
+
+    async def _run_case(self, case: Case) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(case.batch):
+                tasks.create_task(self._run_call(case))
+
+    async def _run_call(self, case: Case) -> None:
+        self._calls += 1
+        spec = CallSpec(
+            prompt_token_ids=tuple(self._rng.choices(_TOKENS, k=case.prompt)),
+            max_tokens=case.output,
+            ignore_eos=True,
+        )
+        name = f"calibrate-{self._calls}"
+        call = Call(Identity(name, name, "calibrate"), spec)
+        await last_reply(self._engine.generate(call, stream=False))
+        await self._engine.end_program(name)
+
+
+def table(model: StepTimeModel) -> str:
+    """The model as a Markdown table, in units that a person can read."""
+    rows = [
+        ("a step", f"{model.base_s * 1e3:.3f} ms"),
+        ("a token of prompt", f"{model.per_prefill_token_s * 1e6:.1f} us"),
+        ("a call that decodes", f"{model.per_decode_s * 1e6:.1f} us"),
+        ("1000 tokens of context", f"{model.per_context_token_s * 1e9:.1f} us"),
+        ("median relative error", f"{100 * (model.error or 0):.1f} %"),
+        ("steps measured", str(model.samples)),
+    ]
+    about = f"{model.model} on {model.hardware}, {model.engine}"
+    return f"{about}\n\n{markdown(('what', 'takes'), rows)}"

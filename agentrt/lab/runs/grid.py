@@ -22,11 +22,9 @@ from agentrt.lab.outcome import Summary, summarize
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.stock import Stock
-from agentrt.lab.workloads.cut import WHOLE, Cut
 from agentrt.lab.workloads.generate import generate
-from agentrt.lab.workloads.hints import with_hints
 from agentrt.lab.workloads.replay import Scales, rescaled
-from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.shape import WHOLE, Cut, ProgramShape, with_hints
 from agentrt.lab.workloads.traces import Trace, read_programs
 from agentrt.scheduler import SchedulerConfig
 

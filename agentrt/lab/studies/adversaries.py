@@ -14,8 +14,7 @@ from statistics import fmean
 
 from agentrt.errors import ConfigError
 from agentrt.lab.workloads.generate import generate
-from agentrt.lab.workloads.hints import with_hints
-from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.lab.workloads.shape import CallShape, ProgramShape, with_hints
 
 OTHERS, GAMER = "others", "gamer"
 """The two tenants."""

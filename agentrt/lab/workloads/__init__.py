@@ -2,31 +2,26 @@
 
 from agentrt.lab.workloads.arrivals import (
     Arrivals,
-    ClosedLoop,
     Open,
     at_once,
     bursts,
-    closed_loop,
     poisson,
     rate_for_load,
 )
 from agentrt.lab.workloads.generate import generate, workload_names
-from agentrt.lab.workloads.hints import with_hints
-from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.lab.workloads.shape import CallShape, ProgramShape, with_hints
 from agentrt.lab.workloads.sizes import Gaps
 from agentrt.lab.workloads.traces import Trace, read_programs
 
 __all__ = [
     "Arrivals",
     "CallShape",
-    "ClosedLoop",
     "Gaps",
     "Open",
     "ProgramShape",
     "Trace",
     "at_once",
     "bursts",
-    "closed_loop",
     "generate",
     "poisson",
     "rate_for_load",

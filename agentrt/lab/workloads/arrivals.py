@@ -1,20 +1,19 @@
-"""When programs arrive: open (Poisson, in bursts, at once) or closed (users who wait).
+"""When programs arrive: Poisson, in bursts, or at once.
 
-`poisson`, `bursts` and `at_once` return the programs with ``arrives_s`` set, in the order
-of arrival. A simulator takes them as `Open`, or takes a `ClosedLoop`, where who arrives
-next depends on who ends: both are `Arrivals`.
+`poisson`, `bursts` and `at_once` return the programs with ``arrives_s`` set, in the order given.
+A driver takes them as `Open`, one kind of `Arrivals`; in another, who comes depends on who ends.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import repeat
 from random import Random
 from typing import Protocol
 
-from agentrt.errors import ConfigError, InvariantError
+from agentrt.errors import ConfigError
 from agentrt.lab.workloads.shape import ProgramShape
 
 
@@ -47,68 +46,16 @@ class Open:
         return ()
 
 
-@dataclass(slots=True)
-class ClosedLoop:
-    """``users`` who each run one program after another, without a pause between them.
-
-    The first ``users`` programs arrive at 0; each later one, in the order given, when
-    any of those before it ends. So ``users`` programs are alive until the last ones.
-    `first` starts it over, so that one object can serve several runs, one at a time.
-    """
-
-    programs: Sequence[ProgramShape]
-    users: int
-    _next: int = field(default=0, init=False, repr=False)
-    _alive: set[str] = field(default_factory=set, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        _refuse_twins(self.programs)
-        if self.users < 1:
-            raise ConfigError(f"a closed loop of {self.users} users: give 1 or more")
-
-    def first(self) -> Sequence[ProgramShape]:
-        self._next = 0
-        self._alive.clear()
-        return [self._arrive(0.0) for _ in range(min(self.users, len(self.programs)))]
-
-    def after_end(self, program_id: str, now_s: float) -> Sequence[ProgramShape]:
-        if program_id not in self._alive:
-            raise InvariantError(f"program {program_id} ended, but is not among those that run")
-        self._alive.remove(program_id)
-        return [self._arrive(now_s)] if self._next < len(self.programs) else ()
-
-    def _arrive(self, now_s: float) -> ProgramShape:
-        program = self.programs[self._next]
-        self._next += 1
-        self._alive.add(program.program_id)
-        return program.arriving(now_s)
+def at_once(programs: Sequence[ProgramShape]) -> list[ProgramShape]:
+    """All at 0."""
+    return _at(programs, repeat(0.0))
 
 
-def closed_loop(
-    programs: Sequence[ProgramShape], users: int, *, shuffle_seed: int | None = None
-) -> ClosedLoop:
-    """The programs in a `ClosedLoop`, in the order given or shuffled by a seed."""
-    return ClosedLoop(_in_order(programs, shuffle_seed), users)
-
-
-def at_once(
-    programs: Sequence[ProgramShape], *, shuffle_seed: int | None = None
-) -> list[ProgramShape]:
-    """All at 0, in the order given or shuffled by a seed."""
-    return _at(_in_order(programs, shuffle_seed), repeat(0.0))
-
-
-def poisson(
-    programs: Sequence[ProgramShape],
-    rate_per_s: float,
-    seed: int,
-    *,
-    shuffle_seed: int | None = None,
-) -> list[ProgramShape]:
+def poisson(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> list[ProgramShape]:
     """Independent exponential gaps with mean 1 / ``rate_per_s`` seconds, the first included."""
     _positive("a rate of arrival (programs/s)", rate_per_s)
     times = (work / rate_per_s for work in _unit_poisson(Random(f"poisson/{seed}")))
-    return _at(_in_order(programs, shuffle_seed), times)
+    return _at(programs, times)
 
 
 def bursts(
@@ -120,7 +67,6 @@ def bursts(
     high: float = 1.9,
     low: float = 0.1,
     period_programs: float = 200.0,
-    shuffle_seed: int | None = None,
 ) -> list[ProgramShape]:
     """Poisson arrivals whose rate alternates between two values; the mean is ``rate_per_s``.
 
@@ -147,7 +93,7 @@ def bursts(
         (wave.time_of(due + work) - begin) * period_programs / rate_per_s
         for work in _unit_poisson(rng)
     )
-    return _at(_in_order(programs, shuffle_seed), times)
+    return _at(programs, times)
 
 
 def rate_for_load(
@@ -205,12 +151,8 @@ def _unit_poisson(rng: Random) -> Iterator[float]:
         yield now
 
 
-def _in_order(programs: Sequence[ProgramShape], seed: int | None) -> Sequence[ProgramShape]:
-    _refuse_twins(programs)
-    return programs if seed is None else Random(f"shuffle/{seed}").sample(programs, len(programs))
-
-
 def _at(programs: Sequence[ProgramShape], times: Iterator[float]) -> list[ProgramShape]:
+    _refuse_twins(programs)
     # zip() takes from the times last, and they never end.
     return [program.arriving(at_s) for program, at_s in zip(programs, times, strict=False)]
 

@@ -2,13 +2,15 @@
 
 The Berkeley Function Calling Leaderboard (v4) asks an agent some things in turn, and gives it
 the tools of one or two APIs. Its package ``bfcl-eval`` has the tasks, the tool calls that solve
-them, and the tools themselves, which `agentrt.lab.workloads.bfcl_tools` runs. That package pins
-old versions of what we and vLLM need, so it is no dependency: ``pip install --no-deps bfcl-eval``.
+them, and the tools themselves, which `Tools` runs for real. That package pins old versions of what
+we and vLLM need, so it is no dependency: ``pip install --no-deps bfcl-eval``.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
+import importlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -148,7 +150,71 @@ def _extend(calls: list[CallShape], prompt: int, output: int, gap_s: float, tool
 # -- reading the package's files --------------------------------------------------------
 
 
-def check_installed() -> None:
+class Tools:
+    """The tools of one task, in the state that its scenario says."""
+
+    def __init__(self, task: Task) -> None:
+        self._apis = {name: _instance(name, task.scenario.get(name, {})) for name in task.apis}
+        offered = {tool.name for tool in task.tools}
+        solving = {call.name for turn in task.turns for call in turn.calls}
+        self._known: dict[str, Callable[..., Any]] = {
+            name: getattr(api, name)
+            for api in self._apis.values()
+            for name in offered | solving
+            if callable(getattr(api, name, None))
+        }
+
+    def call(self, call: ToolCall) -> str:
+        """Run a tool; its result, or what it complains of, as BFCL shows them to a model."""
+        tool = self._known.get(call.name)
+        if tool is None:
+            return f"Error during execution: there is no tool {call.name!r}"
+        try:
+            result = tool(**call.arguments)
+        except Exception as error:  # whatever a tool raises is for the agent to read
+            return f"Error during execution: {error}"
+        if not isinstance(result, dict):
+            return str(result)
+        try:
+            return json.dumps(result)
+        except TypeError:
+            return str(result)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """The public attributes of each API: what BFCL compares at the end of a turn."""
+        return {
+            name: {key: value for key, value in vars(api).items() if not key.startswith("_")}
+            for name, api in self._apis.items()
+        }
+
+
+def solved(task: Task) -> Tools:
+    """The tools of a task, after all calls that solve it."""
+    tools = Tools(task)
+    for turn in task.turns:
+        for call in turn.calls:
+            tools.call(call)
+    return tools
+
+
+def _instance(name: str, scenario: dict[str, Any]) -> Any:
+    _check_installed()
+    from bfcl_eval.constants import executable_backend_config as known
+
+    try:
+        module = importlib.import_module(known.CLASS_FILE_PATH_MAPPING[name])
+    except ImportError as error:
+        raise ConfigError(
+            f"BFCL's tools {name} need {error.name}, which is not installed: "
+            f"pip install {error.name}"
+        ) from error
+    api = getattr(module, name)()
+    if name not in known.STATELESS_CLASSES:
+        api._load_scenario(copy.deepcopy(scenario), long_context=False)
+    return api
+
+
+def _check_installed() -> None:
     """Raise `ConfigError` where BFCL's package is missing."""
     if find_spec("bfcl_eval") is None:
         raise ConfigError(
@@ -158,7 +224,7 @@ def check_installed() -> None:
 
 
 def _data() -> Traversable:
-    check_installed()
+    _check_installed()
     return files("bfcl_eval") / "data"
 
 

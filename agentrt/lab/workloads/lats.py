@@ -19,8 +19,7 @@ from random import Random
 from statistics import NormalDist
 
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.lab.workloads.sizes import Gaps, Sizes
-from agentrt.lab.workloads.sketch import Sketch
+from agentrt.lab.workloads.sizes import Gaps, Sizes, Sketch
 
 CALLS_MEAN = 159.7
 PROMPT_MEAN = 467.2
@@ -68,7 +67,7 @@ class _Leaf:
     observation: int
 
 
-def program(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
+def lats(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
     """One search: iterations of parallel expansions and evaluations, joined by reflections."""
     iterations = _iterations(rng)
     sketch = Sketch(rng, system_tokens=SYSTEM_TOKENS)

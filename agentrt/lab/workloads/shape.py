@@ -6,7 +6,11 @@ engine run them; the benchmarks give them words.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import Random
+from statistics import fmean, pstdev
 
 from agentrt.errors import ConfigError
 
@@ -34,6 +38,11 @@ class CallShape:
     human: bool = False
     tool: str = ""
 
+    @property
+    def needs(self) -> set[int]:
+        """The calls that must be there for this one to be."""
+        return {*self.after, *(() if self.extends is None else (self.extends,))}
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramShape:
@@ -57,8 +66,7 @@ class ProgramShape:
         if not self.calls:
             raise ConfigError(f"program {self.program_id} has no calls")
         for index, call in enumerate(self.calls):
-            parents = (*call.after, *(() if call.extends is None else (call.extends,)))
-            if any(not 0 <= parent < index for parent in parents):
+            if any(not 0 <= parent < index for parent in call.needs):
                 raise ConfigError(
                     f"program {self.program_id}: call {index} names a parent that is not before it"
                 )
@@ -84,3 +92,77 @@ class ProgramShape:
     def arriving(self, at_s: float) -> ProgramShape:
         """The same program, arriving at another time."""
         return replace(self, arrives_s=at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """At most so many ``calls`` of a program, and so many ``tokens`` of prompt and output a call.
+
+    None is no limit.
+    """
+
+    calls: int | None = None
+    tokens: int | None = None
+
+    def of(self, program: ProgramShape) -> ProgramShape:
+        """The program without the calls that do not fit, and without all that comes after them.
+
+        Raises `ConfigError` when nothing is left of it.
+        """
+        kept: dict[int, int] = {}
+        calls: list[CallShape] = []
+        for index, call in enumerate(program.calls):
+            if self._has_room(call, len(calls)) and kept.keys() >= call.needs:
+                kept[index] = len(calls)
+                calls.append(_renumbered(call, kept))
+        if not calls:
+            first = program.calls[0]
+            raise ConfigError(
+                f"program {program.program_id}: not even its first call, of {first.prompt_tokens} "
+                f"prompt and {first.output_tokens} output tokens, fits into {self.tokens} tokens; "
+                "scale its contexts down, or raise --max-model-len"
+            )
+        return program if len(calls) == len(program.calls) else replace(program, calls=tuple(calls))
+
+    def _has_room(self, call: CallShape, before: int) -> bool:
+        if self.calls is not None and before >= self.calls:
+            return False
+        return self.tokens is None or max(1, call.prompt_tokens) + call.output_tokens <= self.tokens
+
+
+WHOLE = Cut()
+"""Nothing is cut."""
+
+
+def _renumbered(call: CallShape, kept: dict[int, int]) -> CallShape:
+    extends = None if call.extends is None else kept[call.extends]
+    return replace(call, after=tuple(kept[i] for i in call.after), extends=extends)
+
+
+def with_hints(
+    programs: Sequence[ProgramShape], correlation: float = 0.5, seed: int = 0
+) -> list[ProgramShape]:
+    """The same programs with ``hint_tokens`` set.
+
+    The logarithms of hints and of true sizes (output tokens of the whole program) have
+    about this correlation over ``programs``, and the same mean and spread. 1 makes the
+    hints exact, 0 worthless. 0.5 stands for what a server can know: the
+    prompt's length, a user's budget, an earlier run of the same thread.
+    """
+    if not 0 <= correlation <= 1:
+        raise ConfigError(f"a hint's correlation with the truth is 0 to 1, not {correlation}")
+    if not programs:
+        return []
+    logs = [math.log(program.output_tokens) for program in programs]
+    mean, noise = fmean(logs), pstdev(logs) * math.sqrt(1 - correlation**2)
+    return [
+        replace(
+            program,
+            hint_tokens=math.exp(
+                mean
+                + correlation * (log - mean)
+                + noise * Random(f"hint/{seed}/{program.program_id}").gauss(0.0, 1.0)
+            ),
+        )
+        for program, log in zip(programs, logs, strict=True)
+    ]

@@ -69,7 +69,6 @@ def read_programs(
     *,
     context_scale: float = 1.0,
     output_scale: float = 1.0,
-    keep_gaps: bool = True,
     gap_scale: float = 1.0,
 ) -> Trace:
     """The programs of a file, in its order, with their tokens and gaps multiplied.
@@ -78,15 +77,15 @@ def read_programs(
     at least a token. A prompt holds the earlier prompt and output that it begins with,
     so contexts shrink in full only if outputs shrink with them; where a prompt had to stay
     longer than the scale says, it is counted.
-    Without ``keep_gaps`` no time passes outside the engine. Programs of request logs and
-    DAGs arrive when they did, in seconds after the first; sessions all arrive at 0.
+    Programs of request logs and DAGs arrive when they did, in seconds after the first; sessions
+    all arrive at 0.
 
     A session, subagent, DAG or request that cannot be read is left out. The notes count them, and
     say where the first one is and what is wrong with it.
 
     Raises `ConfigError`, which names file and line, where nothing is left.
     """
-    scales = Scales(context_scale, output_scale, gap_scale if keep_gaps else 0.0)
+    scales = Scales(context_scale, output_scale, gap_scale)
     source = Path(path)
     notes = Notes()
     name, entries = _of_one_format(read_objects(source, notes), notes)

@@ -14,7 +14,7 @@ from agentrt.lab.outcome import Outcome, summarize
 from agentrt.lab.runs.grid import Setting, Source, do, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
-from agentrt.lab.workloads import CallShape, ClosedLoop, ProgramShape, bursts
+from agentrt.lab.workloads import CallShape, ProgramShape, bursts
 from agentrt.scheduler import SchedulerConfig
 
 pytestmark = pytest.mark.engine
@@ -101,12 +101,23 @@ def _order(means: dict[str, float], pair: tuple[str, str]) -> tuple[str, str] | 
     return (fast, slow) if means[fast] < (1 - TIED) * means[slow] else None
 
 
+class Users:
+    """Two users who each run one program after another: the next comes when any has ended."""
+
+    def __init__(self, programs: Sequence[ProgramShape]) -> None:
+        self._left = list(programs)
+
+    def first(self) -> Sequence[ProgramShape]:
+        return [self._left.pop(0), self._left.pop(0)]
+
+    def after_end(self, program_id: str, now_s: float) -> Sequence[ProgramShape]:
+        return [self._left.pop(0).arriving(now_s)] if self._left else ()
+
+
 def test_users_wait_for_their_programs_in_the_virtual_engine_too() -> None:
     programs = [_chain(f"p{i}", [5, 5]) for i in range(6)]
     known: list[tuple[int, int]] = []
-    run = run_virtual(
-        ClosedLoop(programs, 2), SchedulerConfig(), progress=lambda *told: known.append(told)
-    )
+    run = run_virtual(Users(programs), SchedulerConfig(), progress=lambda *told: known.append(told))
     ends = [outcome.ended_s for outcome in run.outcomes]
     starts = sorted(outcome.arrived_s for outcome in run.outcomes)
     assert starts == [0.0, 0.0, *ends[:4]]

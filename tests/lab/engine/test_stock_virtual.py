@@ -16,9 +16,8 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
 from agentrt.lab.runs.stock import Stock
 from agentrt.lab.workloads.arrivals import poisson
-from agentrt.lab.workloads.cut import Cut
 from agentrt.lab.workloads.generate import generate
-from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.lab.workloads.shape import CallShape, Cut, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 
 pytestmark = pytest.mark.engine

@@ -1,4 +1,4 @@
-"""Programs arrive at the rates asked for; a closed loop keeps its users busy."""
+"""Programs arrive at the rates asked for."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.errors import ConfigError, InvariantError
+from agentrt.errors import ConfigError
 from agentrt.lab.workloads import (
     Arrivals,
     CallShape,
-    ClosedLoop,
     Open,
     ProgramShape,
     at_once,
     bursts,
-    closed_loop,
     poisson,
     rate_for_load,
 )
@@ -92,16 +90,6 @@ def test_arrivals_rise_and_lose_nobody(
     assert poisson(some, rate, seed)[: n // 2] == poisson(some[: n // 2], rate, seed)
 
 
-@given(n=st.integers(0, 40), seed=st.integers(0, 2**30))
-def test_a_shuffle_changes_the_order_only(n: int, seed: int) -> None:
-    some = programs(n)
-    shuffled = poisson(some, 1.0, 0, shuffle_seed=seed)
-    assert sorted(ids(shuffled)) == sorted(ids(some))
-    assert [p.arrives_s for p in shuffled] == [p.arrives_s for p in poisson(some, 1.0, 0)]
-    assert shuffled == poisson(some, 1.0, 0, shuffle_seed=seed)
-    assert ids(at_once(some, shuffle_seed=seed)) == ids(shuffled)
-
-
 def test_the_rate_for_a_load() -> None:
     """32 calls at 50 tokens/s make 1,600 tokens/s: 8 programs/s of 100 tokens are half."""
     assert rate_for_load(programs(3, 100), 0.5, 32, 0.02) == pytest.approx(8.0)
@@ -114,31 +102,6 @@ def test_open_arrivals_come_in_order_and_ask_for_nothing() -> None:
     assert list(stream.after_end("p0", 9.0)) == []
 
 
-@given(n=st.integers(0, 30), users=st.integers(1, 10), data=st.data())
-def test_a_closed_loop_keeps_its_users_busy(n: int, users: int, data: st.DataObject) -> None:
-    loop: Arrivals = closed_loop(programs(n), users)
-    for _ in range(2):  # a second run is like the first
-        alive = ids(loop.first())
-        seen, now = list(alive), 0.0
-        while alive:
-            assert len(alive) == min(users, n - len(seen) + len(alive))
-            now += 1.0
-            ended = alive.pop(data.draw(st.integers(0, len(alive) - 1)))
-            came = loop.after_end(ended, now)
-            assert all(program.arrives_s == now for program in came)
-            alive += [program.program_id for program in came]
-            seen += [program.program_id for program in came]
-        assert seen == ids(programs(n))
-
-
-def test_a_program_cannot_end_twice() -> None:
-    loop = ClosedLoop(programs(3), 1)
-    loop.first()
-    loop.after_end("p0", 1.0)
-    with pytest.raises(InvariantError, match="p0 ended"):
-        loop.after_end("p0", 2.0)
-
-
 def test_what_cannot_be_is_refused() -> None:
     some = programs(2)
     with pytest.raises(ConfigError, match="rate of arrival"):
@@ -147,8 +110,6 @@ def test_what_cannot_be_is_refused() -> None:
         bursts(some, 1.0, 1, load=2.0)
     with pytest.raises(ConfigError, match="period"):
         bursts(some, 1.0, 1, period_programs=0)
-    with pytest.raises(ConfigError, match="1 or more"):
-        closed_loop(some, 0)
     with pytest.raises(ConfigError, match="two programs have the id 'p0'"):
         Open([some[0], some[0]])
     with pytest.raises(ConfigError, match="no programs"):

@@ -194,7 +194,7 @@ def test_impossible_scales_are_refused(tmp_path: Path, scales: dict[str, float])
     path = tmp_path / "good.jsonl"
     path.write_text(json.dumps(SESSION))
     with pytest.raises(ConfigError, match=next(iter(scales))):
-        read_programs(path, **scales)  # type: ignore[arg-type]
+        read_programs(path, **scales)
 
 
 JSON = st.recursive(

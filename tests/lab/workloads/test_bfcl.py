@@ -14,8 +14,16 @@ from jsonschema import Draft202012Validator
 
 from agentrt.errors import ConfigError
 from agentrt.lab.workloads import bfcl
-from agentrt.lab.workloads.bfcl import GAP_QUANTILES, Task, gap_at, gaps, read_tasks, said, shape
-from agentrt.lab.workloads.bfcl_tools import Tools
+from agentrt.lab.workloads.bfcl import (
+    GAP_QUANTILES,
+    Task,
+    Tools,
+    gap_at,
+    gaps,
+    read_tasks,
+    said,
+    shape,
+)
 from agentrt.request import ToolCall
 
 

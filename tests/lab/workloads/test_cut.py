@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
 from agentrt.lab.workloads import CallShape, ProgramShape, generate
-from agentrt.lab.workloads.cut import WHOLE, Cut
 from agentrt.lab.workloads.replay import Scales, rescaled
+from agentrt.lab.workloads.shape import WHOLE, Cut
 
 CHAIN = ProgramShape(
     "p",

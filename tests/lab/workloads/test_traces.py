@@ -85,7 +85,7 @@ class TestSessions:
         assert f"{replay.RAISED}: 2" in trace.report()
 
     def test_without_gaps_nothing_waits_outside(self, tmp_path: Path) -> None:
-        trace = read_programs(lines(tmp_path / "a.jsonl", self.CHAIN), keep_gaps=False)
+        trace = read_programs(lines(tmp_path / "a.jsonl", self.CHAIN), gap_scale=0)
         assert not any(c.gap_s or c.human for c in only(trace).calls)
 
     def test_subagents_are_parallel_branches_that_the_next_call_joins(self, tmp_path: Path) -> None:

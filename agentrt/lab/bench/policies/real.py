@@ -21,7 +21,7 @@ from agentrt.lab.outcome import summarize
 from agentrt.lab.runs.grid import RunResult, Setting, Source
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
-from agentrt.lab.workloads.cut import Cut
+from agentrt.lab.workloads.shape import Cut
 
 Open = Callable[[LabEngine], AbstractAsyncContextManager[object]]
 """Starts an engine for a body, and stops it whatever happens."""

@@ -239,7 +239,7 @@ def _pressure(text: str) -> Pressure:
 
 def _source(options: Mapping[str, Any]) -> Source:
     from agentrt.lab.runs.grid import Source
-    from agentrt.lab.workloads.cut import Cut
+    from agentrt.lab.workloads.shape import Cut
 
     name = options["workload"]
     scale = options["scale"] or (1.0 if options["virtual"] else 0.05)

@@ -81,8 +81,8 @@ class MadeUpEngine:
 
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrt.lab.engine.engines.LabEngine", MadeUpEngine)
-    monkeypatch.setattr("agentrt.lab.bench.calibrate.hardware", lambda: "an abacus")
+    monkeypatch.setattr("agentrt.lab.commands.calibrate.LabEngine", MadeUpEngine)
+    monkeypatch.setattr("agentrt.lab.commands.calibrate.hardware", lambda: "an abacus")
     monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
 
 
