@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from agentrt.errors import InvariantError
 from agentrt.graph.integrity import check
@@ -38,8 +39,7 @@ class Totals:
     usage: Usage = field(default_factory=Usage)
 
 
-@dataclass(frozen=True, slots=True)
-class _Lineage:
+class _Lineage(NamedTuple):
     """What a set of parents gives to a child: depth, p(c), and the parent that p(c) is from."""
 
     parents: tuple[int, ...]
@@ -80,27 +80,15 @@ class ExecutionDAG:
         """A node was emitted at ``at`` (seconds), after all of ``parents`` (ids) had ended."""
         if self.closed_at is not None:
             raise InvariantError(f"program {self.program_id} is closed: cannot add {name!r}")
-        lineage = self._lineage_of(parents)
-        node = Node(
-            id=len(self._nodes),
-            kind=kind,
-            name=name,
-            scope=scope,
-            parents=lineage.parents,
-            created_at=at,
-            path_s=lineage.path_s,
-            depth=lineage.depth,
-            via=lineage.via,
-        )
+        above, depth, path_s, via = self._lineage_of(parents)
+        node = Node(len(self._nodes), kind, name, scope, above, at, path_s, depth, via)
         self._nodes.append(node)
         self._waiting[node.id] = node
-        for parent in lineage.parents:
+        for parent in above:
             self._sinks.pop(parent, None)
         self._sinks[node.id] = node
-        if kind is NodeKind.CALL:
-            self._totals.calls += 1
-        else:
-            self._totals.interrupts += 1
+        self._totals.calls += kind is NodeKind.CALL
+        self._totals.interrupts += kind is not NodeKind.CALL
         return node
 
     def start(self, node_id: int, at: float) -> Node:
@@ -129,7 +117,7 @@ class ExecutionDAG:
 
     def finish(self, node_id: int, at: float, report: CallReport | None = None) -> Node:
         """The node did its work. Legal without `start`, for executors that do not tell of it."""
-        return self._end(node_id, NodeState.DONE, at, report, None)
+        return self._end(node_id, NodeState.DONE, at, report)
 
     def fail(self, node_id: int, at: float, error: str, report: CallReport | None = None) -> Node:
         """The node ended with ``error`` (text for people); service it used still counts."""
@@ -137,7 +125,7 @@ class ExecutionDAG:
 
     def cancel(self, node_id: int, at: float, report: CallReport | None = None) -> Node:
         """The node was called off; service it used still counts."""
-        return self._end(node_id, NodeState.CANCELLED, at, report, None)
+        return self._end(node_id, NodeState.CANCELLED, at, report)
 
     def close(self, at: float, state: NodeState) -> tuple[Node, ...]:
         """The program ended in ``state``. Cancels whatever is open, and returns those nodes.
@@ -150,7 +138,7 @@ class ExecutionDAG:
         for node in left:
             asks = state is NodeState.INTERRUPTED and node.kind is NodeKind.HUMAN
             end = state if asks else NodeState.CANCELLED
-            self._end(node.id, end, at, None, None)
+            self._end(node.id, end, at, None)
         self.state = state
         self.closed_at = at
         return left
@@ -227,7 +215,7 @@ class ExecutionDAG:
         state: NodeState,
         at: float,
         report: CallReport | None,
-        error: str | None,
+        error: str | None = None,
     ) -> Node:
         node = self._take(node_id)
         del (self._running if node.state is NodeState.RUNNING else self._waiting)[node_id]
@@ -236,8 +224,7 @@ class ExecutionDAG:
         if report is not None and node.kind is NodeKind.CALL:
             node.service_s = report.service_s
         self._count(node)
-        if self._best is None or _longer(node, self._best):
-            self._best = node
+        self._best = max(self._best or node, node, key=_length)
         return node
 
     def _count(self, node: Node) -> None:
@@ -264,10 +251,7 @@ class ExecutionDAG:
         for node in nodes:
             if not node.state.ended:
                 raise InvariantError(f"{self._label(node)} is {node.state}: not yet a parent")
-        via = nodes[0]
-        for node in nodes:
-            if _longer(node, via):
-                via = node
+        via = max(nodes, key=_length)
         depth = 1 + max(node.depth for node in nodes)
         kept = parents if parents == unique else unique
         self._lineage = _Lineage(kept, depth, via.path_end_s, via.id)
@@ -278,8 +262,6 @@ class ExecutionDAG:
         check(self)
 
 
-def _longer(one: Node, other: Node) -> bool:
-    """True when ``one`` ends a longer path of service; the lower id wins a tie."""
-    if one.path_end_s != other.path_end_s:
-        return one.path_end_s > other.path_end_s
-    return one.id < other.id
+def _length(node: Node) -> tuple[float, int]:
+    """Orders nodes by the path of service that they end; the lower id wins a tie."""
+    return node.path_end_s, -node.id

@@ -56,9 +56,7 @@ def to_networkx(dag: ExecutionDAG) -> networkx.DiGraph[int]:
     graph: networkx.DiGraph[int] = networkx.DiGraph()
     graph.graph.update(program_id=dag.program_id, program_type=dag.program_type)
     for node in dag.nodes():
-        fields = _node_json(node)
-        del fields["id"]
-        graph.add_node(node.id, **fields)
+        graph.add_node(node.id, **{k: v for k, v in _node_json(node).items() if k != "id"})
     graph.add_edges_from(_edges(dag))
     return graph
 
@@ -74,22 +72,19 @@ def write(dags: ExecutionDAG | Sequence[ExecutionDAG], path: str | os.PathLike[s
     Several DAGs make a JSON array, or one subgraph each. Another suffix is a `ConfigError`.
     """
     target = Path(path)
+    one = dags if isinstance(dags, ExecutionDAG) else None
+    several = [] if isinstance(dags, ExecutionDAG) else dags
     if target.suffix == ".json":
-        text = json.dumps(_json_of(dags), indent=2, ensure_ascii=False) + "\n"
+        values = to_json(one) if one is not None else [to_json(dag) for dag in several]
+        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     elif target.suffix == ".mmd":
-        text = to_mermaid(dags) if isinstance(dags, ExecutionDAG) else _subgraphs(dags)
+        text = to_mermaid(one) if one is not None else _subgraphs(several)
     else:
         raise ConfigError(
             f"cannot write a graph to {target.name!r}: "
             "name a file that ends in .json (data) or .mmd (a Mermaid drawing)"
         )
     target.write_text(text, encoding="utf-8")
-
-
-def _json_of(dags: ExecutionDAG | Sequence[ExecutionDAG]) -> Any:
-    if isinstance(dags, ExecutionDAG):
-        return to_json(dags)
-    return [to_json(dag) for dag in dags]
 
 
 def _node_json(node: Node) -> dict[str, Any]:

@@ -66,9 +66,6 @@ class Frontier:
     def __len__(self) -> int:
         return len(self._ids if self._ids is not None else self.ids)
 
-    def __repr__(self) -> str:
-        return f"Frontier({list(self.ids)})"
-
     def fork(self) -> Frontier:
         """The frontier of a child thread that starts now."""
         child = Frontier()
