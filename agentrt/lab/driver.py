@@ -1,136 +1,174 @@
-"""Drives programs' shapes through virtual engines, as the runtime drives real programs.
+"""Drives shapes of programs over a backend: the one loop behind every study and benchmark.
 
-A call is emitted when its parents are done and its gap is over, and carries the program's
-account so far and its own critical path. Where it runs, the drivers of one engine and of
-several say.
+Programs arrive; a call is emitted when its parents are done and its gap is over, and carries the
+program's account so far and its own critical path; each program's end is an `Outcome`.
 """
 
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
+import math
 from collections.abc import Callable, Sequence
 
-from agentrt.errors import ConfigError
+from agentrt.errors import InvariantError
+from agentrt.lab.backends.base import Backend
 from agentrt.lab.engine.counts import EngineCounts
-from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.outcome import Outcome
+from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.runs.machine import cached_tokens, prompt_tokens
-from agentrt.lab.workloads.arrivals import Arrivals
+from agentrt.lab.workloads.arrivals import Arrivals, Open
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.request import Call, CallReport
-from agentrt.scheduler.table import ProcessTable, ProgramTotals
+from agentrt.request import CallReport
+from agentrt.scheduler.table import ProcessTable
 
-Progress = Callable[[int, int], None]
-"""Called with how many programs have ended, and of how many it is known that they come."""
+Progress = Callable[[int], None]
+"""Is told how many programs of a run have ended."""
+
+_CALL, _PROGRAM = range(2)
+"""What comes first at one moment: calls after their gaps, then programs."""
 
 
-class Driver(ABC):
-    """Takes calls to engines in the order of their arrivals, and their ends back.
+def drive(
+    backend: Backend,
+    programs: Sequence[ProgramShape] | Arrivals,
+    progress: Progress | None = None,
+) -> Ran:
+    """Run all programs to their end, in the backend's own time."""
+    driver = Driver(backend, programs, progress)
+    while driver.advance(backend.next_moment(driver.next_arrival)):
+        pass
+    return driver.result()
+
+
+class Driver:
+    """Takes programs' calls to a backend when they are due, and the calls' ends back.
 
     ``after_humans`` counts the calls that came after a human's gap.
     """
 
     def __init__(
-        self, arrivals: Arrivals, options: VirtualOptions, step_time: StepTimeModel
+        self,
+        backend: Backend,
+        programs: Sequence[ProgramShape] | Arrivals,
+        progress: Progress | None = None,
     ) -> None:
         self.outcomes: list[Outcome] = []
         self.after_humans = EngineCounts()
-        self._arrivals = arrivals
-        self._options = options
-        self._step_time = step_time
-        self._table = ProcessTable()
-        self._live: dict[str, tuple[LiveProgram, int]] = {}
-        # (seconds, serial number, program, index of its call): the program may be new.
-        self._coming: list[tuple[float, int, ProgramShape | LiveProgram, int]] = []
+        self.table = ProcessTable()
+        self._backend = backend
+        self._arrivals = Open(programs) if isinstance(programs, Sequence) else programs
+        self._progress = progress
+        self._moment = 0.0
+        # (moment, kind, serial number, program, index of its call): the program may be new.
+        self._coming: list[tuple[float, int, int, ProgramShape | LiveProgram, int]] = []
+        self._arrived = 0
         self._serial = 0
-        self._known = 0
+        self._welcome(self._arrivals.first())
 
     @property
-    @abstractmethod
-    def now(self) -> float:
-        """The virtual clock."""
+    def next_arrival(self) -> float:
+        """The moment at which the next call or program comes; inf if none is known."""
+        return self._coming[0][0] if self._coming else math.inf
 
-    @abstractmethod
-    def _submit(self, call: Call, prompt: Sequence[int]) -> None:
-        """A program made a call."""
+    def advance(self, moment: float) -> bool:
+        """All that happens at a moment. False when nothing is to happen any more."""
+        if moment == math.inf:
+            return False
+        self._moment = moment
+        # Who follows on another's end alone comes once the free slots are given out.
+        arrives = self.next_arrival <= moment or not self._backend.same_moment
+        self._backend.serve(moment, self.call_ended)
+        while arrives and self.next_arrival <= moment:
+            at, _, _, what, index = heapq.heappop(self._coming)
+            self._arrived += 1
+            if isinstance(what, LiveProgram):
+                self._emit(what, index)
+            else:
+                self._start(what, at)
+        self._backend.choose()
+        return True
 
-    @abstractmethod
-    def _boundary(self, program_id: str, what: str, name: str) -> None:
-        """A program began to wait for a tool or a human, or was answered."""
+    def result(self) -> Ran:
+        """What came of it. Raises `InvariantError` if programs are left that cannot go on."""
+        if len(self.table):
+            raise InvariantError(f"{len(self.table)} programs are stuck at {self._moment}")
+        backend = self._backend
+        return Ran(
+            self.outcomes,
+            backend.counts,
+            backend.busy_s,
+            self.after_humans,
+            backend.events + self._arrived,
+        )
 
-    @abstractmethod
-    def _forget(self, totals: ProgramTotals) -> None:
-        """A program ended."""
-
-    def _priority(self, live: LiveProgram, index: int) -> int:
-        """A call's priority for vLLM's own scheduler; ours looks at none."""
-        return 0
+    @property
+    def _now_s(self) -> float:
+        return self._backend.seconds(self._moment)
 
     def _welcome(self, programs: Sequence[ProgramShape]) -> None:
-        self._known += len(programs)
         for program in programs:
-            _check_fits(program, self._options)
-            self._expect(program.arrives_s, program, 0)
+            self._backend.expect(program)
+            self._expect(self._backend.moments(program.arrives_s), program)
 
-    def _expect(self, at_s: float, what: ProgramShape | LiveProgram, index: int) -> None:
+    def _expect(self, moment: float, what: ProgramShape | LiveProgram, index: int = 0) -> None:
         self._serial += 1
-        heapq.heappush(self._coming, (at_s, self._serial, what, index))
+        kind = _CALL if isinstance(what, LiveProgram) else _PROGRAM
+        heapq.heappush(self._coming, (moment, kind, self._serial, what, index))
 
-    def _arrive(self) -> None:
-        """Let in whoever is next."""
-        at_s, _, what, index = heapq.heappop(self._coming)
-        if isinstance(what, LiveProgram):
-            self._emit(what, index)
-        else:
-            self._start(what, at_s)
-
-    def _start(self, program: ProgramShape, at_s: float) -> None:
-        row = self._table.start_program(
-            program.program_id,
+    def _start(self, program: ProgramShape, at: float) -> None:
+        backend = self._backend
+        row = self.table.start_program(
+            f"{program.program_id}{backend.run_name}",
             program.type,
-            self.now,
+            self._now_s,
             tenant=program.tenant,
             session=program.session,
         )
-        live = LiveProgram(program, row)
+        live = LiveProgram(program, row, backend.seconds(at), backend.words)
+        backend.program_started(live)
         for index in live.first():
-            self._expect(at_s + program.calls[index].gap_s, live, index)
+            self._ready(live, index, at)
+
+    def _ready(self, live: LiveProgram, index: int, since: float) -> None:
+        """Nothing but its gap holds a call back."""
+        gap = self._backend.moments(live.shape.calls[index].gap_s)
+        if not gap and self._backend.same_moment:
+            self._emit(live, index)
+        else:
+            self._expect(since + gap, live, index)
 
     def _emit(self, live: LiveProgram, index: int) -> None:
         """What the runtime does when a program calls its model."""
-        call = live.emit(index, self._priority(live, index))
-        self._table.call_arrived(live.row, call.call_id, self.now)
-        self._live[call.call_id] = live, index
+        self.table.call_arrived(live.row, live.call_id(index), self._now_s)
         self._tell(live, index, ("returned", "answered"))
-        self._submit(call, live.prompts[index])
+        self._backend.submit(live, index)
 
-    def _ended(self, call_id: str, report: CallReport) -> bool:
-        """A call ended; its children come. True if its program ended as well."""
-        live, index = self._live.pop(call_id)
-        now = self.now
-        live.reports[index] = report
+    def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
+        """A call ended; its children come, or its program ends."""
+        row = live.row
         if live.shape.calls[index].human:
             self.after_humans.add(report)
-        self._table.call_ended(live.row, call_id, now, live.path_s[index], report)
-        for child in live.children(index):
+        self.table.call_ended(row, live.call_id(index), self._now_s, live.path_s[index], report)
+        live.call_ended(index, report)
+        self._backend.call_ended(live, index, report)
+        for child in live.ready_after(index):
             self._tell(live, child, ("tool", "human"))
-            self._expect(now + live.shape.calls[child].gap_s, live, child)
-        if not live.ended:
-            return False
-        self._table.end_program(live.row.program_id)
-        self._forget(ProgramTotals.of(live.row))
+            self._ready(live, child, self._moment)
+        if live.ended:
+            self._end(live)
+
+    def _end(self, live: LiveProgram) -> None:
+        self.table.end_program(live.row.program_id)
+        self._backend.program_ended(live)
         self.outcomes.append(self._outcome(live))
-        self._welcome(self._arrivals.after_end(live.shape.program_id, now))
-        return True
+        self._welcome(self._arrivals.after_end(live.shape.program_id, self._now_s))
+        if self._progress is not None:
+            self._progress(len(self.outcomes))
 
     def _tell(self, live: LiveProgram, index: int, what: tuple[str, str]) -> None:
         """The tool or the human before a call begins, or is done: the engine is told."""
         call = live.shape.calls[index]
         if call.after and call.gap_s > 0:
-            self._boundary(live.row.program_id, what[call.human], call.tool or "tool")
+            self._backend.boundary(live.row.program_id, what[call.human], call.tool or "tool")
 
     def _outcome(self, live: LiveProgram) -> Outcome:
         program, row = live.shape, live.row
@@ -138,9 +176,9 @@ class Driver(ABC):
             program_id=program.program_id,
             type=program.type,
             tenant=program.tenant,
-            arrived_s=program.arrives_s,
-            ended_s=self.now,
-            ideal_s=_ideal_s(program, self._step_time, self._options),
+            arrived_s=live.arrived_s,
+            ended_s=self._now_s,
+            ideal_s=self._backend.ideal_s(program),
             output_tokens=program.output_tokens,
             service_s=row.service_s,
             waiting_s=row.waiting_s,
@@ -148,33 +186,3 @@ class Driver(ABC):
             preemptions=row.usage.preemptions,
             steps=live.engine_steps,
         )
-
-
-def _ideal_s(program: ProgramShape, step_time: StepTimeModel, options: VirtualOptions) -> float:
-    """Seconds from start to end with the engine to itself and all shared prefixes cached."""
-    ends: list[float] = []
-    for call in program.calls:
-        start = max((ends[i] for i in call.after), default=0.0) + call.gap_s
-        ends.append(
-            start
-            + step_time.alone_s(
-                cached_tokens(program, call),
-                prompt_tokens(call),
-                call.output_tokens,
-                options.max_num_batched_tokens,
-            )
-        )
-    return max(ends)
-
-
-def _check_fits(program: ProgramShape, options: VirtualOptions) -> None:
-    for index, call in enumerate(program.calls):
-        prompt = prompt_tokens(call)
-        needed = prompt + call.output_tokens
-        if needed > options.max_model_len:
-            raise ConfigError(
-                f"program {program.program_id}: call {index} has {needed} tokens ({prompt} of "
-                f"prompt, {call.output_tokens} of output), and the virtual engine takes "
-                f"{options.max_model_len}; raise kv_blocks and max_model_len, or "
-                f"scale the program's tokens by {options.max_model_len / needed:.2f} or less"
-            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrt.lab.engine.counts import EngineCounts
+from agentrt.lab.engine.counts import EngineCounts, sum_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +144,33 @@ def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, f
         "recomputed_tokens": counts.recomputed_tokens,
         "cpu_us": None if counts.cpu_us is None else counts.cpu_us / max(1, counts.steps),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a run: its programs in the order of their ends, and what engines counted.
+
+    Of each engine there are its counts, if it has any, and the seconds that it was busy.
+    ``after_humans`` counts those calls alone that came after a human's gap. ``events`` is how
+    much there was to do: arrivals, and services that were over.
+    """
+
+    outcomes: list[Outcome]
+    engines: list[EngineCounts]
+    busy_s: list[float]
+    after_humans: EngineCounts
+    events: int = 0
+
+    @property
+    def counts(self) -> EngineCounts:
+        """What the engines counted, together."""
+        return self.engines[0] if len(self.engines) == 1 else sum_counts(self.engines)
+
+    @property
+    def preemptions(self) -> int:
+        """How often calls were preempted."""
+        return sum(outcome.preemptions for outcome in self.outcomes)
+
+    def summary(self) -> Summary:
+        """Its figures."""
+        return summarize(self.outcomes, self.counts if self.engines else None, self.busy_s)

@@ -1,7 +1,7 @@
 """A program of a shape under way: which call can come, with what prompt, after what service.
 
-Whoever drives an engine with shapes keeps one of these per program, in virtual time as
-on a real engine: both then make the same calls, and tell the scheduler the same of them.
+The driver keeps one of these per program on every backend, so that simulated, virtual and real
+engines get the same calls, and are told the same of them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,32 @@ def plain_words(name: str, count: int) -> list[int]:
 
 @dataclass(slots=True, eq=False)
 class LiveProgram:
-    """A program under way; a call's entries are filled in when it is emitted, or ends.
+    """A program under way.
 
-    ``path_tokens`` is what the calls on the longest path to a call have generated. What a
-    call generated is in ``outputs`` where a model said it; else it is `Words` of its own.
+    ``path_s`` is the service on the longest path to each call. What a call generated is in
+    ``outputs`` where a model said it; else it is `Words` of its own.
     """
 
     shape: ProgramShape
     row: ProgramRow
+    arrived_s: float = 0.0
     words: Words = plain_words
     prompts: dict[int, list[int]] = field(default_factory=dict)
     outputs: dict[int, Sequence[int]] = field(default_factory=dict)
-    path_s: dict[int, float] = field(default_factory=dict)
-    path_tokens: dict[int, int] = field(default_factory=dict)
     reports: dict[int, CallReport] = field(default_factory=dict)
+    path_s: list[float] = field(init=False)
+    path_tokens: dict[int, int] = field(default_factory=dict)
+    _children: list[list[int]] = field(init=False)
+    _parents_left: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        calls = self.shape.calls
+        self.path_s = [0.0] * len(calls)
+        self._parents_left = [len(call.after) for call in calls]
+        self._children = [[] for _ in calls]
+        for index, call in enumerate(calls):
+            for parent in call.after:
+                self._children[parent].append(index)
 
     def call_id(self, index: int) -> str:
         """A call's name on the engine."""
@@ -49,13 +61,17 @@ class LiveProgram:
         """The calls that wait for no other."""
         return [index for index, call in enumerate(self.shape.calls) if not call.after]
 
-    def children(self, index: int) -> list[int]:
-        """The calls that can come now that this one has ended."""
-        calls = enumerate(self.shape.calls)
-        return [i for i, call in calls if index in call.after and self._ready(i)]
+    def call_ended(self, index: int, report: CallReport) -> None:
+        """A call is over: what waited for it is one call nearer to its start."""
+        self.reports[index] = report
+        end_s = self.path_s[index] + report.service_s
+        for child in self._children[index]:
+            self.path_s[child] = max(self.path_s[child], end_s)
+            self._parents_left[child] -= 1
 
-    def _ready(self, index: int) -> bool:
-        return all(parent in self.reports for parent in self.shape.calls[index].after)
+    def ready_after(self, index: int) -> list[int]:
+        """The calls that can come now that this one has ended."""
+        return [child for child in self._children[index] if not self._parents_left[child]]
 
     @property
     def ended(self) -> bool:
@@ -73,16 +89,16 @@ class LiveProgram:
         reports = self.reports.values()
         return max(r.finished_step for r in reports) - min(r.arrived_step for r in reports)
 
-    def emit(self, index: int, priority: int = 0, *, with_prompt: bool = False) -> Call:
-        """What the runtime makes when a program calls its model.
+    def path_to(self, index: int) -> int:
+        """Tokens generated on the longest path that leads to a call: Eq. 2 in tokens."""
+        calls = self.shape.calls
+        lengths = (self.path_tokens[i] + calls[i].output_tokens for i in calls[index].after)
+        self.path_tokens[index] = max(lengths, default=0)
+        return self.path_tokens[index]
 
-        The prompt is in ``prompts``, and in the call only ``with_prompt``.
-        """
+    def call(self, index: int, priority: int = 0, *, with_prompt: bool = False) -> Call:
+        """What the runtime makes when a program calls its model; the prompt in it if asked for."""
         shape, row = self.shape.calls[index], self.row
-        self.prompts[index] = self._prompt(index)
-        self.path_s[index] = max(
-            (self.path_s[i] + self.reports[i].service_s for i in shape.after), default=0.0
-        )
         identity = Identity(
             call_id=self.call_id(index),
             program_id=row.program_id,
@@ -97,26 +113,24 @@ class LiveProgram:
             size_hint=self.shape.hint_tokens,
         )
         spec = CallSpec(
-            prompt_token_ids=tuple(self.prompts[index]) if with_prompt else None,
+            prompt_token_ids=tuple(self.prompt(index)) if with_prompt else None,
             max_tokens=shape.output_tokens,
             ignore_eos=True,
         )
         return PrioritizedCall(identity, spec, priority)
 
-    def path_to(self, index: int) -> int:
-        """Tokens generated on the longest path that leads to a call: Eq. 2 in tokens."""
-        calls = self.shape.calls
-        lengths = (self.path_tokens[i] + calls[i].output_tokens for i in calls[index].after)
-        self.path_tokens[index] = max(lengths, default=0)
-        return self.path_tokens[index]
+    def prompt(self, index: int) -> list[int]:
+        """The token ids of a call's prompt; what it extends comes first."""
+        if index not in self.prompts:
+            self.prompts[index] = self._prompt(index)
+        return self.prompts[index]
 
     def _prompt(self, index: int) -> list[int]:
-        """The token ids of a call's prompt; what it extends comes first."""
         program, call = self.shape, self.shape.calls[index]
         if call.extends is None:
             ids = self.words(f"system of {program.type}", program.system_tokens)
         else:
-            ids = [*self.prompts[call.extends], *self._output(call.extends)]
+            ids = [*self.prompt(call.extends), *self._output(call.extends)]
         fresh = prompt_tokens(call) - len(ids)
         if fresh <= 0:
             return ids[:fresh] if fresh else ids

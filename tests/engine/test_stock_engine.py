@@ -12,12 +12,12 @@ import pytest
 
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.policies.plan import contenders
 from agentrt.lab.bench.policies.real import RealBench
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
-from agentrt.lab.runs.grid import Source
+from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.runs.settings import Source
 from agentrt.lab.workloads.shape import Cut
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler import SchedulerConfig
@@ -60,7 +60,7 @@ async def test_stock_and_ours_do_the_same_work_under_one_probe() -> None:
     )
     await bench.run()
     assert [type(engine) for engine in opened] == [StockEngine, LabEngine]
-    assert [result.spec.policy for result in bench.results] == ["priority-path", "atlas"]
+    assert [result.spec.contender.name for result in bench.results] == ["priority-path", "atlas"]
     stock, ours = (result.summary for result in bench.results)
     assert (stock.programs, ours.programs) == (4, 4)
     assert stock.preemptions == 0, "memory is ample, and vLLM preempts for nothing else"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrt.lab.backends.steps import simulate
-from agentrt.lab.gittins import Laws
-from agentrt.lab.outcome import summarize
+from agentrt.lab.oracles import Laws
 from agentrt.lab.workloads.arrivals import at_once
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
@@ -57,6 +56,6 @@ def test_it_stands_between_who_knows_nothing_and_who_knows_all() -> None:
 
     def mean_s(policy: str) -> float:
         done = simulate(programs, SchedulerConfig(policy=policy), batch=8, step_s=0.025)
-        return summarize(done.outcomes).mean_s
+        return done.summary().mean_s
 
     assert mean_s("srpt") < mean_s("gittins") < 0.6 * mean_s("fcfs")

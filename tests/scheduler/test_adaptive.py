@@ -226,7 +226,7 @@ class Chance:
 
 def srpt() -> Policy:
     """The clairvoyant, with a future made up of names."""
-    return Srpt(SchedulerConfig(), lambda name: 1.0 + int(name[1:]))
+    return Srpt(SchedulerConfig(), lambda row: 1.0 + int(row.program_id[1:]))
 
 
 @pytest.mark.parametrize("policy", ["two-level", "atlas", "adaptive", "srpt"])

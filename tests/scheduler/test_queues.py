@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import InvariantError
-from agentrt.lab.studies.toys import ToyCall, ToyEngine, ToyProgram
 from agentrt.scheduler import (
     LevelQueues,
     ProcessTable,
@@ -18,6 +17,7 @@ from agentrt.scheduler import (
     policy_names,
 )
 from agentrt.scheduler.victims import Room
+from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 
 def config(**changes: object) -> SchedulerConfig:

@@ -1,21 +1,39 @@
-"""One simulated engine of the step simulator: batch slots, and the real queues before them."""
+"""One engine of the step simulator: batch slots, and the real queues before them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from agentrt.lab.backends.live import Job
+from agentrt.lab.program import LiveProgram
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.victims import Room
 
-SERVED, CALL, PROGRAM = range(3)
-"""What comes first at one moment: service that is over, calls after gaps, programs."""
+Stretch = tuple[str, int, int]
+"""A call that ran from one step to another without a break."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """What the queues carry for us: a call's place in its program, and the steps that it needs."""
+
+    live: LiveProgram
+    index: int
+    left: int
+    started_at: int = 0
+    settled_at: int = 0
+    stamp: int = 0
+
+    @property
+    def ends_at(self) -> int:
+        """The step at which it has nothing left, if it goes on running."""
+        return self.settled_at + self.left
 
 
 class Clock(Protocol):
@@ -25,7 +43,7 @@ class Clock(Protocol):
     now: float
     step_s: float
 
-    def when(self, step: int, kind: int, what: Callable[[], None]) -> None:
+    def when(self, step: int, what: Callable[[], None]) -> None:
         """Let something happen at a step."""
 
     def touch(self, engine: Slots) -> None:
@@ -34,24 +52,38 @@ class Clock(Protocol):
     def served(self, engine: Slots) -> None:
         """At this moment service of the engine's calls is over."""
 
-    def call_ended(self, engine: Slots, call: QueuedCall) -> None:
-        """A call has left the engine."""
+    def leave(self, engine: Slots, call: QueuedCall) -> None:
+        """A call has ended, and is in the queues no more."""
 
 
 class Slots:
-    """``batch`` slots that give each running call one token a step."""
+    """``batch`` slots that give each running call one token a step.
+
+    With ``strict`` the best calls run in each step, as Algorithm 1 has it (lines 32-39), and
+    preempted calls, the worst first, go to the tail of their level. Without it a running call
+    gives way to a strictly better level only, and keeps its place: what we do in a real
+    engine, where a preemption costs something. ``busy_steps`` are those that its slots have
+    served, all together; ``stretches`` are kept where somebody gave a list for them.
+    """
 
     def __init__(
-        self, clock: Clock, config: SchedulerConfig, policy: Policy, batch: int, index: int = 0
+        self,
+        clock: Clock,
+        config: SchedulerConfig,
+        policy: Policy,
+        batch: int,
+        *,
+        strict: bool = False,
+        stretches: list[Stretch] | None = None,
     ) -> None:
-        self.index = index
-        self.batch = batch
         self.queues = LevelQueues(config, policy, slots=batch)
         self.running: list[QueuedCall] = []
         self.busy_steps = 0
-        """Steps that its slots have served, all together."""
+        self._batch = batch
         self._clock = clock
         self._preemption = config.preemption
+        self._strict = strict and policy.levelled
+        self._stretches = stretches
         self._over: list[QueuedCall] = []
         self._unsorted = False
         self._wakes: set[int] = set()
@@ -65,8 +97,9 @@ class Slots:
         if self._unsorted:
             self.running.sort(key=_key)
             self._unsorted = False
-        self._make_room()
-        while len(self.running) < self.batch and self.queues.head() is not None:
+        for call in self._outranked() if self._strict else self._victims():
+            self._stop(call)
+        while len(self.running) < self._batch and self.queues.head() is not None:
             self._start(self.queues.take())
         # A running call may be safe from preemption for some steps only: look again.
         head = self.queues.head()
@@ -82,35 +115,49 @@ class Slots:
         step = max(step, self._clock.at + 1)
         if step not in self._wakes:
             self._wakes.add(step)
-            self._clock.when(step, SERVED, lambda: self._woken(step))
+            self._clock.when(step, lambda: self._woken(step))
 
     def _woken(self, step: int) -> None:
         self._wakes.discard(step)
         self._clock.touch(self)
 
-    def _make_room(self) -> None:
+    def _victims(self) -> list[QueuedCall]:
         head = self.queues.head()
         if head is None or not self.running or head.level >= self.running[-1].level:
-            return
+            return []
         for call in self.running:
             if call.level > head.level:
                 self._settle(call)
         self.running.sort(key=_key)
-        free = self.batch - len(self.running)
-        for call in self.queues.victims(self.running, free, 1, _ROOM):
-            self.running.remove(call)
-            call.item.stamp += 1
-            self.queues.stop(call, self._clock.now)
-            self.queues.put(call)
+        free = self._batch - len(self.running)
+        return list(self.queues.victims(self.running, free, 1, _ROOM))
+
+    def _outranked(self) -> list[QueuedCall]:
+        """Running calls that are not among the best, the worst first."""
+        best = sorted([*self.running, *self.queues.in_order()], key=_key)[: self._batch]
+        return [call for call in reversed(self.running) if call not in best]
 
     def _start(self, call: QueuedCall) -> None:
         self.queues.start(call, self._clock.now)
         self.running.append(call)
         self._unsorted = True
         job: Job = call.item
-        job.settled_at = self._clock.at
+        job.started_at = job.settled_at = self._clock.at
         job.stamp += 1
         self._watch(call)
+
+    def _stop(self, call: QueuedCall) -> None:
+        if self._strict:
+            self._settle(call)
+        self._free(call)
+        call.item.stamp += 1
+        self.queues.stop(call, self._clock.now, to_tail=self._strict)
+        self.queues.put(call)
+
+    def _free(self, call: QueuedCall) -> None:
+        self.running.remove(call)
+        if self._stretches is not None:
+            self._stretches.append((call.call_id, call.item.started_at, self._clock.at))
 
     # -- service -----------------------------------------------------------------------
 
@@ -122,7 +169,7 @@ class Slots:
         if not math.isinf(call.quantum_left):
             budget = max(1, step_of(call.quantum_left, clock.step_s))
         stamp = job.stamp
-        clock.when(clock.at + min(job.left, budget), SERVED, lambda: self._due(call, stamp))
+        clock.when(clock.at + min(job.left, budget), lambda: self._due(call, stamp))
 
     def _due(self, call: QueuedCall, stamp: int) -> None:
         if stamp == call.item.stamp:
@@ -134,9 +181,9 @@ class Slots:
         over, self._over = sorted(self._over, key=_key), []
         for call in (call for call in over if call.item.ends_at == self._clock.at):
             self._settle(call)
-            self.running.remove(call)
+            self._free(call)
             self.queues.remove(call, self._clock.now)
-            self._clock.call_ended(self, call)
+            self._clock.leave(self, call)
         for call in (call for call in over if call.item.left):
             self._settle(call)
             self._watch(call)

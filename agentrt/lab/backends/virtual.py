@@ -1,99 +1,223 @@
-"""Runs programs' shapes on a virtual engine: real scheduling, virtual time, no model."""
+"""Virtual engines: vLLM's real scheduling in virtual time, behind the real router if several.
+
+Each engine is a scheduler over a KV cache of its own, and tells what it holds by its KV events.
+An engine's step begins when the one before it has ended; what arrives in between is let in
+before the next, as its outcome is known to the others when it is over.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from agentrt.lab.driver import Driver, Progress
+from agentrt.errors import ConfigError
+from agentrt.lab.backends.base import Backend, CallEnded, Replicas
+from agentrt.lab.driver import Progress, drive
 from agentrt.lab.engine.counts import EngineCounts
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
-from agentrt.lab.outcome import Outcome
+from agentrt.lab.outcome import Ran
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.runs.stock import Stock
-from agentrt.lab.workloads.arrivals import Arrivals, Open
+from agentrt.lab.runs.contenders import Stock
+from agentrt.lab.runs.machine import cached_tokens, prompt_tokens
+from agentrt.lab.workloads.arrivals import Arrivals
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.request import Call
+from agentrt.request import CallReport
+from agentrt.router import RouterCall
+from agentrt.router.kv_events import KVEventBatch, KVEventStream, short
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import level_ends
 from agentrt.scheduler.table import ProgramTotals
 
-__all__ = ["Progress", "VirtualRun", "run_virtual"]
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """An engine, and its step under way; ``stepping`` while one is or is about to begin."""
+
+    engine: VirtualEngine
+    stream: KVEventStream = field(default_factory=KVEventStream)
+    reports: dict[str, CallReport] = field(default_factory=dict)
+    stepping: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualRun:
-    """What came of a run: its programs in the order of their ends, and the engine's counts.
+class Virtual(Backend):
+    """``replicas`` virtual engines, all alike; with a ``router`` they stand behind it.
 
-    ``after_humans`` counts those calls alone that came after a human's gap.
+    Without one there is one engine, under our scheduler or vLLM's own, and nobody is let in
+    during its steps. Raises `ConfigError` for a router that there is not, and for a call that
+    does not fit an engine.
     """
 
-    outcomes: list[Outcome]
-    counts: EngineCounts
-    after_humans: EngineCounts = field(default_factory=EngineCounts)
+    def __init__(
+        self,
+        scheduling: SchedulerConfig | Stock,
+        options: VirtualOptions | None = None,
+        step_time: StepTimeModel | None = None,
+        *,
+        replicas: int = 1,
+        router: str | None = None,
+    ) -> None:
+        self._options = options = options or VirtualOptions()
+        self._step_time = step_time = step_time or StepTimeModel()
+        self._stock = scheduling if isinstance(scheduling, Stock) else None
+        config = scheduling.scheduling if isinstance(scheduling, Stock) else scheduling
+        self._replicas: Replicas | None = None
+        reads = False
+        if router is not None:
+            assert isinstance(config, SchedulerConfig)
+            self._replicas = Replicas(router, replicas, options.max_num_seqs, level_ends(config))
+            reads = self._replicas.dispatcher.router.reads_blocks
+        self.lanes = [
+            _Lane(VirtualEngine(config, options, step_time, kv_events=reads))
+            for _ in range(replicas)
+        ]
+        for lane in self.lanes if reads else ():
+            lane.stream.take(KVEventBatch.from_wire(lane.engine.scheduler.control("held")))
+        self._now = 0.0
+        self._serial = 0
+        self._stepping: list[tuple[float, int, _Lane]] = []
+        self._beginning: list[_Lane] = []
+        self._live: dict[str, tuple[LiveProgram, int]] = {}
+
+    # -- time --------------------------------------------------------------------------
+
+    def next_moment(self, arrival: float) -> float:
+        if not self._stepping:
+            return arrival
+        end = self._stepping[0][0]
+        return end if self._replicas is None else min(arrival, end)
+
+    def serve(self, moment: float, ended: CallEnded) -> None:
+        self._now = max(self._now, moment)
+        while self._stepping and self._stepping[0][0] <= moment:
+            self._end_step(heapq.heappop(self._stepping)[2], ended)
+
+    def _end_step(self, lane: _Lane, ended: CallEnded) -> None:
+        if self._replicas is not None:
+            for note in lane.engine.held:
+                for ready in lane.stream.take(note):
+                    view = self._replicas.views[self.lanes.index(lane)]
+                    self._replicas.dispatcher.cache_changed(view, ready)
+            for call_id, report in lane.reports.items():
+                self._replicas.ended(call_id, report)
+        reports, lane.reports = lane.reports, {}
+        for call_id, report in reports.items():
+            ended(*self._live.pop(call_id), report)
+        lane.stepping = lane.engine.busy
+        if lane.stepping:
+            self._beginning.append(lane)
+
+    def choose(self) -> None:
+        beginning, self._beginning = self._beginning, []
+        for lane in beginning:
+            lane.reports = lane.engine.step()
+            self._serial += 1
+            heapq.heappush(self._stepping, (lane.engine.now, self._serial, lane))
+
+    def ideal_s(self, program: ProgramShape) -> float:
+        """Seconds with the engine to itself and all shared prefixes cached."""
+        ends: list[float] = []
+        for call in program.calls:
+            start = max((ends[i] for i in call.after), default=0.0) + call.gap_s
+            ends.append(
+                start
+                + self._step_time.alone_s(
+                    cached_tokens(program, call),
+                    prompt_tokens(call),
+                    call.output_tokens,
+                    self._options.max_num_batched_tokens,
+                )
+            )
+        return max(ends)
+
+    # -- calls and programs ------------------------------------------------------------
+
+    def expect(self, program: ProgramShape) -> None:
+        most = self._options.max_model_len
+        for index, call in enumerate(program.calls):
+            prompt = prompt_tokens(call)
+            needed = prompt + call.output_tokens
+            if needed > most:
+                raise ConfigError(
+                    f"program {program.program_id}: call {index} has {needed} tokens ({prompt} of "
+                    f"prompt, {call.output_tokens} of output), and the virtual engine takes "
+                    f"{most}; raise kv_blocks and max_model_len, or "
+                    f"scale the program's tokens by {most / needed:.2f} or less"
+                )
+
+    def submit(self, live: LiveProgram, index: int) -> None:
+        call = live.call(index, 0 if self._stock is None else self._stock.priority(live, index))
+        self._live[call.call_id] = live, index
+        request = self.lanes[0].engine.prepare(call, live.prompt(index))
+        number = 0
+        if self._replicas is not None:
+            question = RouterCall(
+                program_id=call.identity.program_id,
+                prompt_tokens=len(live.prompt(index)),
+                attained_s=live.path_s[index],
+                kind=f"{call.identity.program_type}/{call.identity.node}",
+                block_size=self._options.block_size,
+                blocks=partial(_hashes, request.block_hashes),
+            )
+            number = self._replicas.send(call.call_id, question)
+        lane = self.lanes[number]
+        if not lane.engine.busy:
+            lane.engine.wait_until(self._now)
+        lane.engine.submit(request)
+        if not lane.stepping:
+            lane.stepping = True
+            self._beginning.append(lane)
+
+    def _had(self, program_id: str) -> list[_Lane]:
+        """The engines that have served a program."""
+        if self._replicas is None:
+            return self.lanes
+        return [self.lanes[index] for index in sorted(self._replicas.served(program_id))]
+
+    def boundary(self, program_id: str, what: str, name: str) -> None:
+        for lane in self._had(program_id):
+            lane.engine.boundary(program_id, what, name)
+
+    def program_ended(self, live: LiveProgram) -> None:
+        totals = ProgramTotals.of(live.row)
+        had = self._had(totals.program_id)
+        if self._replicas is not None:
+            self._replicas.program_ended(totals.program_id)
+        for lane in had:
+            lane.engine.end_program(totals)
+
+    # -- what it has counted -----------------------------------------------------------
+
+    @property
+    def counts(self) -> list[EngineCounts]:
+        return [lane.engine.counts for lane in self.lanes]
+
+    @property
+    def busy_s(self) -> list[float]:
+        return [lane.engine.busy_s for lane in self.lanes]
+
+    @property
+    def routed(self) -> list[int]:
+        """How many calls the router sent to each engine."""
+        return [] if self._replicas is None else self._replicas.routed
+
+
+def _hashes(block_hashes: Sequence[bytes]) -> list[int]:
+    return [short(value) for value in block_hashes]
 
 
 def run_virtual(
     programs: Sequence[ProgramShape] | Arrivals,
-    config: SchedulerConfig | Stock,
+    scheduling: SchedulerConfig | Stock,
     *,
     engine: VirtualOptions | None = None,
     step_time: StepTimeModel | None = None,
     progress: Progress | None = None,
-) -> VirtualRun:
-    """Run all programs to their end on one virtual engine, under our scheduler or vLLM's own.
+) -> Ran:
+    """Run all programs to their end on one virtual engine.
 
-    The same programs under the same settings give the same run. Raises `ConfigError`
-    for a call that does not fit the engine.
+    The same programs under the same settings give the same run.
     """
-    arrivals = Open(programs) if isinstance(programs, Sequence) else programs
-    return _Driver(arrivals, config, engine or VirtualOptions(), step_time or StepTimeModel()).run(
-        progress
-    )
-
-
-class _Driver(Driver):
-    """One engine: what is due is let in before each of its steps."""
-
-    def __init__(
-        self,
-        arrivals: Arrivals,
-        config: SchedulerConfig | Stock,
-        options: VirtualOptions,
-        step_time: StepTimeModel,
-    ) -> None:
-        super().__init__(arrivals, options, step_time)
-        self._stock = config if isinstance(config, Stock) else None
-        scheduling = config.scheduling if isinstance(config, Stock) else config
-        self._engine = VirtualEngine(scheduling, options, step_time)
-
-    @property
-    def now(self) -> float:
-        return self._engine.now
-
-    def run(self, progress: Progress | None) -> VirtualRun:
-        engine = self._engine
-        self._welcome(self._arrivals.first())
-        while self._coming or engine.busy:
-            if not engine.busy:
-                engine.wait_until(self._coming[0][0])
-            while self._coming and self._coming[0][0] <= engine.now:
-                self._arrive()
-            if not engine.busy:
-                continue
-            for call_id, report in engine.step().items():
-                if self._ended(call_id, report) and progress is not None:
-                    progress(len(self.outcomes), self._known)
-        return VirtualRun(self.outcomes, engine.counts, self.after_humans)
-
-    def _submit(self, call: Call, prompt: Sequence[int]) -> None:
-        self._engine.add(call, prompt)
-
-    def _priority(self, live: LiveProgram, index: int) -> int:
-        return 0 if self._stock is None else self._stock.priority(live, index)
-
-    def _boundary(self, program_id: str, what: str, name: str) -> None:
-        self._engine.boundary(program_id, what, name)
-
-    def _forget(self, totals: ProgramTotals) -> None:
-        self._engine.end_program(totals)
+    return drive(Virtual(scheduling, engine, step_time), programs, progress)

@@ -16,8 +16,11 @@ from typing import Any
 from agentrt.lab.backends.steps import simulate
 from agentrt.lab.bench.crowd import SLOTS, Crowd
 from agentrt.lab.reports.tables import Spread, markdown
-from agentrt.lab.runs.grid import Machine, RunSpec, Setting, Source, arrivals
+from agentrt.lab.runs.contenders import Contender
+from agentrt.lab.runs.grid import RunSpec, arrivals
+from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 
@@ -59,15 +62,17 @@ def measure(
         for policy in [*policies[first:], *policies[:first]]:
             tell(f"repeat {repeat + 1} of {repeats}: {count} programs under {policy}")
             config = SchedulerConfig(policy=policy)
-            spec = RunSpec(Setting(source, pressure, count), seed + repeat, config, Machine())
+            spec = RunSpec(
+                Setting(source, pressure, count), seed + repeat, Contender(config), Machine()
+            )
             found.setdefault((policy, count), []).append(_timed(spec, arrivals(spec)))
     return {key: found[key] for key in product(policies, sizes)}
 
 
 def _timed(spec: RunSpec, programs: Sequence[ProgramShape]) -> Timing:
     cpu, wall = time.thread_time(), time.perf_counter()
-    machine = spec.machine
-    result = simulate(programs, spec.scheduler, batch=machine.batch, step_s=machine.step_s)
+    batch, step_s = spec.machine.batch, spec.machine.step_s
+    result = simulate(programs, spec.contender.scheduler, batch=batch, step_s=step_s)
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
     calls = sum(len(program.calls) for program in programs)
     return Timing(len(programs), calls, result.events, cpu, wall)

@@ -9,7 +9,8 @@ from itertools import pairwise
 from statistics import median
 
 from agentrt.lab.outcome import Summary
-from agentrt.lab.runs.grid import RunResult, Setting
+from agentrt.lab.runs.grid import RunResult
+from agentrt.lab.runs.settings import Setting
 
 MEASURES = {
     "mean_s": "mean latency, s",
@@ -88,7 +89,7 @@ def cells(
     """The runs that are done, by setting and policy in the order in which they were asked for."""
     found: dict[tuple[Setting, str], Cell] = {}
     for result in results:
-        key = (result.spec.setting, result.spec.policy)
+        key = (result.spec.setting, result.spec.contender.name)
         found.setdefault(key, Cell(*key)).summaries[result.spec.seed] = result.summary
     for (setting, _), cell in found.items():
         base = found.get((setting, baseline))

@@ -9,8 +9,10 @@ from itertools import product
 from statistics import median
 
 from agentrt.lab.outcome import Summary
-from agentrt.lab.runs.grid import RunResult, RunSpec, Setting
+from agentrt.lab.runs.contenders import Contender
+from agentrt.lab.runs.grid import RunResult, RunSpec
 from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.settings import Setting
 from agentrt.scheduler import SchedulerConfig
 
 MEASURES = {
@@ -70,7 +72,7 @@ def specs(
         RunSpec(
             replace(setting, programs=setting.count * count),
             seed,
-            scheduler,
+            Contender(scheduler),
             replace(machine, replicas=count, router=router),
         )
         for setting, count, seed, router in product(settings, replicas, seeds, routers)

@@ -11,9 +11,11 @@ import pytest
 from agentrt.lab.backends.steps import simulate
 from agentrt.lab.backends.virtual import run_virtual
 from agentrt.lab.outcome import Outcome, summarize
-from agentrt.lab.runs.grid import Setting, Source, do, grid
+from agentrt.lab.runs.contenders import policies
+from agentrt.lab.runs.grid import do, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads import CallShape, ProgramShape, bursts
 from agentrt.scheduler import SchedulerConfig
 
@@ -116,17 +118,17 @@ class Users:
 
 def test_users_wait_for_their_programs_in_the_virtual_engine_too() -> None:
     programs = [_chain(f"p{i}", [5, 5]) for i in range(6)]
-    known: list[tuple[int, int]] = []
-    run = run_virtual(Users(programs), SchedulerConfig(), progress=lambda *told: known.append(told))
+    known: list[int] = []
+    run = run_virtual(Users(programs), SchedulerConfig(), progress=known.append)
     ends = [outcome.ended_s for outcome in run.outcomes]
     starts = sorted(outcome.arrived_s for outcome in run.outcomes)
     assert starts == [0.0, 0.0, *ends[:4]]
-    assert known[-1] == (6, 6)
+    assert known == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_sweep_runs_at_the_virtual_depth() -> None:
     setting = Setting(Source("chat"), Pressure("load", 0.9), 3)
-    (spec,) = grid([setting], ["plas"], [0], SchedulerConfig(), VIRTUAL)
+    (spec,) = grid([setting], policies(["plas"], SchedulerConfig()), [0], VIRTUAL)
     ended: list[int] = []
     summary = do(spec, ended.append).summary
     assert (summary.programs, ended) == (3, [1, 2, 3])

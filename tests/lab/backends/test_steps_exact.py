@@ -3,8 +3,7 @@
 Both use the same queues, so this is about when they look, and in which order they take
 what happens at one moment: calls that end and their successors, the others whose quantum
 is used up, and programs that arrive. Every setting of the scheduler may be as it likes; what
-must agree is a step of one second (the toy's), preemption that keeps a call's place
-(``strict=False``), no gaps, and programs that arrive at whole steps.
+must agree is a step of one second (the toy's), no gaps, and programs that arrive at whole steps.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.lab.backends.steps import Simulator, simulate
-from agentrt.lab.studies.toys import ToyCall, ToyEngine, ToyProgram
+from agentrt.lab.backends.steps import Steps
+from agentrt.lab.driver import drive
 from agentrt.lab.workloads import CallShape, ProgramShape
-from agentrt.lab.workloads.arrivals import Open
 from agentrt.scheduler import SchedulerConfig
+from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 CONFIGS = st.builds(
     SchedulerConfig,
@@ -50,12 +49,13 @@ def programs(draw: st.DrawFn) -> list[ToyProgram]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(programs(), CONFIGS, st.integers(1, 4))
+@given(programs(), CONFIGS, st.integers(1, 4), st.booleans())
 def test_every_program_ends_at_the_same_step(
-    some: Sequence[ToyProgram], config: SchedulerConfig, batch: int
+    some: Sequence[ToyProgram], config: SchedulerConfig, batch: int, strict: bool
 ) -> None:
-    stepwise = ToyEngine(config, batch, strict=False).run(some)
-    jumping = simulate([_shape(one) for one in some], config, batch=batch, step_s=1.0)
+    stepwise = ToyEngine(config, batch, strict=strict).run(some)
+    backend = Steps(config, batch, 1.0, strict=strict)
+    jumping = drive(backend, [_shape(one) for one in some])
     assert {o.program_id: o.ended_s for o in jumping.outcomes} == stepwise.ends
     assert jumping.preemptions == stepwise.preemptions
 
@@ -69,8 +69,8 @@ def _shape(program: ToyProgram) -> ProgramShape:
 @given(programs(), st.integers(1, 4), st.sampled_from(["round-robin", "agentix", "least-used"]))
 def test_engines_learn_of_whom_they_served(some: list[ToyProgram], batch: int, router: str) -> None:
     """Every program is learned of somewhere, and nothing is noted any more of one that ended."""
-    simulator = Simulator(SchedulerConfig("adaptive"), batch, 1.0, replicas=3, router=router)
-    simulator.run(Open([_shape(one) for one in some]))
+    simulator = Steps(SchedulerConfig("adaptive"), batch, 1.0, replicas=3, router=router)
+    drive(simulator, [_shape(one) for one in some])
     learned = []
     for engine in simulator.engines:
         history = engine.queues.policy.history

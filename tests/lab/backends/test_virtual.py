@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from agentrt.lab.backends.fleet import FleetRun, _Fleet, run_fleet
-from agentrt.lab.backends.virtual import run_virtual
+from agentrt.lab.backends.virtual import Virtual, run_virtual
+from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.outcome import Ran
 from agentrt.lab.workloads import CallShape, ProgramShape
-from agentrt.lab.workloads.arrivals import Open, poisson
+from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.generate import generate
-from agentrt.router import Dispatcher, make_router
 from agentrt.scheduler import SchedulerConfig
 
 pytestmark = pytest.mark.engine
@@ -27,20 +27,18 @@ def some(count: int = 12) -> list[ProgramShape]:
     return poisson(generate("react", count, 3), 4.0, 3)
 
 
-def fleet(programs: list[ProgramShape], replicas: int, router: str) -> FleetRun:
-    return run_fleet(programs, SchedulerConfig(), replicas=replicas, router=router, engine=OPTIONS)
+def fleet(programs: list[ProgramShape], replicas: int, router: str) -> Ran:
+    return drive(Virtual(SchedulerConfig(), OPTIONS, replicas=replicas, router=router), programs)
 
 
-def ends(run: FleetRun) -> dict[str, float]:
+def ends(run: Ran) -> dict[str, float]:
     return {one.program_id: one.ended_s for one in run.outcomes}
 
 
 def test_each_engine_learns_of_the_programs_that_it_served() -> None:
-    arrivals, times = Open(some(16)), StepTimeModel()
-    dispatcher = Dispatcher(make_router("round-robin"), ())
-    run = _Fleet(arrivals, SchedulerConfig("adaptive"), OPTIONS, times, dispatcher, 3)
-    run.run(None)
-    known = [lane.engine.scheduler.control("learned")["cells"] for lane in run._lanes]
+    run = Virtual(SchedulerConfig("adaptive"), OPTIONS, replicas=3, router="round-robin")
+    drive(run, some(16))
+    known = [lane.engine.scheduler.control("learned")["cells"] for lane in run.lanes]
     counts = [sum(cell[4] for cell in cells if cell[2:4] == [0, ""]) for cells in known]
     assert min(counts) > 0
     assert max(counts) < sum(counts)
@@ -52,24 +50,26 @@ def test_one_of_a_fleet_is_an_engine_alone() -> None:
     alone = run_virtual(programs, SchedulerConfig(), engine=OPTIONS)
     one = fleet(programs, 1, "cost")
     assert ends(one) == pytest.approx({o.program_id: o.ended_s for o in alone.outcomes})
-    assert one.counts[0].hit_tokens == alone.counts.hit_tokens
+    assert one.counts.hit_tokens == alone.counts.hit_tokens
 
 
 @pytest.mark.parametrize("router", ["cost", "prefix", "agentix", "round-robin"])
 def test_every_program_ends_and_every_call_is_counted_once(router: str) -> None:
     programs = some()
-    run = fleet(programs, 3, router)
+    backend = Virtual(SchedulerConfig(), OPTIONS, replicas=3, router=router)
+    run = drive(backend, programs)
     assert sorted(ends(run)) == sorted(program.program_id for program in programs)
-    assert sum(run.routed) == sum(len(program.calls) for program in programs)
-    assert min(run.routed) > 0
-    assert sum(one.output_tokens for one in run.counts) == sum(p.output_tokens for p in programs)
+    assert sum(backend.routed) == sum(len(program.calls) for program in programs)
+    assert min(backend.routed) > 0
+    assert run.counts.output_tokens == sum(p.output_tokens for p in programs)
     assert ends(fleet(programs, 3, router)) == ends(run)
 
 
 def test_routers_that_know_what_is_held_find_more_of_it() -> None:
     programs = some()
     rates = {
-        name: fleet(programs, 3, name).total.hit_share for name in ("cost", "prefix", "round-robin")
+        name: fleet(programs, 3, name).counts.hit_share
+        for name in ("cost", "prefix", "round-robin")
     }
     assert rates["round-robin"] + 0.05 < min(rates["cost"], rates["prefix"])
 
@@ -82,13 +82,10 @@ def test_engines_run_side_by_side() -> None:
     pair = [ProgramShape(name, "t", calls) for name in ("a", "b")]
     latest = []
     for replicas in (1, 2):
-        run = run_fleet(
-            *(pair, SchedulerConfig()),
-            replicas=replicas,
-            router="least-used",
-            engine=options,
-            step_time=second,
+        backend = Virtual(
+            SchedulerConfig(), options, second, replicas=replicas, router="least-used"
         )
+        run = drive(backend, pair)
         latest.append(max(ends(run).values()))
         assert math.fsum(run.busy_s) == 10.0
     assert latest == [10.0, 5.0]

@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Notification
+from agentrt.lab.backends.real import run_real
 from agentrt.lab.bench.policies.equal import Level, at_equal_latency, table
-from agentrt.lab.bench.policies.plan import all_runs, contenders, turns
-from agentrt.lab.bench.policies.replay import replay
 from agentrt.lab.engine.virtual import PrioritizedCall
 from agentrt.lab.outcome import Summary
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.reports.compare import Cell
-from agentrt.lab.runs.grid import Machine, Setting, Source
+from agentrt.lab.runs.contenders import Stock, contenders, stock_names
+from agentrt.lab.runs.grid import grid, turns
+from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
-from agentrt.lab.runs.stock import Stock, stock_names
+from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler import ProgramRow, SchedulerConfig
@@ -40,8 +41,6 @@ def test_stock_comes_first_and_each_of_ours_under_every_retention() -> None:
     names = ["stock", "priority-path", "atlas", "atlas+cost", "fcfs", "fcfs+cost"]
     assert [one.name for one in found] == names
     assert [one.scheduler.retention for one in found[2:]] == ["lru", "cost", "lru", "cost"]
-    setting = Setting(REACT, Pressure("load", 1.0), 3)
-    assert [one.run(setting, 0, Machine()).policy for one in found] == names
     with pytest.raises(ConfigError, match=r"unknown policy 'priority'; known: stock, priority-s"):
         contenders(["priority"], ["lru"], OURS)
     with pytest.raises(ConfigError, match="unknown retention 'mru'"):
@@ -51,8 +50,8 @@ def test_stock_comes_first_and_each_of_ours_under_every_retention() -> None:
 def test_all_see_the_same_programs_in_an_order_that_changes_with_the_repeat() -> None:
     everyone = contenders(["mlfq", "atlas"], ["lru"], OURS)
     loads = [Setting(REACT, Pressure("load", value), 3) for value in (0.5, 1.0)]
-    specs = all_runs(everyone, loads, (7, 8), Machine())
-    order = [(str(s.setting.pressure), s.seed, s.policy) for s in specs]
+    specs = grid(loads, everyone, (7, 8), Machine())
+    order = [(str(s.setting.pressure), s.seed, s.contender.name) for s in specs]
     assert order[:6] == [
         *(("0.5", 7, name) for name in ("stock", "mlfq", "atlas")),
         *(("0.5", 8, name) for name in ("mlfq", "atlas", "stock")),
@@ -249,7 +248,7 @@ async def test_a_replay_follows_the_edges_and_grows_prompts_by_what_was_said() -
     )
     engine = Engine()
     program = ProgramShape("p", "t", calls, system_tokens=4)
-    done = await replay(engine, [program], stock=Stock("path"), run="/run 1")
+    done = await run_real(engine, [program], stock=Stock("path"), run="/run 1")
     prompts = {call.call_id[-1]: call.spec.prompt_token_ids or () for call in engine.calls}
     assert {name: len(ids) for name, ids in prompts.items()} == {"0": 6, "1": 12, "2": 9, "3": 20}
     assert prompts["1"][:8] == (*prompts["0"], 9, 9)
@@ -274,4 +273,4 @@ async def test_a_replay_ends_with_the_engines_own_error() -> None:
 
     program = ProgramShape("p", "t", (CallShape(1, 5), CallShape(1, 9, after=(0,))))
     with pytest.raises(EngineDiedError, match="died"):
-        await replay(Dying(), [program, replace(program, program_id="q")])
+        await run_real(Dying(), [program, replace(program, program_id="q")])

@@ -14,7 +14,7 @@ from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_sc
 from agentrt.lab.engine.probe import Probe, answer
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
-from agentrt.lab.runs.stock import Stock
+from agentrt.lab.runs.contenders import Stock
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, Cut, ProgramShape

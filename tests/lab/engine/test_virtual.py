@@ -10,10 +10,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentrt.errors import ConfigError
 from agentrt.lab.backends import virtual
-from agentrt.lab.backends.virtual import VirtualRun, run_virtual
+from agentrt.lab.backends.virtual import run_virtual
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
+from agentrt.lab.outcome import Ran
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig
@@ -73,7 +74,7 @@ def mixed(seed: int, count: int) -> list[ProgramShape]:
     return programs
 
 
-def ends(run: VirtualRun) -> dict[str, float]:
+def ends(run: Ran) -> dict[str, float]:
     return {outcome.program_id: outcome.ended_s for outcome in run.outcomes}
 
 
@@ -134,8 +135,8 @@ def test_every_program_ends_and_nothing_is_left(
     engines: list[VirtualEngine] = []
 
     class Kept(VirtualEngine):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
             engines.append(self)
 
     monkeypatch.setattr(virtual, "VirtualEngine", Kept)

@@ -11,8 +11,11 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.lab.outcome import Summary
 from agentrt.lab.reports.compare import Cell, cells, sustained
-from agentrt.lab.runs.grid import Machine, RunSpec, Setting, Source, arrivals, do, grid
+from agentrt.lab.runs.contenders import policies
+from agentrt.lab.runs.grid import RunSpec, arrivals, do, grid
+from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure, share_in_time
+from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.runs.workers import run_all
 from agentrt.lab.workloads import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
@@ -35,9 +38,9 @@ SOME = Summary(
 )
 
 
-def small(*policies: str, loads: tuple[str, ...] = ("0.9",), seeds: int = 1) -> list[RunSpec]:
+def small(*names: str, loads: tuple[str, ...] = ("0.9",), seeds: int = 1) -> list[RunSpec]:
     settings = [Setting(REACT, Pressure.parse(load), 20) for load in loads]
-    return grid(settings, policies, range(seeds), SchedulerConfig(), Machine(batch=4))
+    return grid(settings, policies(names, SchedulerConfig()), range(seeds), Machine(batch=4))
 
 
 def cell(load: float, policy: str, *latencies: float) -> Cell:
@@ -96,7 +99,8 @@ def test_a_burst_and_its_lull_bring_a_thousand_programs() -> None:
 
 def test_all_policies_of_a_seed_see_the_same_programs() -> None:
     first, second, third, fourth = small("fcfs", "atlas", seeds=2)
-    assert [first.policy, second.policy] == ["fcfs", "atlas"]
+    order = [spec.contender.name for spec in (first, second, third, fourth)]
+    assert order == ["fcfs", "atlas", "atlas", "fcfs"]
     assert arrivals(first) == arrivals(second)
     assert arrivals(third) == arrivals(fourth) != arrivals(first)
 
@@ -127,7 +131,7 @@ def test_who_stops_listening_stops_the_processes(tmp_path: Path) -> None:
 
 
 def test_an_error_in_a_process_is_raised_here() -> None:
-    bad = [replace(spec, scheduler=SchedulerConfig(policy="lifo")) for spec in small("a", "b")]
+    bad = small("lifo", "lifo", loads=("0.8", "0.9"))
     with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
         list(run_all(bad, 2, lambda more: None))
 
@@ -187,8 +191,12 @@ def test_sleeping_programs_bring_their_work_late() -> None:
 
 def test_only_policies_with_hints_are_told_sizes() -> None:
     plain, told, best = small("fcfs", "fcfs+hints", "srpt+hints")
-    assert [spec.policy for spec in (plain, told, best)] == ["fcfs", "fcfs+hints", "srpt+hints"]
-    assert [spec.scheduler.policy for spec in (told, best)] == ["fcfs", "srpt"]
+    assert [spec.contender.name for spec in (plain, told, best)] == [
+        "fcfs",
+        "fcfs+hints",
+        "srpt+hints",
+    ]
+    assert [spec.contender.scheduler.policy for spec in (told, best)] == ["fcfs", "srpt"]
     assert {program.hint_tokens for program in arrivals(plain)} == {None}
     assert all(program.hint_tokens for program in arrivals(told))
     assert [replace(p, hint_tokens=None) for p in arrivals(told)] == arrivals(plain)
@@ -199,7 +207,7 @@ def test_hints_are_as_good_as_they_are_said_to_be() -> None:
     settings = [Setting(REACT, Pressure.parse("0.9"), 20)]
     machine = Machine(batch=4)
     spec, other = (
-        grid(settings, ["plas+hints"], [seed], SchedulerConfig(), machine, 1.0)[0]
+        grid(settings, policies(["plas+hints"], SchedulerConfig(), 1.0), [seed], machine)[0]
         for seed in (0, 1)
     )
     for program in arrivals(spec):
@@ -215,7 +223,8 @@ def test_ratios_are_to_the_baseline_of_the_same_seed() -> None:
     results = [do(spec) for spec in specs]
     base, best = cells(results, [specs[0].setting], ["fcfs", "srpt"], "fcfs")
     assert base.ratios("mean_s") == [1.0, 1.0]
-    expected = [results[1 + i].summary.mean_s / results[i].summary.mean_s for i in (0, 2)]
+    means = {(r.spec.seed, r.spec.contender.name): r.summary.mean_s for r in results}
+    expected = [means[seed, "srpt"] / means[seed, "fcfs"] for seed in (0, 1)]
     assert best.ratios("mean_s") == pytest.approx(expected)
 
 

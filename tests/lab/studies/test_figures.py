@@ -7,13 +7,21 @@ from dataclasses import replace
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.lab.studies.figures import FIGURE_2, FIGURE_19, Toy
-from agentrt.lab.studies.orders import FIGURE_9, critical_path_order, in_order, search
-from agentrt.lab.studies.toys import ToyCall, ToyProgram
+from agentrt.lab.studies.figures import (
+    FIGURE_2,
+    FIGURE_9,
+    FIGURE_19,
+    Toy,
+    chain,
+    critical_path_order,
+    in_order,
+    search,
+    toy,
+)
 
 
 @pytest.mark.parametrize(
-    ("toy", "policy", "waiting"),
+    ("figure", "policy", "waiting"),
     [
         (FIGURE_2, "fcfs", 18),
         (FIGURE_2, "mlfq", 18),
@@ -27,13 +35,13 @@ from agentrt.lab.studies.toys import ToyCall, ToyProgram
         (FIGURE_19, "atlas", 3),
     ],
 )
-def test_waiting(toy: Toy, policy: str, waiting: int) -> None:
-    assert toy.run(policy).waiting == waiting
+def test_waiting(figure: Toy, policy: str, waiting: int) -> None:
+    assert figure.run(policy).waiting == waiting
 
 
 def test_figure_2_orders_the_policies_alike_under_one_common_convention() -> None:
-    toy = replace(FIGURE_2, quanta={}, other_quanta=(1, 2))
-    assert [toy.run(policy).waiting for policy in ("fcfs", "mlfq", "plas")] == [18, 18, 14]
+    common = replace(FIGURE_2, quanta={}, other_quanta=(1, 2))
+    assert [common.run(policy).waiting for policy in ("fcfs", "mlfq", "plas")] == [18, 18, 14]
 
 
 def test_the_convention_is_told_with_the_number() -> None:
@@ -54,17 +62,17 @@ def test_figure_9() -> None:
     assert (found.best.makespan, found.worst.makespan) == (11, 14)
     assert found.orders == 720
     # No schedule at all is shorter than the critical path.
-    assert found.critical_first.makespan == FIGURE_9.ideal == 11
+    assert found.critical_first.makespan == FIGURE_9.ideal_s(1.0) == 11
     assert critical_path_order(FIGURE_9) == (0, 3, 1, 2, 4, 5)
 
 
 def test_an_order_runs_its_first_ready_calls() -> None:
-    fork = ToyProgram("P", (ToyCall(1), ToyCall(2, (0,)), ToyCall(1, (0,))))
+    fork = toy("P", (1, ()), (2, (0,)), (1, (0,)))
     assert in_order(fork, (2, 1, 0), 1).timeline == [["P0"], ["P2"], ["P1"], ["P1"]]
 
 
 def test_figure_2_fcfs_is_blocked_at_the_head_of_the_line() -> None:
-    result = FIGURE_2.run("fcfs").result
+    result = FIGURE_2.run("fcfs")
     # C and D start only as A's and B's first calls end, at 3 and 4, as drawn.
     assert result.timeline[2] == ["A0", "B0"]
     assert result.timeline[3] == ["A0", "C0"]
@@ -73,11 +81,11 @@ def test_figure_2_fcfs_is_blocked_at_the_head_of_the_line() -> None:
 
 def test_plas_and_atlas_differ_where_calls_are_parallel() -> None:
     """A wide program is charged for its width by PLAS' sum, not by ATLAS' path."""
-    wide = ToyProgram("W", (*(ToyCall(2) for _ in range(4)), ToyCall(4, (0, 1, 2, 3))))
-    other = ToyProgram.chain("O", [3, 3, 3])
+    wide = toy("W", *((2, ()) for _ in range(4)), (4, (0, 1, 2, 3)))
+    other = chain("O", 3, 3, 3)
 
     def end_of_wide(policy: str) -> int:
-        toy = replace(FIGURE_19, programs=(wide, other), counted=("W",), other_quanta=(2,) * 4)
-        return toy.run(policy).result.ends["W"]
+        one = replace(FIGURE_19, programs=(wide, other), counted=("W",), other_quanta=(2,) * 4)
+        return one.run(policy).ends["W"]
 
     assert end_of_wide("atlas") < end_of_wide("plas")

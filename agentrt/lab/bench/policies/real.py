@@ -13,14 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.policies.plan import Contender, turns
-from agentrt.lab.bench.policies.replay import Replayed, replay
+from agentrt.lab.backends.real import run_real
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.virtual import StockPolicy
-from agentrt.lab.outcome import summarize
-from agentrt.lab.runs.grid import RunResult, Setting, Source
+from agentrt.lab.outcome import Ran
+from agentrt.lab.runs.contenders import Contender
+from agentrt.lab.runs.grid import RunResult, RunSpec, turns
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.shape import Cut
 
 Open = Callable[[LabEngine], AbstractAsyncContextManager[object]]
@@ -81,8 +82,8 @@ class RealBench:
                 what = f"repeat {repeat + 1} of {len(self.seeds)}, {setting.pressure}: {one.name}"
                 self.tell(len(self.results), what)
                 done = await self._once(engine, one, setting, seed)
-                spec = one.run(setting, seed, _NO_MACHINE)
-                self.results.append(RunResult(spec, summarize(done.outcomes, done.counts)))
+                spec = RunSpec(setting, seed, one, _NO_MACHINE)
+                self.results.append(RunResult(spec, done.summary()))
 
     def _fit(self, engine: LabEngine) -> None:
         """Cut programs to the context that the engine has room for."""
@@ -99,22 +100,20 @@ class RealBench:
             done = await self._once(
                 engine, one, Setting(self.source, _AT_ONCE, self.programs), seed
             )
-            self.per_s = summarize(done.outcomes).throughput_per_s
+            self.per_s = done.summary().throughput_per_s
 
     def _in_programs(self, pressure: Pressure) -> Pressure:
         if self.per_s is None or pressure.kind != "load":
             return pressure
         return Pressure("rate", float(f"{pressure.value * self.per_s:.3g}"))
 
-    async def _once(
-        self, engine: LabEngine, one: Contender, setting: Setting, seed: int
-    ) -> Replayed:
+    async def _once(self, engine: LabEngine, one: Contender, setting: Setting, seed: int) -> Ran:
         if one.stock is None:
             await engine.configure(one.scheduler)
         await engine.forget_prefixes()
         self._number += 1
         programs = setting.arrivals(_NO_MACHINE, seed)
-        return await replay(engine, programs, stock=one.stock, run=f"/run {self._number}")
+        return await run_real(engine, programs, stock=one.stock, run=f"/run {self._number}")
 
 
 _AT_ONCE = Pressure("at-once")

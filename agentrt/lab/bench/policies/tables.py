@@ -10,7 +10,7 @@ from agentrt.lab.bench.policies.equal import Carried
 from agentrt.lab.reports import cells as text
 from agentrt.lab.reports.compare import MEASURES, OF_ENGINE, Cell
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.stock import STOCK
+from agentrt.lab.runs.contenders import STOCK
 
 ALL = {**MEASURES, **OF_ENGINE}
 """Everything that is measured; JSON and CSV have it all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import metadata
 
-from agentrt.lab.runs.grid import Source
+from agentrt.lab.runs.settings import Source
 
 
 def vllm_version() -> str:

@@ -17,10 +17,11 @@ from agentrt.errors import ConfigError
 if TYPE_CHECKING:
     from agentrt.cli.faults import StoppedError
     from agentrt.lab.bench.policies.equal import Level
-    from agentrt.lab.bench.policies.plan import Contender
     from agentrt.lab.reports.compare import Cell
-    from agentrt.lab.runs.grid import RunResult, Source
+    from agentrt.lab.runs.contenders import Contender
+    from agentrt.lab.runs.grid import RunResult
     from agentrt.lab.runs.pressure import Pressure
+    from agentrt.lab.runs.settings import Source
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -158,8 +159,8 @@ Measured = tuple[dict[str, Any], str, "list[RunResult]", "StoppedError | None"]
 
 def _read(options: dict[str, Any], flags: Sequence[str]) -> Asked:
     from agentrt.lab.bench.policies.equal import Level
-    from agentrt.lab.bench.policies.plan import DEFAULT_POLICIES, contenders
     from agentrt.lab.commands.simulate.options import check_output, check_plot
+    from agentrt.lab.runs.contenders import DEFAULT_POLICIES, contenders
     from agentrt.scheduler import SchedulerConfig
 
     _check_kind(options)
@@ -238,7 +239,7 @@ def _pressure(text: str) -> Pressure:
 
 
 def _source(options: Mapping[str, Any]) -> Source:
-    from agentrt.lab.runs.grid import Source
+    from agentrt.lab.runs.settings import Source
     from agentrt.lab.workloads.shape import Cut
 
     name = options["workload"]
@@ -261,7 +262,7 @@ def _tell(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunR
     from agentrt.lab.bench.policies.equal import at_equal_latency
     from agentrt.lab.commands.bench.written import write
     from agentrt.lab.reports.compare import cells
-    from agentrt.lab.runs.stock import STOCK
+    from agentrt.lab.runs.contenders import STOCK
 
     settings = list(dict.fromkeys(result.spec.setting for result in results))
     settings.sort(key=lambda setting: setting.pressure.value)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.bench.policies.plan import all_runs
 from agentrt.lab.bench.policies.words import about_workload, vllm_version
 from agentrt.lab.commands.bench.policies import Asked, Measured
 from agentrt.lab.commands.simulate.options import cores
 from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.runs.grid import Setting
+from agentrt.lab.runs.grid import grid
 from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.settings import Setting
 
 _SLOTS = 16
 _FLAGS = {
@@ -36,7 +36,7 @@ def measure(asked: Asked) -> Measured:
     sizes = {"batch": options["max_num_seqs"] or _SLOTS, **_sizes(asked.flags)}
     machine = Machine(depth="virtual", step_model=options["step_model"], **sizes)
     settings = [Setting(asked.source, pressure, asked.programs) for pressure in asked.pressures]
-    specs = all_runs(asked.everyone, settings, asked.seeds, machine)
+    specs = grid(settings, asked.everyone, asked.seeds, machine)
     for setting in settings:
         setting.arrivals(machine, asked.seeds[0])  # what cannot be is refused before all else
     results, stop = do_runs(specs, options["jobs"] or cores())

@@ -104,7 +104,7 @@ def _scenarios(names: Sequence[str]) -> list[Scenario]:
 
 def _policies(name: str) -> list[str]:
     """The policy that is gamed, first, and those beside it."""
-    from agentrt.lab.runs.grid import HINTED
+    from agentrt.lab.runs.contenders import HINTED
 
     if name.endswith(HINTED):
         raise ConfigError(

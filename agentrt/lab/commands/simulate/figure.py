@@ -89,7 +89,7 @@ def _toy(number: int, options: dict[str, Any]) -> None:
     runs = [toy.run(policy) for policy in options["policy"] or toy.paper]
     if options["plot"]:
         charts = [
-            Gantt(f"{run.policy}: {run.waiting} steps of waiting", run.result.timeline, toy.batch)
+            Gantt(f"{run.policy}: {run.waiting} steps of waiting", run.timeline, toy.batch)
             for run in runs
         ]
         draw_gantt(charts, options["plot"])
@@ -110,7 +110,7 @@ def _toy_text(runs: Sequence[ToyRun]) -> str:
             run.policy,
             run.waiting,
             toy.paper.get(run.policy, "-"),
-            " ".join(f"{name}@{end}" for name, end in sorted(run.result.ends.items())),
+            " ".join(f"{name}@{end}" for name, end in sorted(run.ends.items())),
             _quanta(toy.convention(run.policy)["quanta"]),
         ]
         for run in runs
@@ -136,7 +136,7 @@ def _lines(convention: dict[str, Any]) -> str:
 
 def _orders(options: dict[str, Any]) -> None:
     from agentrt.lab.reports.plots import Gantt, draw_gantt
-    from agentrt.lab.studies.orders import search
+    from agentrt.lab.studies.figures import search
 
     if options["policy"]:
         raise ConfigError("figure 9 tries all orders of one program's calls; leave --policy out")
@@ -158,7 +158,7 @@ def _orders(options: dict[str, Any]) -> None:
     click.echo(
         f"\nof all {found.orders} orders: best makespan {found.best.makespan}, "
         f"worst {found.worst.makespan}\ncritical path first: {found.critical_first.makespan}; "
-        f"the critical path itself is {found.program.ideal} steps, so none is shorter\n"
+        f"the critical path itself is {found.critical_path} steps, so none is shorter\n"
     )
     click.echo(_lines(told["convention"]))
 

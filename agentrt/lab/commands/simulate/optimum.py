@@ -15,8 +15,11 @@ from agentrt.lab.reports.cells import as_dicts
 from agentrt.lab.reports.compare import Cell, cells
 from agentrt.lab.reports.plots import draw_curves
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.grid import Machine, RunSpec, Setting, Source, grid
+from agentrt.lab.runs import contenders
+from agentrt.lab.runs.grid import RunSpec, grid
+from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.runs.settings import Setting, Source
 from agentrt.scheduler import SchedulerConfig
 
 OPTIMUM = "srpt"
@@ -33,7 +36,9 @@ def compare_to_optimum(options: dict[str, Any]) -> None:
     pressures = [Pressure.parse(text) for text in options["load"] or _LOADS]
     settings = [Setting(source, pressure, options["programs"]) for pressure in pressures]
     seeds = range(options["seeds"])
-    specs = grid(settings, policies, seeds, SchedulerConfig(), Machine(options["batch"]))
+    specs = grid(
+        settings, contenders.policies(policies, SchedulerConfig()), seeds, Machine(options["batch"])
+    )
     results, stop = do_runs(specs, options["jobs"])
     found = cells(results, settings, policies, OPTIMUM)
     if found:

@@ -198,21 +198,18 @@ def read_policies(names: Sequence[str], baseline: str) -> list[str]:
 
     Each may end in ``+hints``: the policy with guesses of the programs' sizes.
     """
-    from agentrt.lab.oracles import make_policy, policy_names
-    from agentrt.lab.runs.grid import HINTED
-    from agentrt.scheduler import SchedulerConfig
+    from agentrt.lab.oracles import check_policy
+    from agentrt.lab.runs.contenders import HINTED
 
     policies = list(dict.fromkeys([baseline, *names]))
-    for name in (policy.removesuffix(HINTED) for policy in policies):
-        if name not in policy_names():
-            raise ConfigError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")
-        make_policy(SchedulerConfig(policy=name), lambda program_id: 0.0)
+    for name in policies:
+        check_policy(name.removesuffix(HINTED))
     return policies
 
 
 def read_hints(given: float | None, policies: Sequence[str]) -> float:
     """How good the guesses of sizes are. Raises `ConfigError` if no policy would get them."""
-    from agentrt.lab.runs.grid import DEFAULT_HINTS, HINTED
+    from agentrt.lab.runs.contenders import DEFAULT_HINTS, HINTED
 
     if given is None:
         return DEFAULT_HINTS

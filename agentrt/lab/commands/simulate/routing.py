@@ -23,8 +23,8 @@ from agentrt.lab.commands.simulate.options import (
 from agentrt.lab.commands.simulate.sources import read_source, read_traces, scale_options
 
 if TYPE_CHECKING:
-    from agentrt.lab.runs.grid import Setting
     from agentrt.lab.runs.machine import Machine
+    from agentrt.lab.runs.settings import Setting
     from agentrt.lab.studies.routing import Routed
 
 _EPILOG = """\b
@@ -72,6 +72,7 @@ def routing(**options: Any) -> None:
     time over the mean), programs per second.
     """
     from agentrt.lab.commands.simulate.progress import do_runs
+    from agentrt.lab.oracles import check_policy
     from agentrt.lab.studies.routing import gather, specs
     from agentrt.scheduler import SchedulerConfig
 
@@ -80,7 +81,7 @@ def routing(**options: Any) -> None:
     replicas = _counts(options["replicas"] or ("4",))
     machine = read_machine(options)
     scheduler = SchedulerConfig(policy=options["policy"])
-    _check_policy(scheduler, machine)
+    check_policy(options["policy"])
     seeds = list(range(options["seeds"]))
     runs = specs(_settings(options), replicas, routers, seeds, scheduler, machine)
     results, stop = do_runs(runs, options["jobs"] or cores())
@@ -101,15 +102,6 @@ def _routers(names: Sequence[str]) -> list[str]:
     return list(names) or router_names()
 
 
-def _check_policy(scheduler: Any, machine: Machine) -> None:
-    from agentrt.lab.oracles import make_policy, policy_names
-
-    if scheduler.policy not in policy_names():
-        known = ", ".join(policy_names())
-        raise ConfigError(f"unknown policy {scheduler.policy!r}; known: {known}")
-    make_policy(scheduler, lambda program_id: 0.0)
-
-
 def _counts(texts: Sequence[str]) -> list[int]:
     for text in texts:
         if not text.isdecimal() or int(text) < 1:
@@ -118,8 +110,8 @@ def _counts(texts: Sequence[str]) -> list[int]:
 
 
 def _settings(options: dict[str, Any]) -> list[Setting]:
-    from agentrt.lab.runs.grid import Setting
     from agentrt.lab.runs.pressure import Pressure
+    from agentrt.lab.runs.settings import Setting
 
     traces = read_traces([Path(name) for name in options["trace"]], options)
     names = options["workload"] or (() if traces else ("mixed",))

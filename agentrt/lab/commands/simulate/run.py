@@ -29,8 +29,9 @@ from agentrt.lab.commands.simulate.sources import (
 
 if TYPE_CHECKING:
     from agentrt.lab.reports.compare import Cell
-    from agentrt.lab.runs.grid import RunSpec, Setting, Source
+    from agentrt.lab.runs.grid import RunSpec
     from agentrt.lab.runs.pressure import Pressure
+    from agentrt.lab.runs.settings import Setting, Source
 
 _EPILOG = """\b
 Examples:
@@ -87,7 +88,9 @@ def run(**options: Any) -> None:
     """
     from agentrt.lab.commands.simulate.progress import do_runs
     from agentrt.lab.reports.compare import cells
-    from agentrt.lab.runs.grid import Setting, grid
+    from agentrt.lab.runs import contenders
+    from agentrt.lab.runs.grid import grid
+    from agentrt.lab.runs.settings import Setting
 
     if options["as_json"] and options["as_csv"]:
         raise ConfigError("--json and --csv: give one of them")
@@ -98,7 +101,7 @@ def run(**options: Any) -> None:
     machine = read_machine(options)
     scheduler = read_scheduler(options)
     hints = read_hints(options["hints"], policies)
-    specs = grid([setting], policies, seeds, scheduler, machine, hints)
+    specs = grid([setting], contenders.policies(policies, scheduler, hints), seeds, machine)
     warn_of_sleepers([setting], machine)
     results, stop = do_runs(specs, options["jobs"] or cores())
     found = cells(results, [setting], policies, baseline)

@@ -11,8 +11,8 @@ import click
 from agentrt.lab.commands.simulate.options import Decorated
 
 if TYPE_CHECKING:
-    from agentrt.lab.runs.grid import Setting, Source
     from agentrt.lab.runs.machine import Machine
+    from agentrt.lab.runs.settings import Setting, Source
 
 
 def scale_options(command: Decorated) -> Decorated:
@@ -49,7 +49,7 @@ _SCALES = (
 
 def read_source(name: str, options: Mapping[str, Any]) -> Source:
     """A generator's programs, to the scales that were given."""
-    from agentrt.lab.runs.grid import Source
+    from agentrt.lab.runs.settings import Source
 
     return Source(name, **_scales(options))
 
@@ -63,7 +63,7 @@ def read_traces(paths: Sequence[Path], options: Mapping[str, Any]) -> list[Sourc
 
     Raises `ConfigError` for one that cannot be read.
     """
-    from agentrt.lab.runs.grid import Source
+    from agentrt.lab.runs.settings import Source
 
     scales = _scales(options)
     stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]

@@ -33,7 +33,8 @@ from agentrt.lab.commands.simulate.sources import (
 
 if TYPE_CHECKING:
     from agentrt.lab.reports.compare import Cell, Sustained
-    from agentrt.lab.runs.grid import RunSpec, Setting
+    from agentrt.lab.runs.grid import RunSpec
+    from agentrt.lab.runs.settings import Setting
 
 _EPILOG = """\b
 Examples:
@@ -94,6 +95,7 @@ def sweep(**options: Any) -> None:
     """
     from agentrt.lab.commands.simulate.progress import do_runs
     from agentrt.lab.reports.compare import cells, sustained
+    from agentrt.lab.runs import contenders
     from agentrt.lab.runs.grid import grid
 
     _check_outputs(options)
@@ -105,7 +107,7 @@ def sweep(**options: Any) -> None:
     scheduler = read_scheduler(options)
     hints = read_hints(options["hints"], policies)
     seeds = list(range(options["seeds"]))
-    specs = grid(settings, policies, seeds, scheduler, machine, hints)
+    specs = grid(settings, contenders.policies(policies, scheduler, hints), seeds, machine)
     warn_of_sleepers(settings, machine)
     results, stop = do_runs(specs, options["jobs"] or cores())
     found = cells(results, settings, policies, baseline)
@@ -136,8 +138,8 @@ def _check_outputs(options: dict[str, Any]) -> None:
 
 
 def _settings(options: dict[str, Any]) -> list[Setting]:
-    from agentrt.lab.runs.grid import Setting
     from agentrt.lab.runs.pressure import Pressure
+    from agentrt.lab.runs.settings import Setting
 
     traces = read_traces([Path(name) for name in options["trace"]], options)
     names = options["workload"] or (() if traces else ("mixed",))

@@ -24,13 +24,15 @@ OFFLINE = {"makespan_s": "makespan", "mean_s": "mean", "token_latency_s": "s/tok
 def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) -> dict[str, Any]:
     """What all runs have in common, as JSON-able values."""
     spec = specs[0]
-    scheduler = spec.scheduler.to_dict()
+    scheduler = spec.contender.scheduler.to_dict()
     del scheduler["policy"]
     return {
         **spec.machine.to_dict(),
         "seeds": list(seeds),
         "baseline": baseline,
-        "hints": next((spec.hints for spec in specs if spec.hints is not None), None),
+        "hints": next(
+            (spec.contender.hints for spec in specs if spec.contender.hints is not None), None
+        ),
         "scheduler": scheduler,
     }
 

@@ -1,4 +1,4 @@
-"""A toy engine for studying decisions: B batch slots, every step alike, one second each.
+"""An engine for tests of decisions that visits every step: B batch slots, one second each.
 
 The queues, the table and the policies are the real ones. What is left out is the model,
 the memory, and prefill: a call is a number of decode steps.

@@ -1,0 +1,138 @@
+"""Where programs come from, and when they arrive: what all policies of a comparison share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+from agentrt.errors import InvariantError
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.workloads.generate import generate
+from agentrt.lab.workloads.replay import Scales, rescaled
+from agentrt.lab.workloads.shape import WHOLE, Cut, ProgramShape
+from agentrt.lab.workloads.traces import Trace, read_programs
+
+DEFAULT_PROGRAMS = 1000
+"""How many programs a generator makes when nobody says."""
+_AXES = {"at-once": "programs at once", "rate": "arrivals, programs per second"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where programs come from: a generator's name, or a file with a trace.
+
+    The scales multiply prompt tokens, output tokens, and the seconds between calls; then
+    programs are ``cut``.
+    """
+
+    name: str
+    path: Path | None = None
+    context_scale: float = 1.0
+    output_scale: float = 1.0
+    gap_scale: float = 1.0
+    cut: Cut = WHOLE
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            generate(self.name, 0, 0)  # refuses an unknown name
+
+    def programs(self, n: int | None, seed: int) -> Sequence[ProgramShape]:
+        """So many programs, which the seed decides: a generator makes them, a trace is drawn from.
+
+        Each program of a trace comes once before any comes again, under another id.
+        """
+        return _made(self, self.count(n), seed)
+
+    @property
+    def scales(self) -> Scales:
+        """The three factors."""
+        return Scales(self.context_scale, self.output_scale, self.gap_scale)
+
+    def trace(self) -> Trace:
+        """What is in the file. Raises `ConfigError` for one that cannot be read."""
+        if self.path is None:
+            raise InvariantError(f"{self.name} is a generator, not a trace")
+        return _recorded(self.path, self.context_scale, self.output_scale, self.gap_scale)
+
+    def count(self, n: int | None) -> int:
+        """How many programs `programs` gives."""
+        if n is not None:
+            return n
+        return DEFAULT_PROGRAMS if self.path is None else len(self.trace().programs)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all policies of a comparison run under, but for the seed."""
+
+    source: Source
+    pressure: Pressure
+    programs: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells it from others of the same source: the load, or how many come at once."""
+        at_once = self.pressure.kind == "at-once"
+        return str(self.programs or "all") if at_once else str(self.pressure)
+
+    @property
+    def axis(self) -> str:
+        """What the label counts."""
+        return _AXES.get(self.pressure.kind, "load")
+
+    @property
+    def count(self) -> int:
+        """How many programs there are."""
+        if self.pressure.kind == "recorded":
+            return len(self.source.trace().programs[: self.programs])
+        return self.source.count(self.programs)
+
+    def arrivals(self, machine: Machine, seed: int) -> Sequence[ProgramShape]:
+        """The programs, each at its time; ``recorded`` ones come as they stand in the file."""
+        if self.pressure.kind == "recorded":
+            return self.source.trace().programs[: self.programs]
+        programs = self.source.programs(self.programs, seed)
+        return self.pressure.arrange(programs, machine.capacity_per_s(programs), seed)
+
+
+# The runs of one seed follow each other in a worker, and want the same programs.
+@lru_cache(maxsize=2)
+def _made(source: Source, n: int, seed: int) -> Sequence[ProgramShape]:
+    if source.path is None:
+        programs = generate(source.name, n, seed)
+        if source.scales != Scales():
+            programs = [rescaled(program, source.scales, Counter()) for program in programs]
+    else:
+        programs = _drawn(source.trace().programs, n, seed)
+    return [source.cut.of(program) for program in programs]
+
+
+@lru_cache(maxsize=4)
+def _recorded(path: Path, context_scale: float, output_scale: float, gap_scale: float) -> Trace:
+    return read_programs(
+        path, context_scale=context_scale, output_scale=output_scale, gap_scale=gap_scale
+    )
+
+
+def _drawn(programs: Sequence[ProgramShape], n: int, seed: int) -> list[ProgramShape]:
+    """``n`` of the programs, in rounds that each hold all of them in an order of its own."""
+    rng = Random(f"trace/{seed}")
+    drawn: list[ProgramShape] = []
+    while len(drawn) < n:
+        again = len(drawn) // len(programs)
+        one_round = rng.sample(programs, len(programs))
+        drawn += [_again(program, again) for program in one_round[: n - len(drawn)]]
+    return drawn
+
+
+def _again(program: ProgramShape, again: int) -> ProgramShape:
+    """The same program once more, as another one."""
+    if not again:
+        return program
+    session = None if program.session is None else f"{program.session}#{again}"
+    return replace(program, program_id=f"{program.program_id}#{again}", session=session)
