@@ -14,13 +14,6 @@ from agentrt.cli.human import FLAG, Answer, Human, UnansweredError, choose, read
 from agentrt.cli.load import GraphTarget
 from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.errors import AgentrtError, ProgramLoadError, UsageError
-from agentrt.integrations.langgraph.checkpointers import (
-    Checkpointer,
-    in_memory,
-    open_checkpointer,
-    own_checkpointer,
-    sqlite_file,
-)
 from agentrt.integrations.langgraph.graphs import (
     Graph,
     graph_name,
@@ -29,7 +22,17 @@ from agentrt.integrations.langgraph.graphs import (
     program_terms,
 )
 from agentrt.integrations.langgraph.inputs import graph_input, input_hint
-from agentrt.integrations.langgraph.threads import Standing, answer, standing_of, thread_config
+from agentrt.integrations.langgraph.threads import (
+    Checkpointer,
+    Standing,
+    answer,
+    in_memory,
+    open_checkpointer,
+    own_checkpointer,
+    sqlite_file,
+    standing_of,
+    thread_config,
+)
 from agentrt.runtime.run import Run, RunState
 
 

@@ -10,7 +10,6 @@ the loop: then a thread ends the process when the time is up.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import signal
 import sys
@@ -178,7 +177,9 @@ def leave(code: int) -> NoReturn:
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     if not others and "torch" not in sys.modules:
         sys.exit(code)
-    atexit._run_exitfuncs()
+    from agentrt.runtime._compat import run_exit_functions  # here: --help needs none of it
+
+    run_exit_functions()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

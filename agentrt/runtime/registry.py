@@ -1,8 +1,8 @@
-"""The registry: the books of all programs, kept in step: runs, their DAGs, the process table.
+"""The run registry: all live runs, with their DAGs and the process table, kept in step.
 
 It is synchronous and knows no engine, so that whoever watches a program, wherever its code
-runs, can write into it. Each entry is one short critical section: programs of a foreign
-framework write from threads and event loops of their own.
+runs, can tell it of a node. Each method is one short critical section: programs of other
+frameworks call from threads and event loops of their own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from threading import RLock
+from weakref import WeakKeyDictionary
 
 from agentrt import tracking
 from agentrt.graph import ExecutionDAG, Node, NodeKind, NodeState, calls_before
@@ -20,14 +21,15 @@ from agentrt.scheduler.table import ProcessTable
 from agentrt.tracking.scope import Scope
 
 Listener = Callable[[Event], None]
+_REGISTRIES: WeakKeyDictionary[Run, RunRegistry] = WeakKeyDictionary()
 
 
 class RunRegistry:
     """Runs by id, and the process ``table`` over the live ones. ``clock`` gives seconds.
 
-    ``lock`` is held for each entry; whoever changes a scope of a program that is kept here, by
-    a fork or a join, holds it too. ``mark`` stands between a program's type and its number:
-    the programs of two ledgers may meet in one engine.
+    ``lock`` is held by each method; whoever changes a scope of a program that is kept here, by
+    a fork or a join, holds it, too. ``mark`` stands between a program's type and its number:
+    the programs of two registries may meet in one engine.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:
@@ -67,8 +69,9 @@ class RunRegistry:
             row = self.table.start_program(run_id, type, now, tenant=tenant, session=session)
             row.size_hint = size_hint
             dag = ExecutionDAG(run_id, type)
-            run = Run(run_id, type, row, dag, started_at=now, registry=self)
+            run = Run(run_id, type, row, dag, started_at=now)
             self.runs[run_id] = run
+            _REGISTRIES[run] = self
             self._tell(ProgramStarted(run_id, type, now))
             return run
 
@@ -78,9 +81,9 @@ class RunRegistry:
             run.type = run.row.type = run.dag.program_type = type
 
     def close(self, run: Run, state: RunState, error: BaseException | None = None) -> None:
-        """A program ended, with ``error`` where it failed. What is open of it is called off.
+        """A program ended, with ``error`` where it failed. Its open nodes are cancelled.
 
-        One that is done, but has asked what nobody has answered, is interrupted.
+        One that is done, but has a question that nobody has answered, is interrupted.
         """
         with self.lock:
             if state is RunState.DONE and run.row.humans:
@@ -144,7 +147,7 @@ class RunRegistry:
     def end_interrupt(
         self, run: Run, scope: Scope, node: Node, error: BaseException | None = None
     ) -> None:
-        """The interrupt is over: an `Exception` failed it, any other error called it off."""
+        """The interrupt is over: an `Exception` failed it, any other error cancelled it."""
         with self.lock:
             now = self.clock()
             if not node.state.ended:
@@ -200,3 +203,8 @@ def identity_of(run: Run, scope: Scope, node: Node) -> Identity:
 def call_id(run: Run, node: Node) -> str:
     """The name of a call, for engines and people: its program and its node."""
     return f"{run.id}/{node.id}"
+
+
+def registry_of(run: Run) -> RunRegistry:
+    """The registry that ``run`` was opened in."""
+    return _REGISTRIES[run]

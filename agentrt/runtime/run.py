@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrt.graph import ExecutionDAG
 from agentrt.request import CallReport
 from agentrt.scheduler.table import ProgramRow
-
-if TYPE_CHECKING:
-    from agentrt.runtime.registry import RunRegistry
 
 
 class RunState(StrEnum):
@@ -60,8 +57,8 @@ class RunReport:
 class Run:
     """A program's run. `Runtime.start` hands it out; there, await `wait` for its result.
 
-    ``type`` is its program's name, and ``registry`` is the one that it is in. A client program,
-    whose code another framework runs, has no ``task``.
+    ``type`` is its program's name. A client program, whose code another framework or process
+    runs, has no ``task``.
     """
 
     id: str
@@ -75,7 +72,6 @@ class Run:
     error: BaseException | None = None
     first_step: int | None = None
     last_step: int = 0
-    registry: RunRegistry | None = field(default=None, repr=False)
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     async def wait(self) -> Any:

@@ -20,7 +20,7 @@ from agentrt.graph import Frontier
 from agentrt.program import Context, Program
 from agentrt.runtime.emitter import AskHuman, RunEmitter, Services
 from agentrt.runtime.events import Event, ProgramEnded, notification_of
-from agentrt.runtime.registry import Listener, RunRegistry
+from agentrt.runtime.registry import Listener, RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 from agentrt.tracking.scope import Scope
@@ -132,7 +132,7 @@ class Runtime:
         A run without a task is a client program, whose code another framework runs: the engine
         is told when its registry says that it ended.
         """
-        registry = run.registry or self.registry
+        registry = registry_of(run)
         if run.task is None and run.ended_at is None:
             self._clients[run.id] = run
             self._follow(registry)

@@ -33,6 +33,14 @@ def running_task() -> asyncio.Task[Any] | None:
         return None
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that the code runs on, if any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def scope_of(task: asyncio.Task[Any] | None) -> Scope | None:
     """The scope that ``task`` was bound to, or started in."""
     if task is None:

@@ -22,14 +22,14 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from agentrt.errors import ConfigError
+from agentrt.integrations._compat.langgraph import node_heartbeat
 from agentrt.integrations.langchain.callspec import as_choice, call_spec, choice_name
-from agentrt.integrations.langchain.heartbeat import node_heartbeat
 from agentrt.integrations.langchain.messages import as_chat
 from agentrt.integrations.langchain.portal import Portal, Terms
 from agentrt.integrations.langchain.replies import ChunkMaker, Origin, as_result
-from agentrt.integrations.langchain.shared import endpoint_door, engine_door
+from agentrt.integrations.langchain.shared import endpoint_portal, engine_portal
 from agentrt.integrations.langchain.structured import Method, structured
-from agentrt.integrations.langgraph import follow, place_of_call
+from agentrt.integrations.langgraph import follow, scope_of_call
 from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 
@@ -151,8 +151,8 @@ class ChatAgentRT(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        door, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
-        return as_result(door.call(spec, terms), _origin(door, spec, terms))
+        portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
+        return as_result(portal.call(spec, terms), _origin(portal, spec, terms))
 
     async def _agenerate(
         self,
@@ -161,8 +161,8 @@ class ChatAgentRT(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        door, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
-        return as_result(await door.acall(spec, terms), _origin(door, spec, terms))
+        portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
+        return as_result(await portal.acall(spec, terms), _origin(portal, spec, terms))
 
     def _stream(
         self,
@@ -171,11 +171,11 @@ class ChatAgentRT(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        door, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
+        portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
         maker: ChunkMaker | None = None
-        with closing(door.stream(spec, terms)) as chunks:
+        with closing(portal.stream(spec, terms)) as chunks:
             for chunk in chunks:
-                maker = maker or ChunkMaker(_origin(door, spec, terms))
+                maker = maker or ChunkMaker(_origin(portal, spec, terms))
                 yield from maker.chunks(chunk)
 
     async def _astream(
@@ -185,11 +185,11 @@ class ChatAgentRT(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        door, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
+        portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
         maker: ChunkMaker | None = None
-        async with aclosing(door.astream(spec, terms)) as chunks:
+        async with aclosing(portal.astream(spec, terms)) as chunks:
             async for chunk in chunks:
-                maker = maker or ChunkMaker(_origin(door, spec, terms))
+                maker = maker or ChunkMaker(_origin(portal, spec, terms))
                 for made in maker.chunks(chunk):
                     yield made
 
@@ -205,17 +205,17 @@ class ChatAgentRT(BaseChatModel):
             own["stop"] = stop
         options = own | kwargs
         spec = call_spec(as_chat(messages), options)
-        place = place_of_call(run_manager)
-        terms = Terms(options["model"], options["timeout"], node_heartbeat(), place)
-        return self._door(options["model"]), spec, terms
+        scope = scope_of_call(run_manager)
+        terms = Terms(options["model"], options["timeout"], node_heartbeat(), scope)
+        return self._portal(options["model"]), spec, terms
 
-    def _door(self, model: str | None) -> Portal:
+    def _portal(self, model: str | None) -> Portal:
         if self._borrowed is not None:
             return self._borrowed
         if self.base_url is None:
-            return engine_door(self.model)
+            return engine_portal(self.model)
         key = None if self.api_key is None else self.api_key.get_secret_value()
-        return endpoint_door(self.base_url, key, model, self.max_retries)
+        return endpoint_portal(self.base_url, key, model, self.max_retries)
 
     # -- tools and schemas -------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class ChatAgentRT(BaseChatModel):
         return structured(self, schema, method, include_raw=include_raw, strict=strict)
 
 
-def _origin(door: Portal, spec: CallSpec, terms: Terms) -> Origin:
+def _origin(portal: Portal, spec: CallSpec, terms: Terms) -> Origin:
     """Asked for once the engine is there, which says how it is."""
-    in_form = bool(spec.tools) and spec.tool_choice != "none" and not door.native_tools
-    return Origin(door.name_of(terms.model), spec, door.next_number(), in_form)
+    in_form = bool(spec.tools) and spec.tool_choice != "none" and not portal.native_tools
+    return Origin(portal.name_of(terms.model), spec, portal.next_number(), in_form)

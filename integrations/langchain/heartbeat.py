@@ -3,42 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 
 Beat = Callable[[], None]
 
 _PERIOD_S = 0.05
 """Well below any idle timeout that makes sense: LangGraph does not tell how long it is."""
-
-
-def node_heartbeat() -> Beat | None:
-    """The heartbeat of the LangGraph node that this code runs in, where it has any effect.
-
-    None outside any node, and where the node has no idle timeout: then LangGraph's
-    heartbeat does nothing.
-    """
-    if "langgraph.runtime" not in sys.modules:  # then no graph runs
-        return None
-    from langgraph.runtime import get_runtime
-
-    try:
-        runtime = get_runtime()
-    except (RuntimeError, KeyError):  # no runnable runs, or none of a graph's
-        return None
-    # LangGraph's type says that there always is one, but not in a chain without a graph.
-    beat: Beat | None = getattr(runtime, "heartbeat", None)
-    return None if beat is _no_effect() else beat
-
-
-@cache
-def _no_effect() -> Beat:
-    from langgraph.runtime import Runtime
-
-    unset: Runtime[None] = Runtime()
-    return unset.heartbeat
 
 
 class Pulse:

@@ -9,25 +9,18 @@ from typing import Any, Generic, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import EngineDiedError
+from agentrt.tracking.current import running_loop
 
 T = TypeVar("T")
 
 _CANCELLED = "the call was cancelled: its runtime was closed"
 
 
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that this code runs on, if any."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 class Job(Generic[T]):
     """Runs ``work`` on ``loop``, from any thread, in the context of who asks.
 
-    It starts when it is waited for, or at `start`: in the reach of whatever stops it, so that a
-    Ctrl-C cannot fall between the start and the wait and leave the work to nobody.
+    It starts when it is waited for, or at `start`, where an interrupted wait stops it: a Ctrl-C
+    between the start and the wait must not leave work that nobody waits for.
     Whoever gives up waiting has the work cancelled, and goes on when it is over.
     ``outcome`` is never cancelled: where the loop's side gave up, it is an `EngineDiedError`.
     """

@@ -1,4 +1,9 @@
-"""The way from any thread and any event loop to a runtime, which lives on one loop."""
+"""A portal leads from any thread and any event loop to a runtime, which lives on one loop.
+
+anyio's `BlockingPortal` is no base for it: the loop's own code has to open and close that one,
+which a borrowed runtime has no place for, and who cancels its future goes on while the call
+still runs.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +20,12 @@ from agentrt import tracking
 from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.base import Chunk
 from agentrt.executors.info import ExecutorInfo, display_name
+from agentrt.integrations.langchain.calls import alone, run_call, run_stream
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
-from agentrt.integrations.langchain.job import Job, running_loop
-from agentrt.integrations.langchain.onecall import alone, run_call, run_stream
+from agentrt.integrations.langchain.job import Job
 from agentrt.request import CallSpec, Reply
 from agentrt.runtime import Runtime
+from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
 
 
@@ -62,16 +68,16 @@ class Portal:
 
     @classmethod
     def borrow(cls, runtime: Runtime, loop: asyncio.AbstractEventLoop | None = None) -> Portal:
-        """A door to an open runtime, on ``loop``: by default the one that runs now."""
-        door = cls(lambda: runtime)
-        door._make, door._runtime = None, runtime
-        door._loop = loop or running_loop()
-        if door._loop is None:
+        """A portal to an open runtime, on ``loop``: by default the one that runs now."""
+        portal = cls(lambda: runtime)
+        portal._make, portal._runtime = None, runtime
+        portal._loop = loop or running_loop()
+        if portal._loop is None:
             raise ConfigError(
                 "a runtime is borrowed on its own event loop: make the chat model inside "
                 "'async with Runtime(…) as runtime:', or give Portal.borrow(runtime, loop)"
             )
-        return door
+        return portal
 
     def open(self) -> None:
         """Start the engine now, and block until it is there. Raises what its start raises."""
@@ -136,7 +142,7 @@ class Portal:
 
     @property
     def native_tools(self) -> bool:
-        """Whether the executor's text is the answer's own, whatever tools a call has."""
+        """Whether the executor gives text and tool calls apart, and not as one JSON output."""
         return self._info.native_tools
 
     @property
@@ -155,11 +161,10 @@ class Portal:
         if thread is None or self._loop is None:
             return
         if thread is threading.current_thread():
-            raise ConfigError("a door cannot be closed from its own event loop")
-        Job(self._loop, self._shut).wait()
+            raise ConfigError("a portal cannot be closed from its own event loop")
+        Job(self._loop, self._close_runtime).wait()
         self._loop.call_soon_threadsafe(self._loop.stop)
         thread.join()
-        self._loop.close()
 
     # -- on the runtime's loop ---------------------------------------------------------
 
@@ -212,30 +217,24 @@ class Portal:
         self._runtime = runtime
         return runtime
 
-    async def _shut(self) -> None:
-        opening, loop = self._opening, asyncio.get_running_loop()
+    async def _close_runtime(self) -> None:
+        opening = self._opening
         if opening is not None:
             opening.cancel()  # nothing, if it is open
             await asyncio.wait([opening])
             if not opening.cancelled() and opening.exception() is None:
                 await opening.result().close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await loop.shutdown_asyncgens()
-        await loop.shutdown_default_executor()
 
     # -- where the runtime's loop is ---------------------------------------------------
 
     def _home(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self.closed:
-                raise ConfigError("this door to the runtime is closed; make a new one")
+                raise ConfigError("this portal to the runtime is closed; make a new one")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="agentrt", daemon=True
+                    target=_run_loop, args=[self._loop], name="agentrt", daemon=True
                 )
                 self._thread.start()
             return self._loop
@@ -250,6 +249,12 @@ class Portal:
         if self._make is None and not loop.is_running():
             raise ConfigError("the event loop of the borrowed runtime does not run")
         return loop
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run ``loop`` until it is stopped, then end its tasks and close it."""
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.get_loop().run_forever()
 
 
 def _tell(message: str) -> None:

@@ -20,7 +20,7 @@ from agentrt.request import CallReport, CallSpec, Reply
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a reply comes from: the model's name, the call's spec, and its number at its door.
+    """Where a reply comes from: the model's name, the call's spec, and its number at its portal.
 
     ``in_form`` says that text and tool calls are one JSON output, as `toolcalls` has it.
     """

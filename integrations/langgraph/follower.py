@@ -17,31 +17,22 @@ from langchain_core.callbacks import BaseCallbackHandler
 
 from agentrt import tracking
 from agentrt.graph import Frontier, NodeKind
-from agentrt.integrations.langgraph.ends import asks, ending
-from agentrt.integrations.langgraph.frames import (
-    Frame,
-    Guest,
-    Question,
-    is_branch,
-    is_node,
-    namespace_of,
-    thread_of,
-)
-from agentrt.runtime.registry import RunRegistry
-from agentrt.runtime.run import Run
+from agentrt.integrations._compat import langgraph
+from agentrt.integrations.langgraph.frames import Followed, Frame, Question, terms_of
+from agentrt.runtime.registry import RunRegistry, registry_of
+from agentrt.runtime.run import Run, RunState
+from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
 
 _UNNAMED = "program"
 _SWEEP_AT = 64
 """With so many programs more than lived last time, those that have ended are looked for."""
-_NAMELESS = "LangGraph"
-"""What LangGraph calls a graph that was given no name."""
 
 
 class Follower(BaseCallbackHandler):
-    """Finds programs in LangChain's callbacks and enters them into ``registry``.
+    """Finds programs in LangChain's callbacks and adds them to ``registry``.
 
-    A root run inside one of agentrt's own programs is a part of that one. Programs, sessions
+    A root run inside one of agentrt's own programs is a part of that one. Names, sessions
     (``thread_id``), tenants (``agentrt_tenant``) and size hints (``agentrt_size_hint``) are
     read from a run's name and its config's metadata or configurable.
     """
@@ -53,7 +44,7 @@ class Follower(BaseCallbackHandler):
     def __init__(self, registry: RunRegistry) -> None:
         self.registry = registry
         self._frames: dict[UUID, Frame] = {}
-        self._guests: dict[int, Guest] = {}
+        self._programs: dict[int, Followed] = {}  # by the identity of their runs
         self._sweep_at = _SWEEP_AT
         self._lock = RLock()
 
@@ -86,7 +77,7 @@ class Follower(BaseCallbackHandler):
         with self._lock:
             frame = self._begin(run_id, name, metadata or {}, parent_run_id, tags or ())
             self._add(run_id, frame)
-            if frame.guest.asked and getattr(inputs, "resume", None) is not None:
+            if frame.program.asked and getattr(inputs, "resume", None) is not None:
                 self._answer(frame)
         if frame.apart:
             tracking.enter(frame.scope)
@@ -114,8 +105,8 @@ class Follower(BaseCallbackHandler):
         with self._lock:
             frame = self._begin(run_id, tool, metadata or {}, parent_run_id)
             self._add(run_id, frame)
-            run = frame.guest.run
-            frame.tool = self.ledger_of(run).begin_interrupt(run, frame.scope, NodeKind.TOOL, tool)
+            run = frame.program.run
+            frame.tool = registry_of(run).begin_interrupt(run, frame.scope, NodeKind.TOOL, tool)
         if frame.apart:
             tracking.enter(frame.scope)
 
@@ -126,10 +117,6 @@ class Follower(BaseCallbackHandler):
         self._over(run_id, error)
 
     # -- inside ------------------------------------------------------------------------
-
-    def ledger_of(self, run: Run) -> RunRegistry:
-        """The books of a program: ours, or those of the runtime that it is one of."""
-        return run.registry or self.registry
 
     def _begin(
         self,
@@ -144,15 +131,16 @@ class Follower(BaseCallbackHandler):
         around = _around(here, parent)
         if around is None:
             return self._open(name or _UNNAMED, metadata)
-        frame = Frame(around, self._guest_of(around.owner), namespace_of(metadata), here)
-        frame.thread = thread_of(metadata)
-        with self.ledger_of(frame.guest.run).lock:
-            if parent is not None and is_node(name, frame.namespace, metadata, parent):
+        program, namespace = self._program_of(around.owner), langgraph.namespace_of(metadata)
+        frame = Frame(around, program, namespace, here)
+        frame.thread = langgraph.thread_of(metadata)
+        with registry_of(program.run).lock:
+            if parent is not None and langgraph.is_node(name, metadata, parent.namespace):
                 if parent.root:
                     self._name_after(parent, str(name), metadata)
-                step = metadata["langgraph_step"]
+                step = langgraph.step_of(metadata)
                 frame.enter(parent.supersteps(), step, frame.namespace, str(name))
-            elif parent is not None and is_branch(tags):
+            elif parent is not None and langgraph.is_branch(tags):
                 frame.enter(parent.supersteps(), None, str(run_id), "")
             elif not tracking.is_alone_in(around):
                 frame.fork(around)
@@ -160,75 +148,69 @@ class Follower(BaseCallbackHandler):
 
     def _name_after(self, root: Frame, name: str, metadata: Mapping[str, Any]) -> None:
         """An entrypoint's function names its program: LangGraph has no name for its graph."""
-        run = root.guest.run
-        triggers = metadata.get("langgraph_triggers", ())
-        if run.type == _NAMELESS and tuple(triggers) == ("__start__",):
+        run = root.program.run
+        if run.type == langgraph.UNNAMED_GRAPH and langgraph.is_entrypoint(metadata):
             self.registry.rename(run, name)
             root.scope.path = name
 
     def _open(self, name: str, metadata: Mapping[str, Any]) -> Frame:
-        hint = metadata.get("agentrt_size_hint")
-        run = self.registry.open(
-            name,
-            tenant=str(metadata.get("agentrt_tenant", "default")),
-            session=thread_of(metadata),
-            size_hint=hint if isinstance(hint, int | float) else None,
-        )
-        guest = self._guests[id(run)] = Guest(run)
-        guest.loop = _running_loop()
-        if guest.loop is not None:
-            tracking.install(guest.loop)
+        session = langgraph.thread_of(metadata)
+        run = self.registry.open(name, session=session, **terms_of(metadata))
+        program = self._programs[id(run)] = Followed(run)
+        program.loop = running_loop()
+        if program.loop is not None:
+            tracking.install(program.loop)
         scope = Scope(run, name, Frontier())
-        return Frame(scope, guest, namespace_of(metadata), root=True)
+        return Frame(scope, program, langgraph.namespace_of(metadata), root=True)
 
-    def _guest_of(self, owner: object) -> Guest:
+    def _program_of(self, owner: object) -> Followed:
         assert isinstance(owner, Run)
-        guest = self._guests.get(id(owner))
-        if guest is None:
+        program = self._programs.get(id(owner))
+        if program is None:
             # A program of agentrt's own has no root here: it is known while it has open frames.
-            guest = self._guests[id(owner)] = Guest(owner)
-            if len(self._guests) > self._sweep_at:
+            program = self._programs[id(owner)] = Followed(owner)
+            if len(self._programs) > self._sweep_at:
                 self._sweep()
-        return guest
+        return program
 
     def _sweep(self) -> None:
         """Drop the frames of own programs that have ended: a tool that is cancelled in one
         says nothing of its end.
         """
-        for guest in list(self._guests.values()):
-            if guest.run.ended_at is not None:
-                self._drop(guest)
-        self._sweep_at = 2 * len(self._guests) + _SWEEP_AT
+        for program in list(self._programs.values()):
+            if program.run.ended_at is not None:
+                self._drop(program)
+        self._sweep_at = 2 * len(self._programs) + _SWEEP_AT
 
-    def _drop(self, guest: Guest) -> None:
-        for run_id in guest.frames:
+    def _drop(self, program: Followed) -> None:
+        for run_id in program.frames:
             self._frames.pop(run_id, None)
-        guest.frames.clear()
-        self._guests.pop(id(guest.run), None)
+        program.frames.clear()
+        self._programs.pop(id(program.run), None)
 
     def _add(self, run_id: UUID, frame: Frame) -> None:
         self._frames[run_id] = frame
-        frame.guest.frames.add(run_id)
+        frame.program.frames.add(run_id)
 
     def _over(self, run_id: UUID, error: BaseException | None) -> None:
         with self._lock:
             frame = self._frames.pop(run_id, None)
             if frame is None:
                 return
-            frame.guest.frames.discard(run_id)
-            with self.ledger_of(frame.guest.run).lock:
+            frame.program.frames.discard(run_id)
+            with registry_of(frame.program.run).lock:
                 self._end(frame, error)
-            if not (frame.guest.frames or frame.guest.asked):
-                self._guests.pop(id(frame.guest.run), None)
+            if not (frame.program.frames or frame.program.asked):
+                self._programs.pop(id(frame.program.run), None)
             if frame.apart:
                 frame.scope.leave(frame.before)
 
     def _end(self, frame: Frame, error: BaseException | None) -> None:
-        run = frame.guest.run
+        run = frame.program.run
         frame.settle()
-        questions = () if error is None else asks(error)
+        questions = () if error is None else langgraph.asks(error)
         if frame.tool is not None:
-            self.ledger_of(run).end_interrupt(
+            registry_of(run).end_interrupt(
                 run, frame.scope, frame.tool, asyncio.CancelledError() if questions else error
             )
         for key, question in questions:
@@ -238,32 +220,32 @@ class Follower(BaseCallbackHandler):
         elif frame.waits is not None:
             frame.waits.join(frame.scope)
         elif frame.root:
-            self._close(frame.guest, error)
+            self._close(frame.program, error)
 
     def _ask(self, frame: Frame, key: str, question: str) -> None:
         """A question to a human; the innermost of the runs that it passes through asks it."""
-        guest = frame.guest
-        if key not in guest.asked and guest.run.ended_at is None:
-            books = self.ledger_of(guest.run)
-            node = books.begin_interrupt(guest.run, frame.scope, NodeKind.HUMAN, question)
-            guest.asked[key] = Question(node, frame.scope, frame.thread)
+        program = frame.program
+        if key not in program.asked and program.run.ended_at is None:
+            registry = registry_of(program.run)
+            node = registry.begin_interrupt(program.run, frame.scope, NodeKind.HUMAN, question)
+            program.asked[key] = Question(node, frame.scope, frame.thread)
 
     def _answer(self, frame: Frame) -> None:
         """A program's own code answers a graph of its own: what comes now, comes after that."""
-        guest = frame.guest
-        books = self.ledger_of(guest.run)
-        with books.lock:
-            for key, question in list(guest.asked.items()):
+        program = frame.program
+        registry = registry_of(program.run)
+        with registry.lock:
+            for key, question in list(program.asked.items()):
                 if question.thread == frame.thread:
-                    del guest.asked[key]
-                    books.end_interrupt(guest.run, question.scope, question.node)
+                    del program.asked[key]
+                    registry.end_interrupt(program.run, question.scope, question.node)
                     frame.scope.frontier.include((question.node.id,))
 
-    def _close(self, guest: Guest, error: BaseException | None) -> None:
-        self._drop(guest)
-        if guest.loop is not None:
-            tracking.uninstall(guest.loop)
-        self.registry.close(guest.run, *ending(error))
+    def _close(self, program: Followed, error: BaseException | None) -> None:
+        self._drop(program)
+        if program.loop is not None:
+            tracking.uninstall(program.loop)
+        self.registry.close(program.run, *_ending(error))
 
 
 def _around(here: Scope | None, frame: Frame | None) -> Scope | None:
@@ -275,8 +257,10 @@ def _around(here: Scope | None, frame: Frame | None) -> Scope | None:
     return here
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+def _ending(error: BaseException | None) -> tuple[RunState, BaseException | None]:
+    """How a program ended whose root run ended with ``error``, and whether that is a fault."""
+    if error is None or langgraph.asks(error):
+        return RunState.DONE, None
+    if isinstance(error, Exception) and not langgraph.was_drained(error):
+        return RunState.FAILED, error
+    return RunState.CANCELLED, None

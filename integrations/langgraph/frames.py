@@ -8,7 +8,7 @@ agentrt program (`agentrt.tracking`).
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -19,7 +19,7 @@ from agentrt.tracking.scope import Scope
 
 
 @dataclass(slots=True, eq=False)
-class Guest:
+class Followed:
     """A program that the follower found: its run, its open frames, what it asked humans.
 
     ``loop`` is the event loop that its root runs on, None for a synchronous one.
@@ -51,7 +51,7 @@ class Frame:
     """
 
     scope: Scope
-    guest: Guest
+    program: Followed
     namespace: str = ""
     before: Scope | None = None
     thread: str | None = None
@@ -123,26 +123,10 @@ class Superstep:
         self._ended.clear()
 
 
-def is_node(name: str | None, namespace: str, metadata: Mapping[str, Any], parent: Frame) -> bool:
-    """Whether a run is that of a graph's node, and not of something inside or around one."""
-    if name is None or metadata.get("langgraph_node") != name or namespace == parent.namespace:
-        return False
-    path = metadata.get("langgraph_path") or ()
-    # The path of a call of a @task ends so: it belongs to its caller, not to a superstep.
-    return "langgraph_step" in metadata and not (path and path[-1] is True)
-
-
-def is_branch(tags: Sequence[str]) -> bool:
-    """Whether a run is a branch of a `RunnableParallel`: side by side with its siblings."""
-    return bool(tags) and any(tag.startswith("map:key:") for tag in tags)
-
-
-def thread_of(metadata: Mapping[str, Any]) -> str | None:
-    """LangGraph's thread of a run, if it has one."""
-    thread = metadata.get("thread_id")
-    return None if thread is None else str(thread)
-
-
-def namespace_of(metadata: Mapping[str, Any]) -> str:
-    """LangGraph's checkpoint namespace of a run, "" outside any node."""
-    return str(metadata.get("langgraph_checkpoint_ns", ""))
+def terms_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The tenant and the size hint that a run's metadata name, for who opens its program."""
+    hint = metadata.get("agentrt_size_hint")
+    return {
+        "tenant": str(metadata.get("agentrt_tenant", "default")),
+        "size_hint": hint if isinstance(hint, int | float) else None,
+    }

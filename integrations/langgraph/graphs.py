@@ -18,15 +18,16 @@ from langgraph.pregel import Pregel
 from agentrt import tracking
 from agentrt.errors import ProgramLoadError
 from agentrt.graph import NodeKind
+from agentrt.integrations._compat.langgraph import QUESTIONS, UNNAMED_GRAPH
+from agentrt.integrations.langgraph.frames import terms_of
 from agentrt.integrations.langgraph.process import follow
 from agentrt.program import Context, Program
+from agentrt.runtime.registry import registry_of
 from agentrt.runtime.run import Run
 
 Graph = Pregel[Any, Any, Any, Any]
 Durability = Literal["sync", "async", "exit"] | None
 Drive = Callable[[Context, Any], Awaitable[Any]]
-_NAMELESS = "LangGraph"
-"""What LangGraph calls a graph that was given no name."""
 
 
 def is_graph(value: object) -> bool:
@@ -56,7 +57,7 @@ def graph_name(value: Any, variable: str) -> str:
     """The type of a graph's programs: its own name, or that of its function or variable."""
     if not isinstance(value, Pregel):
         return variable
-    if value.name != _NAMELESS:
+    if value.name != UNNAMED_GRAPH:
         return value.name
     # LangGraph has no name for an entrypoint but that of its one node.
     return variable if isinstance(value, CompiledStateGraph) else next(iter(value.nodes), variable)
@@ -124,7 +125,7 @@ def graph_program(
             result = await graph.ainvoke(given, config, durability=durability)
         else:
             result = await drive(ctx, given)
-        if isinstance(result, dict) and result.pop("__interrupt__", None):
+        if isinstance(result, dict) and result.pop(QUESTIONS, None):
             return None
         return None if graph.checkpointer and await _paused(graph, config) else result
 
@@ -142,15 +143,10 @@ async def _paused(graph: Graph, config: RunnableConfig) -> bool:
     run = scope.owner
     assert isinstance(run, Run)
     question = f"go on with {', '.join(state.next)}?"
-    follow().ledger_of(run).begin_interrupt(run, scope, NodeKind.HUMAN, question)
+    registry_of(run).begin_interrupt(run, scope, NodeKind.HUMAN, question)
     return True
 
 
 def program_terms(graph: Graph) -> dict[str, Any]:
     """The tenant and the size hint that a graph's own config names, for `Runtime.start`."""
-    metadata = (graph.config or {}).get("metadata") or {}
-    hint = metadata.get("agentrt_size_hint")
-    return {
-        "tenant": str(metadata.get("agentrt_tenant", "default")),
-        "size_hint": hint if isinstance(hint, int | float) else None,
-    }
+    return terms_of((graph.config or {}).get("metadata") or {})

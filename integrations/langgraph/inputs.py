@@ -13,11 +13,10 @@ from langgraph.graph.state import CompiledStateGraph
 from pydantic import BaseModel
 
 from agentrt.errors import UsageError
+from agentrt.integrations._compat.langgraph import WHOLE_STATE
 from agentrt.integrations.langgraph.graphs import Graph
 
 _MESSAGES = "messages"
-_ROOT = "__root__"
-"""The one field of a state that is no mapping."""
 _WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 _WORDS |= {list: "a list", dict: "an object"}
 Fields = dict[str, BaseChannel[Any, Any, Any]]
@@ -56,7 +55,7 @@ def _fields(graph: Graph) -> Fields | None:
     if isinstance(graph, CompiledStateGraph):
         known = graph.builder.schemas[graph.builder.input_schema]
         fields = {key: one for key, one in known.items() if isinstance(one, BaseChannel)}
-        return None if _ROOT in fields else fields
+        return None if WHOLE_STATE in fields else fields
     if isinstance(graph.input_channels, str):
         return None
     channels = graph.channels

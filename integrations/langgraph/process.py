@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from functools import cache
 from threading import Lock
 
 from langchain_core.callbacks import BaseRunManager
-from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
-from langchain_core.tracers.context import register_configure_hook
 
 from agentrt import tracking
 from agentrt.errors import EngineDiedError
+from agentrt.integrations._compat import langgraph
 from agentrt.integrations.langgraph.follower import Follower
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking import frameworks
 from agentrt.tracking.scope import Scope
 
-_MACHINERY = (
-    "langchain_core.callbacks.manager",
-    "langgraph.pregel._executor",
-    "langgraph.pregel._retry",
-    "langgraph.pregel._runner",
-)
-_RUNNABLES = "langgraph._internal._runnable"
 _STARTING = Lock()
-_PROCESS: list[Follower] = []
 
 
 def follow() -> Follower:
@@ -34,20 +25,20 @@ def follow() -> Follower:
     Returns the process's follower, whose ``registry`` has the programs' DAGs and states.
     """
     with _STARTING:
-        if not _PROCESS:
-            _PROCESS.append(Follower(RunRegistry(mark="~")))
-            for module in _MACHINERY:
-                frameworks.add_internal(module)
-            frameworks.add_awaiting(_RUNNABLES, run_in_executor)
-            # As the variable's default, so that bare threads have it too.
-            variable: ContextVar[Follower | None] = ContextVar(
-                "agentrt_follower", default=_PROCESS[0]
-            )
-            register_configure_hook(variable, inheritable=True)
-        return _PROCESS[0]
+        return _follower()
 
 
-def place_of_call(run_manager: BaseRunManager | None) -> Scope | None:
+@cache
+def _follower() -> Follower:
+    follower = Follower(RunRegistry(mark="~"))
+    for module in langgraph.INTERNAL_MODULES:
+        frameworks.add_internal(module)
+    frameworks.add_awaiting(langgraph.AWAITING_MODULE, langgraph.IN_THREAD)
+    langgraph.attach(follower)
+    return follower
+
+
+def scope_of_call(run_manager: BaseRunManager | None) -> Scope | None:
     """Where in its program the code is that calls a chat model, or None outside any.
 
     ``run_manager`` is the model's, where LangChain gives it one; on some paths it does not.
@@ -58,5 +49,4 @@ def place_of_call(run_manager: BaseRunManager | None) -> Scope | None:
         raise EngineDiedError(f"program {here.owner.id} was cancelled, and calls no more")
     if run_manager is not None:
         return follow().scope(run_manager.parent_run_id)
-    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
-    return follow().scope(getattr(callbacks, "parent_run_id", None))
+    return follow().scope(langgraph.enclosing_run())

@@ -49,7 +49,7 @@ def filled(value: Any, numbers: list[int], quotes: list[str]) -> Any:
     return quotes.pop(0) if isinstance(value, str) and quotes else value
 
 
-def stub_door() -> Portal:
+def stub_portal() -> Portal:
     return Portal(lambda: Runtime(ScriptedExecutor(copy_from_the_question, model="stub/one")))
 
 

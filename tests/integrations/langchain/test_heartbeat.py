@@ -13,8 +13,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import TimeoutPolicy
 
 from agentrt import Runtime
+from agentrt.integrations._compat.langgraph import node_heartbeat
 from agentrt.integrations.langchain import ChatAgentRT, Portal, chat
-from agentrt.integrations.langchain.heartbeat import Beat, Pulse, node_heartbeat
+from agentrt.integrations.langchain.heartbeat import Beat, Pulse
 from tests.integrations.langchain.stub import HeldExecutor
 
 IDLE_S = 0.2
@@ -123,21 +124,21 @@ async def test_a_pulse_has_a_timer_only_while_somebody_needs_it() -> None:
     assert not pulse.is_beating
 
 
-async def test_a_door_that_is_owned_gives_them_from_its_own_thread() -> None:
+async def test_a_portal_that_is_owned_gives_them_from_its_own_thread() -> None:
     held, beats = HeldExecutor(), []
-    door = Portal(lambda: Runtime(held))
+    portal = Portal(lambda: Runtime(held))
 
     async def node(state: State) -> State:
         beat = node_heartbeat()
         assert beat is not None
         beats.append(beat)
-        return {"text": (await ChatAgentRT(runtime=door).ainvoke("hello")).text}
+        return {"text": (await ChatAgentRT(runtime=portal).ainvoke("hello")).text}
 
     policy = TimeoutPolicy(idle_timeout=30)
     run = asyncio.create_task(graph_of(node, policy).ainvoke({"text": ""}))
     assert await asyncio.to_thread(held.began.wait, 30)
-    assert door._pulse.is_beating
+    assert portal._pulse.is_beating
     held.let_go()
     assert await run == {"text": "one two three"}
-    await asyncio.to_thread(door.close)
-    assert not door._pulse.is_beating
+    await asyncio.to_thread(portal.close)
+    assert not portal._pulse.is_beating

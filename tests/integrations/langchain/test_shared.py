@@ -1,10 +1,10 @@
-"""The doors that all chat models of a process share."""
+"""The portals that all chat models of a process share."""
 
 from __future__ import annotations
 
 from agentrt import Runtime
 from agentrt.integrations.langchain import ChatAgentRT, Portal
-from agentrt.integrations.langchain.shared import close_all, engine_door, lend
+from agentrt.integrations.langchain.shared import close_all, engine_portal, lend
 from agentrt.testing.scripted import ScriptedExecutor
 
 
@@ -21,7 +21,7 @@ async def test_the_last_that_was_lent_counts_and_is_given_back() -> None:
         first, second = Portal.borrow(runtime), Portal.borrow(runtime)
         with lend(first):
             with lend(second):
-                assert engine_door("any") is second
-            assert engine_door(None) is first
-    assert engine_door(None) not in (first, second)
+                assert engine_portal("any") is second
+            assert engine_portal(None) is first
+    assert engine_portal(None) not in (first, second)
     close_all()

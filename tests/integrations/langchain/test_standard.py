@@ -13,19 +13,19 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from agentrt.integrations.langchain import Portal
-from tests.integrations.langchain.stub import stub_door
+from tests.integrations.langchain.stub import stub_portal
 from tests.integrations.langchain.suite import OnAgentRT
 
-DOOR: Portal | None = None
+PORTAL: Portal | None = None
 
 
 @pytest.fixture(scope="module", autouse=True)
-def door() -> Iterator[None]:
-    global DOOR
-    DOOR = stub_door()
+def portal() -> Iterator[None]:
+    global PORTAL
+    PORTAL = stub_portal()
     yield
-    DOOR.close()
-    DOOR = None
+    PORTAL.close()
+    PORTAL = None
 
 
 class TestUnit(OnAgentRT, ChatModelUnitTests):
@@ -33,7 +33,7 @@ class TestUnit(OnAgentRT, ChatModelUnitTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"runtime": DOOR}
+        return {"runtime": PORTAL}
 
 
 class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
@@ -43,7 +43,7 @@ class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"runtime": DOOR, "model": "stub/one"}
+        return {"runtime": PORTAL, "model": "stub/one"}
 
     @property
     def model_override_value(self) -> str:

@@ -10,7 +10,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.report import ProgressCallbacks
 
-from agentrt.integrations.langgraph.checkpointers import open_checkpointer
+from agentrt.integrations.langgraph.threads import open_checkpointer
 
 BASE = {"put", "put_writes", "get_tuple", "list", "delete_thread"}
 ADDED = {"delete_for_runs", "copy_thread", "prune"}

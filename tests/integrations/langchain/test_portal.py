@@ -1,4 +1,4 @@
-"""A door takes calls from any thread and any loop, and leaves nothing running behind them."""
+"""A portal takes calls from any thread and any loop, and leaves nothing running behind them."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def held() -> HeldExecutor:
 
 @pytest.fixture
 def owned(held: HeldExecutor) -> Iterator[Portal]:
-    door = Portal(lambda: Runtime(held))
-    yield door
-    door.close()
+    portal = Portal(lambda: Runtime(held))
+    yield portal
+    portal.close()
     assert held.live == 0
     assert "agentrt" not in {thread.name for thread in threading.enumerate()}
 
@@ -149,19 +149,19 @@ class Lame(ScriptedExecutor):
 
 def test_a_start_that_failed_is_tried_again_by_the_next_call() -> None:
     lame = Lame(failures=1)
-    door = Portal(lambda: Runtime(lame))
+    portal = Portal(lambda: Runtime(lame))
     with pytest.raises(EngineStartError, match="no memory"):
-        door.call(SPEC)
-    assert door.call(SPEC).text
-    door.close()
+        portal.call(SPEC)
+    assert portal.call(SPEC).text
+    portal.close()
     assert lame.starts == 2
 
 
 async def test_many_callers_wait_for_one_start() -> None:
     lame = Lame(failures=0)
-    door = Portal(lambda: Runtime(lame))
-    await asyncio.gather(*[door.acall(SPEC) for _ in range(5)])
-    await asyncio.to_thread(door.close)
+    portal = Portal(lambda: Runtime(lame))
+    await asyncio.gather(*[portal.acall(SPEC) for _ in range(5)])
+    await asyncio.to_thread(portal.close)
     assert lame.starts == 1
 
 
@@ -183,19 +183,19 @@ class Sluggish(ScriptedExecutor):
 
 async def test_closing_during_the_start_gives_it_up() -> None:
     sluggish = Sluggish()
-    door = Portal(lambda: Runtime(sluggish))
-    call = asyncio.create_task(door.acall(SPEC))
+    portal = Portal(lambda: Runtime(sluggish))
+    call = asyncio.create_task(portal.acall(SPEC))
     await asyncio.to_thread(sluggish.starting.wait)
-    await asyncio.to_thread(door.close)
+    await asyncio.to_thread(portal.close)
     with pytest.raises(EngineDiedError):
         await call
     assert sluggish.stopped
 
 
 def test_closing_twice_or_unused_is_nothing() -> None:
-    door = Portal(lambda: Runtime(ScriptedExecutor()))
-    door.close()
-    door.close()
+    portal = Portal(lambda: Runtime(ScriptedExecutor()))
+    portal.close()
+    portal.close()
 
 
 # -- a borrowed one --------------------------------------------------------------------------
@@ -204,10 +204,10 @@ def test_closing_twice_or_unused_is_nothing() -> None:
 @FROM
 async def test_cancelling_a_call_aborts_it(held: HeldExecutor, where: Elsewhere) -> None:
     async with Runtime(held) as runtime:
-        door = Portal.borrow(runtime)
+        portal = Portal.borrow(runtime)
 
         async def give_up() -> None:
-            call = asyncio.create_task(door.acall(SPEC))
+            call = asyncio.create_task(portal.acall(SPEC))
             await started(held)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -220,10 +220,10 @@ async def test_cancelling_a_call_aborts_it(held: HeldExecutor, where: Elsewhere)
 @FROM
 async def test_leaving_a_stream_aborts_it(held: HeldExecutor, where: Elsewhere) -> None:
     async with Runtime(held) as runtime:
-        door = Portal.borrow(runtime)
+        portal = Portal.borrow(runtime)
 
         async def leave() -> None:
-            stream = door.astream(SPEC)
+            stream = portal.astream(SPEC)
             assert (await anext(stream)).text == "one"
             await stream.aclose()
             assert (held.live, len(runtime.runs)) == (0, 0)
@@ -234,13 +234,13 @@ async def test_leaving_a_stream_aborts_it(held: HeldExecutor, where: Elsewhere) 
 @FROM
 async def test_a_timeout_aborts_the_call(held: HeldExecutor, where: Elsewhere) -> None:
     async with Runtime(held) as runtime:
-        door = Portal.borrow(runtime)
+        portal = Portal.borrow(runtime)
 
         async def wait() -> None:
             with pytest.raises(CallTimeoutError, match=r"its timeout of 0.01 s"):
-                await door.acall(SPEC, Terms(timeout=0.01))
+                await portal.acall(SPEC, Terms(timeout=0.01))
             with pytest.raises(TimeoutError):
-                [chunk async for chunk in door.astream(SPEC, Terms(timeout=0.01))]
+                [chunk async for chunk in portal.astream(SPEC, Terms(timeout=0.01))]
             assert (held.live, len(runtime.runs)) == (0, 0)
 
         await where(wait())
@@ -248,11 +248,11 @@ async def test_a_timeout_aborts_the_call(held: HeldExecutor, where: Elsewhere) -
 
 async def test_a_worker_thread_may_block_but_the_loop_may_not() -> None:
     async with Runtime(ScriptedExecutor(lambda call: "yes")) as runtime:
-        door = Portal.borrow(runtime)
-        assert (await asyncio.to_thread(door.call, SPEC)).text == "yes"
-        chunks = await asyncio.to_thread(lambda: list(door.stream(SPEC)))
+        portal = Portal.borrow(runtime)
+        assert (await asyncio.to_thread(portal.call, SPEC)).text == "yes"
+        chunks = await asyncio.to_thread(lambda: list(portal.stream(SPEC)))
         assert chunks[0].text == "yes"
-        for blocking in (lambda: door.call(SPEC), lambda: list(door.stream(SPEC))):
+        for blocking in (lambda: portal.call(SPEC), lambda: list(portal.stream(SPEC))):
             with pytest.raises(ConfigError, match="would wait for itself: use ainvoke"):
                 blocking()
 
@@ -287,10 +287,10 @@ class Broken(ScriptedExecutor):
 @FROM
 async def test_an_engine_that_dies_is_heard_of(where: Elsewhere) -> None:
     async with Runtime(Broken()) as runtime:
-        door = Portal.borrow(runtime)
+        portal = Portal.borrow(runtime)
 
         async def read() -> list[str]:
-            stream = door.astream(SPEC)
+            stream = portal.astream(SPEC)
             texts = [(await anext(stream)).text]
             with pytest.raises(EngineDiedError, match="power cut"):
                 await anext(stream)
@@ -302,17 +302,17 @@ async def test_an_engine_that_dies_is_heard_of(where: Elsewhere) -> None:
 # -- those of the process --------------------------------------------------------------------
 
 
-def test_a_key_has_one_door_until_it_is_closed() -> None:
+def test_a_key_has_one_portal_until_it_is_closed() -> None:
     def make() -> Runtime:
         return Runtime(ScriptedExecutor())
 
-    door = shared.shared_door("key", make)
-    assert shared.shared_door("key", make) is door
-    assert shared.shared_door("other", make) is not door
-    assert door.call(SPEC).text
+    portal = shared.shared_portal("key", make)
+    assert shared.shared_portal("key", make) is portal
+    assert shared.shared_portal("other", make) is not portal
+    assert portal.call(SPEC).text
     shared.close_all()
-    assert door.closed
-    assert shared.shared_door("key", make) is not door
+    assert portal.closed
+    assert shared.shared_portal("key", make) is not portal
     shared.close_all()
 
 
@@ -327,8 +327,8 @@ class Engine(ScriptedExecutor):
     async def close(self):
         await asyncio.to_thread(print, "stopped in a worker thread")
 
-door = shared.shared_door("key", lambda: Runtime(Engine()))
-print(door.call(CallSpec(prompt="hello")).finish_reason)
+portal = shared.shared_portal("key", lambda: Runtime(Engine()))
+print(portal.call(CallSpec(prompt="hello")).finish_reason)
 """
 
 
