@@ -39,7 +39,7 @@ def _canonical(message: Mapping[str, Any]) -> bytes:
         for call in message.get("tool_calls") or ()
     ]
     values = [message["role"], message.get("content") or "", calls]
-    return json.dumps(values, ensure_ascii=True, sort_keys=True).encode()
+    return json.dumps(values, sort_keys=True).encode()
 
 
 def _arguments(text: str) -> Any:

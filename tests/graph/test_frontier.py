@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.graph import ExecutionDAG, Frontier, Node, NodeKind, maximal
+from agentrt.graph import ExecutionDAG, Frontier, Node, NodeKind, calls_before, maximal
 
 
 class Counting(ExecutionDAG):
@@ -253,6 +254,29 @@ def test_maximal_of_equals_looks_no_further() -> None:
     dag.looked = 0
     assert maximal(leaves, dag) == tuple(leaves)
     assert dag.looked == 100
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.randoms(use_true_random=False), st.integers(1, 40))
+def test_what_comes_last_and_which_calls_came_before(rng: random.Random, size: int) -> None:
+    """Against all ancestors of every node, of which a call hides those of its own."""
+    dag = ExecutionDAG("p", "t")
+    before: list[set[int]] = []
+    calls: list[set[int]] = []
+    for number in range(size):
+        parents = tuple(rng.sample(range(number), min(number, rng.choice([0, 1, 1, 2, 4]))))
+        kind = rng.choice(list(NodeKind))
+        dag.add(kind, "m", "main", parents, 0.0)
+        dag.finish(number, 0.0)
+        before.append(set(parents).union(*(before[parent] for parent in parents)))
+        above = set[int]().union(*(calls[parent] for parent in parents))
+        calls.append({number} if kind is NodeKind.CALL else above)
+    for _ in range(5):
+        ids = rng.sample(range(size), rng.randint(0, size))
+        hidden = set[int]().union(*(before[node_id] for node_id in ids))
+        assert maximal([*ids, *ids], dag, 10**6) == tuple(sorted(set(ids) - hidden))
+        found = set[int]().union(*(calls[node_id] for node_id in ids))
+        assert calls_before(tuple(ids), dag) == tuple(sorted(found))
 
 
 class Threads:

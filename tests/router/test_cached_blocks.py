@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentrt.router.cached_blocks import CachedBlocks, common
-from agentrt.router.kv_events import KVEventBatch, KVEventStream
+from agentrt.router.kv_events import KVEventBatch, KVEventStream, short
 
 REPLICAS = 3
 CHAINS = [[100 * family + depth for depth in range(8)] for family in range(3)]
@@ -168,6 +168,24 @@ def test_what_two_prompts_have_in_common(shared: int, one: int, other: int) -> N
         [rng.getrandbits(64) for _ in range(count)] for count in (shared, one, other)
     )
     assert common([*first, *rest], [*first, *others]) == shared
+
+
+def test_a_block_is_known_by_the_first_64_bits_of_its_hash() -> None:
+    assert short(bytes(range(32))) == 0x0001020304050607
+
+
+def test_a_hole_of_many_batches_is_not_waited_for() -> None:
+    """1. At most 64 are kept while an earlier one is missing, the newest. 2. It counts all."""
+    stream = KVEventStream()
+    stream.take(KVEventBatch.of(0, [], whole=True))
+    for number in range(2, 100):
+        assert stream.take(KVEventBatch.of(number, [number])) == []
+    first = KVEventBatch.of(35, [35], whole=True)
+    ready = stream.take(first)
+    assert [batch.number for batch in ready] == [35, *range(36, 100)]
+    stream.forget()
+    assert (stream.number, stream.gap) == (-1, True)
+    assert stream.take(KVEventBatch.of(3, [1])) == []
 
 
 def test_a_gap_is_seen_and_healed() -> None:

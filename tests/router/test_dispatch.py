@@ -219,6 +219,48 @@ def test_outputs_are_learned_by_kind() -> None:
     limited = replace(call_of("q", []), output_limit=7)
     fleet.dispatcher.send(limited, fleet.views)
     assert limited.output_tokens == 7
+    fleet.dispatcher.ended(fleet.send("p", []), replace(TYPICAL, output_tokens=200))
+    call = call_of("q", [])
+    fleet.dispatcher.send(call, fleet.views)
+    assert call.output_tokens == 105, "a twentieth of the way to the new one"
+
+
+def test_outputs_of_kinds_that_were_not_seen_for_long_are_forgotten() -> None:
+    fleet = Fleet("least-used")
+
+    def expected(kind: str) -> float:
+        call = replace(call_of("q", []), kind=kind)
+        fleet.dispatcher.ended(fleet.dispatcher.send(call, fleet.views))
+        return call.output_tokens
+
+    for number in range(4097):
+        if number == 4096:
+            trip = fleet.dispatcher.send(replace(call_of("p", []), kind="0"), fleet.views)
+            fleet.dispatcher.ended(trip, TYPICAL)
+        trip = fleet.dispatcher.send(replace(call_of("p", []), kind=str(number)), fleet.views)
+        fleet.dispatcher.ended(trip, TYPICAL)
+    assert [expected(kind) for kind in ("0", "1", "2", "4096")] == [100, 128, 100, 100]
+
+
+def test_a_call_that_ended_without_a_step_teaches_nothing() -> None:
+    fleet = Fleet("cost")
+    for report in (None, CallReport(service_s=1.0), CallReport(steps=9, output_tokens=128)):
+        fleet.dispatcher.ended(fleet.send("p", []), report)
+        assert (fleet.dispatcher.speed.service_s, fleet.views[0].pace) == (0.6, 1.0)
+
+
+def test_the_router_hears_of_a_lost_replica_and_of_ended_programs() -> None:
+    """A long call goes home; its home is forgotten with either."""
+    fleet, prompt = Fleet("agentix"), blocks("a", 200)
+    at = [fleet.send("p", prompt).replica.index for _ in range(3)]
+    assert at == [0, 0, 0]
+    fleet.dispatcher.lost(fleet.views[0])
+    assert fleet.dispatcher.programs == 0
+    assert fleet.send("p", prompt).replica.index == 1
+    fleet.dispatcher.lost(fleet.views[2])
+    assert fleet.send("p", prompt).replica.index == 1, "that is another's"
+    fleet.dispatcher.program_ended("p")
+    assert fleet.send("p", prompt).replica.index == 2
 
 
 def test_speed_is_learned_from_reports() -> None:
@@ -237,6 +279,16 @@ def test_a_pace_that_is_unsure_is_one() -> None:
     pace = Pace()
     assert {pace.learn(2.0) for _ in range(31)} == {1.0}
     assert pace.learn(2.0) == pytest.approx(2.0)
+    moved = Pace()
+    for ratio in [3.0, 1.0] + [2.0] * 30:
+        last = moved.learn(ratio)
+    assert last == pytest.approx(2.0)
+    for _ in range(40):
+        last = moved.learn(4.0)
+    mean = 2.0
+    for calls in range(33, 73):
+        mean += max(0.02, 1 / calls) * (4.0 - mean)
+    assert last == pytest.approx(mean)
     steady = Pace()
     assert {steady.learn(1.1) for _ in range(100)} == {1.0}
 

@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.router import ROUTERS, ReplicaView, RouterCall, make_router
-from agentrt.router.policies import Agentix
+from agentrt.router import (
+    ROUTERS,
+    ReplicaView,
+    Router,
+    RouterCall,
+    make_router,
+    router_names,
+)
+from agentrt.router.policies import Agentix, Cost
 
 SHORT, LONG = RouterCall("p", 2048), RouterCall("p", 2049)
 
@@ -71,8 +78,79 @@ def test_every_router_answers_with_one_of_the_replicas(
             router.program_ended(f"p{program}")
 
 
-def test_an_unknown_router() -> None:
-    with pytest.raises(
-        ConfigError, match="no router 'x'; there is agentix, cost, least-used, prefix, round-robin"
-    ):
-        make_router("x")
+class Point:
+    """An entry point of another package."""
+
+    def __init__(self, name: str, found: object) -> None:
+        self.name, self.value, self._found = name, f"package:{name}", found
+
+    def load(self) -> object:
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+
+class Ours(Agentix):
+    """A router of another package."""
+
+
+@pytest.fixture
+def points(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [
+        Point("theirs", Ours),
+        Point("agentix", Ours),
+        Point("broken", ImportError("no such module")),
+        Point("half", Router),
+        Point("other", int),
+        Point("value", 7),
+    ]
+
+    def entry_points(group: str, name: str | None = None) -> list[Point]:
+        assert group == "agentrt.routers"
+        return [point for point in made if name in (None, point.name)]
+
+    monkeypatch.setattr("agentrt.router.entry_points", entry_points)
+
+
+@pytest.mark.usefixtures("points")
+def test_routers_of_other_packages() -> None:
+    """Named after ours, which keep their names; what is no whole router is refused."""
+    ours = ["agentix", "cost", "least-used", "prefix", "round-robin"]
+    assert router_names() == [*ours, "broken", "half", "other", "theirs", "value"]
+    assert type(make_router("agentix")) is Agentix
+    router = make_router("theirs:threshold=9")
+    assert isinstance(router, Ours)
+    assert router._threshold == 9.0
+    with pytest.raises(ConfigError) as refused:
+        make_router("broken")
+    assert str(refused.value) == "router 'broken' (package:broken) does not load: no such module"
+    for name in ("half", "other", "value"):
+        with pytest.raises(ConfigError) as refused:
+            make_router(name)
+        assert str(refused.value) == (
+            f"router '{name}' (package:{name}) is not a whole subclass of agentrt.router.Router"
+        )
+
+
+NO_OPTION = "is no option; give NAME:option=number, such as agentix:threshold=4096"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("agentix:many", f"router agentix: 'many' {NO_OPTION}"),
+        ("agentix:threshold=x", f"router agentix: 'threshold=x' {NO_OPTION}"),
+        ("prefix:margin=1", "router 'prefix' has no such option: margin=1 ("),
+        ("x", "there is no router 'x'; there is agentix, cost, least-used, prefix, round-robin"),
+    ],
+)
+def test_what_is_no_router_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_router(text)
+    assert str(refused.value).startswith(message)
+
+
+def test_options_may_have_spaces_and_empty_ones_are_left_out() -> None:
+    router = make_router("cost: margin = 0.25::others=2:")
+    assert isinstance(router, Cost)
+    assert (router._margin, router._others) == (0.25, 2.0)

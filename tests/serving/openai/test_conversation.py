@@ -63,6 +63,11 @@ def test_arguments_that_are_no_json_are_taken_as_they_are() -> None:
     assert len({chain([bad])[0], chain([worse])[0], chain([asks(tool())])[0]}) == 3
 
 
+def test_half_a_surrogate_pair_is_text_as_any_other() -> None:
+    """JSON can carry one; UTF-8 cannot."""
+    assert len(chain([{"role": "user", "content": "\ud83d"}])) == 1
+
+
 def test_a_chain_can_be_continued_and_its_hashes_are_short() -> None:
     hashes = chain([USER, asks(tool()), USER])
     assert chain([asks(tool()), USER], hashes[0]) == hashes[1:]
