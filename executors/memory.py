@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.scheduler.backlog import Backlog
-from agentrt.scheduler.history import History
 from agentrt.scheduler.policies import Policy
+from agentrt.scheduler.policies.adaptive import History
 from agentrt.scheduler.retention.gaps import Gaps
 from agentrt.scheduler.table import ProgramTotals
 
@@ -25,8 +24,6 @@ Learned = dict[str, Any]
 """All that was learned, JSON-able: the history's own, and under names of their own the rest."""
 GAPS = "gaps"
 """Where it has what was learned of gaps."""
-AGES = "ages"
-"""Where it has how many programs came to each age, and ended there."""
 SAVE_EVERY = 64
 """Programs that end between two writings: so many are forgotten when the writer is killed."""
 _LOG = logging.getLogger(__name__)
@@ -47,7 +44,7 @@ class Memory:
     ) -> None:
         self.gaps: Gaps | None = None
         self._policy = policy
-        self._history, self._backlog = policy.history, policy.backlog
+        self._history = policy.history
         self._path = Path(path) if path else None
         self._warn = warn
         self._unsaved = 0
@@ -64,8 +61,6 @@ class Memory:
         self._values: Learned = dict(learned)
         if self._history is not None:
             self._history.load(self._values)
-        if self._backlog is not None:
-            self._backlog.load(self._values.get(AGES, []))
         self.keep(self.gaps)
 
     def learned(self) -> Learned | None:
@@ -74,8 +69,6 @@ class Memory:
             return None
         if self._history is not None:
             self._values |= self._history.to_dict()
-        if self._backlog is not None:
-            self._values[AGES] = self._backlog.to_rows()
         if self.gaps is not None:
             self._values[GAPS] = self.gaps.to_rows()
         return dict(self._values)
@@ -111,7 +104,6 @@ def read(path: Path) -> Learned:
     try:
         values: Learned = json.loads(path.read_text())
         History().load(values)
-        Backlog().load(values.get(AGES, []))
         Gaps().load(values.get(GAPS, []))
     except FileNotFoundError:
         return History().to_dict()

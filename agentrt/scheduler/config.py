@@ -37,8 +37,7 @@ class SchedulerConfig:
 
     ``lane`` is the share of the batch that serves programs in the order of their arrival,
     under a policy that keeps a lane (`adaptive`); 0 is none. It grows up to fourfold while the
-    oldest wait for much longer than the others, and sixfold while one that a hint of its size put
-    off waits for longer than first come, first served would have it wait.
+    oldest wait for much longer than the others.
 
     ``preemption`` lets a waiting call of a strictly better level take the place of a
     running one. A running call is safe for its first ``min_residency_steps`` engine

@@ -16,8 +16,8 @@ from typing import Any
 from agentrt.errors import InvariantError
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.lane import CHARGED_EVERY_S, Lane
 from agentrt.scheduler.policies import make_policy
+from agentrt.scheduler.policies.adaptive.lane import CHARGED_EVERY_S, Lane
 from agentrt.scheduler.policies.base import Policy, Priority
 from agentrt.scheduler.starvation import Starvation
 from agentrt.scheduler.table import ProgramRow
@@ -50,8 +50,7 @@ class LevelQueues:
         self._waiting = 0
         self._promoted_waiting = 0
         self._starvation = Starvation(config.beta)
-        share = config.lane if self.policy.lane else 0.0
-        self._lane = Lane(share, slots, self.policy.backlog)
+        self._lane = Lane(config.lane if self.policy.lane else 0.0, slots)
         self._by_program: dict[str, dict[str, QueuedCall]] = {}
         self.calls: dict[str, QueuedCall] = {}
 
@@ -149,8 +148,6 @@ class LevelQueues:
     def call_ended(self, call: QueuedCall, now: float) -> None:
         """A removed call is in its program's row by now: its other calls' priorities follow."""
         self._starvation.refresh(call.program)
-        if not call.program.calls:
-            self.policy.program_rests(call.program)
         self._reprioritize(self._by_program.get(call.program.program_id, {}).values(), now)
 
     def program_ended(self, program: ProgramRow, now: float) -> None:
@@ -240,7 +237,6 @@ class LevelQueues:
         And admit to the lane those that it has room for.
         """
         promoted = []
-        self._lane.look(now, len(self.calls) - self._waiting, self._waiting)
         while (call := self._lane.admit(now)) is not None:
             self._enter(call, LANE)
             promoted.append(call)

@@ -35,8 +35,6 @@ class ProgramRow:
     time in the engine's queue. ``calls`` are its active calls (threads), each with its
     arrival time. ``size_hint`` is somebody's guess of its size, in a unit that is the
     same for all programs of its type. ``home`` is the replica that holds its context.
-    ``idle_s`` is the time before now in which no call of it was active; ``idle_since`` is when
-    the present such time began, None while a call is.
     """
 
     program_id: str
@@ -49,8 +47,6 @@ class ProgramRow:
     path_s: float = 0.0
     waiting_s: float = 0.0
     interrupt_s: float = 0.0
-    idle_s: float = 0.0
-    idle_since: float | None = None
     calls: dict[str, float] = field(default_factory=dict)
     tools: int = 0
     humans: int = 0
@@ -66,12 +62,6 @@ class ProgramRow:
         """When this program last began or ended something."""
         return max(self.last_arrival, self.last_completion)
 
-    def waited_s(self, now: float) -> float:
-        """Seconds of its time in which it was neither idle nor served along its longest path."""
-        since = self.idle_since
-        idle_s = self.idle_s + (0.0 if since is None else now - since)
-        return max(now - self.started_at - idle_s - self.path_s, 0.0)
-
     def state(self, now: float, stale_after_s: float) -> ProgramState:
         """What the program is doing at ``now``."""
         if self.calls:
@@ -86,7 +76,7 @@ class ProgramRow:
 
 
 class ProgramTotals(NamedTuple):
-    """An ended program's row in the process table over all engines. Times are seconds.
+    """What an ended program's row in the process table over all engines says of its size.
 
     A policy that learns, learns sizes from these: an engine's own row knows only of the service
     that was over when the program last called there.
@@ -95,12 +85,8 @@ class ProgramTotals(NamedTuple):
     program_id: str
     type: str
     tenant: str = "default"
-    session: str | None = None
     size_hint: float | None = None
     service_s: float = 0.0
-    path_s: float = 0.0
-    waiting_s: float = 0.0
-    finished_calls: int = 0
 
     @classmethod
     def of(cls, row: ProgramRow) -> Self:
@@ -109,10 +95,8 @@ class ProgramTotals(NamedTuple):
 
     def row(self) -> ProgramRow:
         """A row for those who never had one."""
-        row = ProgramRow(self.program_id, self.type, self.tenant, self.session)
-        row.size_hint, row.finished_calls = self.size_hint, self.finished_calls
+        row = ProgramRow(self.program_id, self.type, self.tenant, size_hint=self.size_hint)
         row.service_s = row.attained_s = self.service_s
-        row.path_s, row.waiting_s = self.path_s, self.waiting_s
         return row
 
 
@@ -150,7 +134,6 @@ class ProcessTable:
         if program_id in self._rows:
             raise InvariantError(f"program {program_id} is in the process table already")
         row = ProgramRow(program_id, type, tenant, session, started_at=now, last_arrival=now)
-        row.idle_since = now
         self._rows[program_id] = row
         return row
 
@@ -160,9 +143,6 @@ class ProcessTable:
 
     def call_arrived(self, row: ProgramRow, call_id: str, now: float) -> None:
         """A call of the program was emitted."""
-        if row.idle_since is not None:
-            row.idle_s += now - row.idle_since
-            row.idle_since = None
         row.calls[call_id] = now
         row.last_arrival = now
         self._touch(row)
@@ -176,8 +156,6 @@ class ProcessTable:
         paper's scalar takes its place (Alg. 1, line 4).
         """
         row.calls.pop(call_id, None)
-        if not row.calls and row.idle_since is None:
-            row.idle_since = now
         start = row.path_s if path_s is None else path_s
         row.path_s = max(row.path_s, start + report.service_s)
         row.service_s += report.service_s
@@ -206,7 +184,9 @@ class ProcessTable:
         row.last_completion = now
         self._touch(row)
 
-    def catch_up(self, row: ProgramRow, service_s: float, path_s: float, waiting_s: float) -> None:
+    def catch_up(
+        self, row: ProgramRow, service_s: float, path_s: float = 0.0, waiting_s: float = 0.0
+    ) -> None:
         """Raise a row to what another table knows: service elsewhere counts here too."""
         row.service_s = max(row.service_s, service_s)
         row.attained_s = max(row.attained_s, service_s)

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
-from agentrt.executors.memory import Learned
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.scheduling import free_slots
 from agentrt.scheduler.call import QueuedCall
@@ -59,11 +58,6 @@ def _configure(scheduler: ProgramScheduler, settings: Any) -> dict[str, Any]:
     scheduler.memory.save()
     scheduler.use(SchedulerConfig.from_dict(settings))
     return scheduler.config.to_dict()
-
-
-def _learned(scheduler: ProgramScheduler, argument: Any) -> Learned | None:
-    """What policy and retention learned, or None where neither learns anything."""
-    return scheduler.memory.learned()
 
 
 def _held(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any] | None:
@@ -118,7 +112,6 @@ _OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
     "aborted": _aborted,
     "configure": _configure,
     "know": _know,
-    "learned": _learned,
     "held": _held,
     "snapshot": _snapshot,
 }

@@ -285,7 +285,7 @@ class ProgramScheduler(AsyncScheduler):
         row = self.table.end_program(totals.program_id)
         if row is None:
             return
-        self.table.catch_up(row, totals.service_s, totals.path_s, totals.waiting_s)
+        self.table.catch_up(row, totals.service_s)
         self.retainer.program_ended(row, now)
         self.queues.program_ended(row, now)
         self.memory.ended()

@@ -162,7 +162,7 @@ def test_a_lost_program_teaches_nothing() -> None:
     learned = history.to_dict()
     desk.queues.program_lost(call.program)
     assert history.to_dict() == learned
-    assert not history._visits
+    assert not history._asked
 
 
 # -- bounds ----------------------------------------------------------------------------

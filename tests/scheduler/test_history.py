@@ -1,4 +1,4 @@
-"""What is learned from finished programs: estimates, and what they are kept in.
+"""What `adaptive` learns from finished programs: estimates, and what they are kept in.
 
 A program here is served in small pieces and asked about after each, as a running one is.
 """
@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from agentrt.errors import ConfigError
 from agentrt.request import CallReport
 from agentrt.scheduler import ProcessTable, ProgramRow
-from agentrt.scheduler.ages import SMALLEST_S
-from agentrt.scheduler.history import (
+from agentrt.scheduler.policies.adaptive.estimate import (
+    _ASKED,
     _CELLS,
     _DOUBT,
-    _LAWS,
     _MEMORY,
-    _SESSIONS,
-    _VISITS,
+    LONGEST_S,
+    SMALLEST_S,
     History,
+    age_bin,
+    bin_edge,
 )
 
 LIFES = int(_MEMORY)
@@ -165,6 +166,14 @@ def test_another_type_is_not_kin(past: Past) -> None:
     assert past.expect_at(0.5, type="short") == 0.5
 
 
+@given(st.floats(0.0, 1e8))
+def test_an_age_lies_between_the_edges_of_its_bin(seconds: float) -> None:
+    age = age_bin(seconds)
+    assert bin_edge(age) <= seconds * (1 + 1e-9)
+    assert seconds <= bin_edge(age + 1) * (1 + 1e-9)
+    assert age_bin(math.inf) == age_bin(LONGEST_S)
+
+
 # -- what is known beside the age ------------------------------------------------------
 
 
@@ -178,23 +187,13 @@ def test_a_hint_counts_when_it_tells_sizes_apart(past: Past) -> None:
     assert large > 40.0
 
 
-def test_what_small_programs_teach_holds_for_large_ones(past: Past) -> None:
-    """The hint has no past of its own."""
-    for index in range(300):
-        size = index % 60 + 10
-        past.live([0.1 * size] * 2, hint=float(size))
-    assert past.expect_at(0.0, hint=300.0) == pytest.approx(60.0, rel=0.3)
-    assert past.expect_at(30.0, hint=300.0) == pytest.approx(30.0, rel=0.3)
-
-
-@given(st.lists(st.tuples(st.floats(0.1, 100.0), st.floats(1.0, 1e6)), max_size=20))
-def test_hints_may_be_in_any_unit(lives: list[tuple[float, float]]) -> None:
-    tokens, kilotokens = Past(), Past()
-    for seconds, hint in lives:
-        tokens.live([seconds], hint=hint)
-        kilotokens.live([seconds], hint=hint / 1000)
-    asked = (tokens.expect_at(1.0, hint=5e3), kilotokens.expect_at(1.0, hint=5.0))
-    assert asked[0] == pytest.approx(asked[1], rel=1e-6)
+def test_hints_are_told_apart_to_a_factor_of_two_in_any_unit(past: Past) -> None:
+    for _ in range(100):
+        past.live([2.0], hint=0.0125)
+        past.live([50.0], hint=0.05)
+    first, same, other = (past.expect_at(0.0, hint=hint) for hint in (0.0125, 0.01, 0.025))
+    assert first == same < 4.0
+    assert other == past.expect_at(0.0), "no hint was like it: it counts as none"
 
 
 def test_a_hint_that_tells_nothing_changes_little(past: Past) -> None:
@@ -204,20 +203,24 @@ def test_a_hint_that_tells_nothing_changes_little(past: Past) -> None:
     assert small == pytest.approx(large, rel=0.01)
 
 
-@pytest.mark.parametrize("hint", [0.0, -5.0, 1e-300, 1e300, math.inf, math.nan])
-def test_no_hint_is_too_odd(past: Past, hint: float) -> None:
+@pytest.mark.parametrize("hint", [0.0, -5.0, 1e-300, 1e300, math.inf, math.nan, "40", [1], None])
+def test_no_hint_is_too_odd(past: Past, hint: Any) -> None:
+    """One that is no positive number counts as none."""
     past.live([1.0], hint=hint)
     assert math.isfinite(past.expect_at(1.0, hint=hint))
+    told = {what for *_, what, _, _ in past.history.to_dict()["cells"] if "hint" in what}
+    assert bool(told) == (hint in (1e-300, 1e300))
 
 
-def test_the_sessions_program_before_counts_when_it_tells_sizes_apart(past: Past) -> None:
-    for _ in range(60):
-        for session, seconds in (("light", 2.0), ("heavy", 50.0)):
-            past.live([seconds], session=session)
-    light, heavy, new = (past.expect_at(0.0, session=s) for s in ("light", "heavy", "new"))
-    assert light < 6.0
-    assert new == pytest.approx(26.0, rel=0.1)
-    assert heavy > 40.0
+@pytest.mark.parametrize(("hint", "usual"), [(None, 30.0), (1.0, 10.0), (2.0, 50.0), (4.0, 30.0)])
+def test_what_is_usual_is_the_mean_size_of_those_with_such_a_hint(
+    past: Past, hint: float | None, usual: float
+) -> None:
+    assert past.history.usual(past.begin(hint=hint)) is None
+    for _ in range(20):
+        past.live([10.0], hint=1.0)
+        past.live([50.0], hint=2.0)
+    assert past.history.usual(past.begin(hint=hint)) == pytest.approx(usual)
 
 
 def test_the_turn_tells_programs_of_the_same_age_apart(past: Past) -> None:
@@ -262,28 +265,12 @@ def test_cells_are_bounded_and_the_least_used_go_first(past: Past) -> None:
     assert past.expect_at(0.0, type="kept") > 8.0
 
 
-def test_laws_of_hints_are_bounded(past: Past) -> None:
-    for index in range(_LAWS + 50):
-        past.live([1.0], hint=1.0, type=f"t{index}")
-    kept = past.history.to_dict()["hints"]
-    assert len(kept) == _LAWS
-    assert kept[0][1] == "t50"
-
-
-def test_sessions_are_bounded(past: Past) -> None:
-    for index in range(_SESSIONS + 50):
-        past.live([1.0], session=f"s{index}")
-    kept = past.history.to_dict()["sessions"]
-    assert len(kept) == _SESSIONS
-    assert kept[0][1] == "s50"
-
-
 pieces = st.lists(st.floats(0.0, 1e4), max_size=60)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(pieces, st.sampled_from("abc"), st.booleans()), max_size=12))
-def test_estimates_are_sane_and_visits_bounded_whatever_comes(
+def test_estimates_are_sane_and_asked_bounded_whatever_comes(
     lives: list[tuple[list[float], str, bool]],
 ) -> None:
     past = Past()
@@ -292,10 +279,10 @@ def test_estimates_are_sane_and_visits_bounded_whatever_comes(
         for index, seconds in enumerate(services):
             assert SMALLEST_S <= past.ask(row, f"n{index}") <= 1e8
             past.serve(row, seconds)
-        assert len(past.history._visits.get(row.program_id, ())) <= _VISITS
+        assert len(past.history._asked.get(row.program_id, ())) <= _ASKED
         (past.history.learn if ends else past.history.forget)(row)
-        assert row.program_id not in past.history._visits
-    assert not past.history._visits
+        assert row.program_id not in past.history._asked
+    assert not past.history._asked
 
 
 # -- what survives ---------------------------------------------------------------------
@@ -303,44 +290,24 @@ def test_estimates_are_sane_and_visits_bounded_whatever_comes(
 
 def test_a_history_survives_json(past: Past) -> None:
     for index in range(40):
-        past.live([0.5, 2.0, index / 10], hint=index, session=f"s{index % 3}", type="t/ü")
+        past.live([0.5, 2.0, index / 10], hint=index, type="t/ü")
     text = json.dumps(past.history.to_dict())
     other = Past()
     other.history.load(json.loads(text))
     assert json.dumps(other.history.to_dict()) == text
     for attained in (0.0, 1.0, 3.0, 50.0):
-        what: dict[str, Any] = {"type": "t/ü", "hint": 7.0, "session": "s1"}
+        what: dict[str, Any] = {"type": "t/ü", "hint": 7.0}
         assert other.expect_at(attained, **what) == past.expect_at(attained, **what)
 
 
 def cell(**changes: Any) -> dict[str, Any]:
-    values = {"tenant": "d", "kind": "t", "level": 1, "what": "", "n": 1.0, "mean": 1.0, **changes}
-    return {"version": 1, "cells": [list(values.values())], "sessions": []}
+    values = {"tenant": "d", "type": "t", "age": 1, "what": "", "n": 1.0, "mean": 1.0, **changes}
+    return {"version": 2, "cells": [list(values.values())]}
 
 
-def session(*values: Any) -> dict[str, Any]:
-    return {"version": 1, "cells": [], "sessions": [list(values)]}
-
-
-def law(**changes: float) -> dict[str, Any]:
-    values = {
-        "n": 3.0,
-        "hint": 1.0,
-        "service": 1.0,
-        "spread": 1.0,
-        "together": 1.0,
-        "unhinted": 1.0,
-    }
-    hints = [["d", "t", *(values | changes).values()]]
-    return {"version": 1, "cells": [], "sessions": [], "hints": hints}
-
-
-def test_the_helpers_make_good_files(past: Past) -> None:
+def test_the_helper_makes_good_files(past: Past) -> None:
     past.history.load(cell())
-    past.history.load(session("d", "s", 1.0))  # a file of before there were laws of hints
-    assert past.history.to_dict() == session("d", "s", 1.0) | {"hints": []}
-    past.history.load(law())
-    assert past.history.to_dict() == law()
+    assert past.history.to_dict() == cell()
 
 
 @pytest.mark.parametrize(
@@ -350,15 +317,14 @@ def test_the_helpers_make_good_files(past: Past) -> None:
         [],
         "history",
         {},
-        {"version": 1},
-        {"version": 1, "cells": []},
-        {"version": 1, "cells": 7, "sessions": []},
-        {"version": 1, "cells": [["d", "t", 1]], "sessions": []},
+        {"version": 2},
+        {"version": 2, "cells": 7},
+        {"version": 2, "cells": [["d", "t", 1]]},
         cell(tenant=None),
-        cell(kind=["t"]),
-        cell(level="high"),
-        cell(level=math.inf),
-        cell(level=math.nan),
+        cell(type=["t"]),
+        cell(age="high"),
+        cell(age=math.inf),
+        cell(age=math.nan),
         cell(n=-1.0),
         cell(n=math.nan),
         cell(n=1e300),
@@ -367,29 +333,17 @@ def test_the_helpers_make_good_files(past: Past) -> None:
         cell(mean=math.nan),
         cell(mean=math.inf),
         cell(mean=1e300),
-        session("d", "s", math.inf),
-        session("d", "s", math.nan),
-        session("d", "s", -1.0),
-        session("d", None, 1.0),
-        session("d", "s"),
-        law(n=-1.0),
-        law(n=1e300),
-        law(hint=math.nan),
-        law(spread=-1.0),
-        law(together=math.inf),
-        law(unhinted=0.0),
-        law(more=1.0),
     ],
 )
 def test_what_is_no_history_is_refused_and_changes_nothing(past: Past, values: Any) -> None:
-    past.live([3.0], session="s")
+    past.live([3.0])
     before = past.history.to_dict()
     with pytest.raises(ConfigError, match="this is not a history of programs"):
         past.history.load(values)
     assert past.history.to_dict() == before
 
 
-@pytest.mark.parametrize("version", [0, 2, "one", None])
+@pytest.mark.parametrize("version", [0, 1, "one", None])
 def test_another_version_is_refused_whatever_is_in_it(past: Past, version: Any) -> None:
-    with pytest.raises(ConfigError, match=f"version {version}, not 1"):
+    with pytest.raises(ConfigError, match=f"version {version}, not 2"):
         past.history.load({"version": version, "rows": []})

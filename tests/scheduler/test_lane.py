@@ -16,7 +16,7 @@ from agentrt.lab.backends.steps import simulate
 from agentrt.lab.outcome import Outcome
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.lane import CHARGED_EVERY_S
+from agentrt.scheduler.policies.adaptive.lane import CHARGED_EVERY_S
 from agentrt.scheduler.queues import LANE
 from tests.scheduler.desk import Desk
 
@@ -141,76 +141,6 @@ def test_a_lane_never_grows_beyond_the_batch() -> None:
     assert len(d.queues.promote(d.now)) == 4
 
 
-def hinted_desk(lane: float, slots: int) -> Desk:
-    """One where many programs had as much as was guessed: 1, 2, 4 or 8 s."""
-    d = desk(lane, slots)
-    for index in range(100):
-        size = 2.0 ** (index % 4)
-        hinted(d, f"before{index}", size)
-        d.live(f"before{index}", size)
-    return d
-
-
-def hinted(d: Desk, program: str, hint: float | None) -> None:
-    d.table.start_program(program, "t", d.now).size_hint = hint
-
-
-def wait_in_line(hint: float | None) -> Desk:
-    """24 programs that are guessed to need so much wait, 8 for a slot each and the others."""
-    d = hinted_desk(0.125, slots=8)
-    for index in range(24):
-        hinted(d, f"p{index}", hint)
-        d.call(f"p{index}")
-    assert len(d.queues.promote(d.now)) == 1
-    for _ in range(8):
-        d.start()
-    return d
-
-
-def test_the_lane_grows_most_while_one_is_late_that_a_hint_put_off() -> None:
-    """All wait alike. Their work is 24 s of the whole batch."""
-    d = wait_in_line(8.0)
-    d.now += 15.0
-    assert d.queues.promote(d.now) == []
-    d.now += 20.0
-    assert len(d.queues.promote(d.now)) == 5, "six are inside"
-
-
-@pytest.mark.parametrize("hint", [None, 1.0])
-def test_who_was_not_put_off_for_a_hint_is_not_late(hint: float | None) -> None:
-    d = wait_in_line(hint)
-    d.now += 100.0
-    assert d.queues.promote(d.now) == []
-
-
-def test_nobody_is_late_while_nobody_knows_the_backlog() -> None:
-    d = desk(0.125, slots=8)
-    for index in range(24):
-        hinted(d, f"p{index}", 8.0)
-        d.call(f"p{index}")
-    d.now += 1000.0
-    assert len(d.queues.promote(d.now)) == 1
-
-
-def test_only_what_a_program_waited_makes_it_late() -> None:
-    """It came 115 s ago: for 30 s it was served, for 80 s it had no call."""
-    d = hinted_desk(0.25, slots=8)
-    hinted(d, "old", 8.0)
-    d.call("old")
-    call = d.start()
-    d.serve(call, 30.0)
-    d.end(call)
-    d.now += 80.0
-    d.call("old")
-    for index in range(6):  # too few to say who waits unfairly
-        hinted(d, f"p{index}", 8.0)
-        d.call(f"p{index}")
-    d.now += 5.0
-    assert d.now - call.program.started_at == pytest.approx(115.0)
-    assert call.program.waited_s(d.now) == pytest.approx(5.0)
-    assert len(d.queues.promote(d.now)) == 2
-
-
 def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
     d = desk(0.5, slots=2)
     d.now = 1.0
@@ -298,7 +228,7 @@ class Scene:
         steps for a victim that has run for long enough to be one.
         """
         rate = self.lane * self.batch
-        width = math.ceil(max(rate, min(6.0 * rate, self.batch)))  # grown as far as it may
+        width = math.ceil(max(rate, min(4.0 * rate, self.batch)))  # grown as far as it may
         waits = len(self.program.calls) + preemptions
         calls = waits * (1 + width) + sum(len(p.calls) for p in self.before)
         longest = max((p.output_tokens for p in self.later), default=0) * STEP_S

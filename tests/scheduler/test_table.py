@@ -27,9 +27,9 @@ from agentrt.scheduler import (
 
 def test_a_row_and_its_totals_say_the_same() -> None:
     row = ProcessTable().start_program("p", "t", 0.0, tenant="acme", session="monday")
-    row.size_hint, row.service_s, row.path_s, row.finished_calls = 40.0, 6.0, 5.0, 3
+    row.size_hint, row.service_s = 40.0, 6.0
     totals = ProgramTotals.of(row)
-    assert totals[:6] == ("p", "t", "acme", "monday", 40.0, 6.0)
+    assert tuple(totals) == ("p", "t", "acme", 40.0, 6.0)
     assert ProgramTotals.of(totals.row()) == totals
 
 
@@ -135,19 +135,8 @@ class Log:
     calls: dict[str, float] = field(default_factory=dict)
     ended: list[CallReport] = field(default_factory=list)
     paths_s: list[float] = field(default_factory=lambda: [0.0])
-    busy: list[tuple[float, float]] = field(default_factory=list)
     interrupts: list[bool] = field(default_factory=list)
     answered_s: float = 0.0
-
-    def waited_s(self, now: float) -> float:
-        """The time in which a call of it was active, less what its longest path was served."""
-        spans = [*self.busy, *((since, now) for since in self.calls.values())]
-        active = sum(
-            step
-            for step, at in ((0.25, n * 0.25) for n in range(int(now * 4)))
-            if any(since <= at < end for since, end in spans)
-        )
-        return max(active - max(self.paths_s), 0.0)
 
     def state(self, now: float, stale_after_s: float) -> ProgramState:
         if not self.calls and any(not human for human in self.interrupts):
@@ -197,7 +186,7 @@ class Tables:
         report = CallReport(service_s=number, waiting_s=number / 4, prompt_tokens=number)
         path_s = None if number % 2 else max(log.paths_s) / 2
         self.table.call_ended(row, call_id, self.now, path_s, report)
-        log.busy.append((log.calls.pop(call_id), self.now))
+        del log.calls[call_id]
         log.ended.append(report)
         log.paths_s.append((max(log.paths_s) if path_s is None else path_s) + number)
         log.heard.append(self.now)
@@ -216,7 +205,6 @@ class Tables:
             assert row.usage.prompt_tokens == row.service_s
             assert row.path_s == max(log.paths_s)
             assert row.interrupt_s == log.answered_s
-            assert row.waited_s(self.now) == log.waited_s(self.now)
             assert row.state(self.now, 2.0) is log.state(self.now, 2.0)
         stale = [n for n, log in self.logs.items() if log.state(self.now, 2.0) == "stale"]
         assert sorted(row.program_id for row in self.table.stale(self.now, 2.0)) == sorted(stale)

@@ -64,6 +64,10 @@ class Plas(AttainedService):
 
     name: ClassVar[str] = "plas"
 
+    @classmethod
+    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+        return program_service_s
+
     def rank(self, program: ProgramRow, path_s: float | None) -> float:
         return program.service_s
 

@@ -11,9 +11,8 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramRow
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.backlog import Backlog
     from agentrt.scheduler.call import QueuedCall
-    from agentrt.scheduler.history import History
+    from agentrt.scheduler.policies.adaptive.estimate import History
 
 
 class Priority(NamedTuple):
@@ -41,8 +40,7 @@ class Policy(ABC):
     the paper's anti-starvation rule, because something else bounds their waiting.
     One that ``learns`` changes with the programs that end, and has a ``history`` of them.
     With ``follows_program``, the waiting calls of a program get a new priority whenever
-    one of its calls ends. With ``lane``, a share of the batch serves the oldest programs; a
-    policy's ``backlog`` tells it when they are late.
+    one of its calls ends. With ``lane``, a share of the batch is reserved for the oldest programs.
     """
 
     name: ClassVar[str]
@@ -53,7 +51,6 @@ class Policy(ABC):
     learns: ClassVar[bool] = False
 
     history: History | None = None
-    backlog: Backlog | None = None
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -81,9 +78,6 @@ class Policy(ABC):
 
     def program_ended(self, row: ProgramRow, now: float) -> None:  # noqa: B027  # few learn
         """A program ended. To learn from."""
-
-    def program_rests(self, row: ProgramRow) -> None:  # noqa: B027  # few count who is there
-        """None of a program's calls is in the engine any more, for now."""
 
     def program_lost(self, row: ProgramRow) -> None:  # noqa: B027  # few keep anything
         """A program was not heard of for long, and is dropped from the table."""

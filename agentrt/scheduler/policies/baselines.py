@@ -32,6 +32,10 @@ class Fcfs(Policy):
     levelled: ClassVar[bool] = False
     starving: ClassVar[bool] = False
 
+    @classmethod
+    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+        return 0.0
+
     def priority(self, call: QueuedCall, now: float) -> Priority:
         return Priority(0)
 
@@ -45,6 +49,10 @@ class ProgramFcfs(Policy):
 
     name: ClassVar[str] = "program-fcfs"
     starving: ClassVar[bool] = False
+
+    @classmethod
+    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+        return program_service_s
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
         return Priority(0, order=call.program.started_at)
@@ -110,6 +118,10 @@ class RoundRobin(Policy):
         self._quantum = config.level_quanta[0]
         self._round = 0
         self._offsets: dict[str, float] = {}
+
+    @classmethod
+    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+        return program_service_s
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
         program = call.program

@@ -17,7 +17,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from agentrt.errors import ConfigError
-from agentrt.scheduler.saved import word
 
 SHORTEST_S = 0.05
 """Seconds below which gaps are not told apart."""
@@ -122,7 +121,7 @@ class Gaps:
     def load(self, rows: Sequence[Sequence[Any]]) -> None:
         """Take over what `to_rows` gave. Raises `ConfigError` for anything else."""
         try:
-            files = {(word(a), word(b), word(c)): _file_of(*rest) for a, b, c, *rest in rows}
+            files = {_kind(*row[:3]): _file_of(*row[3:]) for row in rows}
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"these are not learned gaps: {error!r}") from error
         self._files = OrderedDict(list(files.items())[-_KINDS:])
@@ -135,6 +134,14 @@ class Gaps:
                 self._files.popitem(last=False)
         self._files.move_to_end(kind)
         return file
+
+
+def _kind(*names: Any) -> Kind:
+    """A kind from its row. Raises `TypeError` or `ValueError` for what cannot be one."""
+    tenant, type, gap = names
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{names} are not all strings")
+    return tenant, type, gap
 
 
 def _trimmed(counts: list[float]) -> list[float]:

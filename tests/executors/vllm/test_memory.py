@@ -18,7 +18,7 @@ from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.request import Identity
 from agentrt.scheduler import ProgramTotals, SchedulerConfig, make_policy
-from agentrt.scheduler.history import History
+from agentrt.scheduler.policies.adaptive import History
 
 pytestmark = pytest.mark.engine
 
@@ -66,23 +66,8 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     ours(first).shutdown()
     second = engine(path)
     assert expected(second) == expected(first) > 5.0
-    assert ours(second).control("learned") == ours(first).control("learned")
+    assert ours(second).memory.learned() == ours(first).memory.learned()
     assert [file.name for file in path.parent.iterdir()] == ["history.json"], "no drafts"
-
-
-def test_the_ages_at_which_programs_end_survive_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "history.json"
-    first = engine(path)
-    for index in range(20):
-        live(first, f"p{index}", 9, size_hint=3.0)
-    ours(first).shutdown()
-    learned = []
-    for e in (first, engine(path)):
-        backlog = ours(e).queues.policy.backlog
-        assert backlog is not None
-        learned.append(backlog.to_rows())
-    assert learned[0] == learned[1]
-    assert learned[0][0][2][0] > 15, "ends"
 
 
 def test_it_is_written_as_programs_end(tmp_path: Path) -> None:
@@ -113,10 +98,10 @@ def test_new_settings_keep_what_was_learned(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
     e = engine(path)
     live(e, "p", 9)
-    before = ours(e).control("learned")
+    before = ours(e).memory.learned()
     settings = {"policy": "adaptive", "history": str(path)}
     ours(e).control("configure", settings)
-    assert ours(e).control("learned") == before
+    assert ours(e).memory.learned() == before
 
 
 def test_an_engine_beside_others_begins_with_what_a_file_says() -> None:
@@ -125,7 +110,7 @@ def test_an_engine_beside_others_begins_with_what_a_file_says() -> None:
     for index in range(20):
         live(first, f"p{index}", 9)
         live(second, f"p{index}", 40)
-    ours(second).control("know", ours(first).control("learned"))
+    ours(second).control("know", ours(first).memory.learned())
     assert expected(second) == expected(first) > 5.0
     live(second, "q", 40)
     assert expected(second) > expected(first)
@@ -153,15 +138,16 @@ def test_a_policy_that_learns_nothing_writes_nothing(tmp_path: Path) -> None:
     live(e, "p", 3)
     ours(e).shutdown()
     assert not path.exists()
-    assert ours(e).control("learned") is None
+    assert ours(e).memory.learned() is None
 
 
 def test_without_a_file_it_is_learned_all_the_same() -> None:
     e = engine(None)
     live(e, "p", 3)
     ours(e).shutdown()
-    answer = ours(e).control("learned")
-    assert answer["version"] == 1
+    answer = ours(e).memory.learned()
+    assert answer is not None
+    assert answer["version"] == 2
     assert answer["cells"]
     assert json.loads(json.dumps(answer)) == answer
 
@@ -229,7 +215,7 @@ def test_learned_gaps_survive_a_restart_whatever_the_policy(tmp_path: Path) -> N
 # -- files that are none ---------------------------------------------------------------
 
 
-GOOD = {"version": 1, "cells": [], "sessions": []}
+GOOD = {"version": 2, "cells": []}
 
 
 @pytest.mark.parametrize(
@@ -241,15 +227,13 @@ GOOD = {"version": 1, "cells": [], "sessions": []}
         b"[]",
         b"null",
         b"{}",
-        b'{"version": 2, "cells": [], "sessions": []}',
-        b'{"version": 1, "cells": [["d", "t", 1, "", NaN, 1]], "sessions": []}',
-        b'{"version": 1, "cells": [["d", "t", 1, "", 1, Infinity]], "sessions": []}',
-        b'{"version": 1, "cells": [["d", "t", Infinity, "", 1, 1]], "sessions": []}',
-        b'{"version": 1, "cells": [["d", "t", 1, "", 1]], "sessions": []}',
-        b'{"version": 1, "cells": [], "sessions": [], "gaps": [["t", "a", "g", 1, [NaN], [], []]]}',
-        b'{"version": 1, "cells": [], "sessions": [], "gaps": 7}',
-        b'{"version": 1, "cells": [], "sessions": [], "ages": 7}',
-        b'{"version": 1, "cells": [], "sessions": [], "ages": [["d", "t", [NaN], [1]]]}',
+        b'{"version": 1, "cells": [], "sessions": []}',
+        b'{"version": 2, "cells": [["d", "t", 1, "", NaN, 1]]}',
+        b'{"version": 2, "cells": [["d", "t", 1, "", 1, Infinity]]}',
+        b'{"version": 2, "cells": [["d", "t", Infinity, "", 1, 1]]}',
+        b'{"version": 2, "cells": [["d", "t", 1, "", 1]]}',
+        b'{"version": 2, "cells": [], "gaps": [["t", "a", "g", 1, [NaN], [], []]]}',
+        b'{"version": 2, "cells": [], "gaps": 7}',
         b"[" * 100_000,
     ],
 )
@@ -283,13 +267,13 @@ def test_refused_settings_change_nothing(tmp_path: Path) -> None:
     e = engine(None)
     live(e, "p", 3)
     scheduler = ours(e)
-    before = (scheduler.config, scheduler.control("learned"))
+    before = (scheduler.config, scheduler.memory.learned())
     for settings in ({"policy": "adaptive", "history": str(path)}, {"policy": "lifo"}):
         with pytest.raises(ConfigError):
             scheduler.control("configure", settings)
-        assert (scheduler.config, scheduler.control("learned")) == before
+        assert (scheduler.config, scheduler.memory.learned()) == before
         live(e, "q", 3)
-        before = (scheduler.config, scheduler.control("learned"))
+        before = (scheduler.config, scheduler.memory.learned())
 
 
 # -- who a call belongs to -------------------------------------------------------------
@@ -356,4 +340,4 @@ def test_a_program_that_ended_before_its_calls_leaves_nothing_behind(policy: str
     e.run()
     noted = vars(ours(e).queues.policy)
     history = noted.get("history")
-    assert not (noted["_offsets"] if history is None else history._visits)
+    assert not (noted["_offsets"] if history is None else history._asked)

@@ -75,7 +75,7 @@ def test_engines_learn_of_whom_they_served(some: list[ToyProgram], batch: int, r
     for engine in simulator.engines:
         history = engine.queues.policy.history
         assert history is not None
-        assert not history._visits
+        assert not history._asked
         cells = history.to_dict()["cells"]
         learned.append(sum(n for _, _, age, what, n, _ in cells if (age, what) == (0, "")))
     assert sum(learned) >= len(some) >= max(learned)

@@ -1,11 +1,9 @@
-"""The lane: a small share of the batch that serves programs in the order of their arrival.
+"""The lane: a share of the batch reserved for the oldest programs, first come first served.
 
 It bounds the tail of a policy that prefers the short: whatever comes after it, the oldest
 program is served at the lane's rate at least, so a program's waiting is bounded by the
 work of those that were there before it over that rate. The rate grows while the oldest waits
-much longer than the others do: a few are left behind then, and small ones pass them by. It grows
-most where a hint of its size put the oldest off, and it is late: in the order of arrival nobody
-waits for longer than it takes to serve all that is there.
+much longer than the others do: a few are left behind then, and small ones pass them by.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.backlog import Backlog
     from agentrt.scheduler.call import QueuedCall
 
 _SLACK = 64
@@ -29,12 +26,9 @@ _CROWD = 8
 _UNFAIR = 1.5
 """The oldest's age over the mean age from which the lane grows. Served in the order of arrival
 it would be 2, the ages being spread evenly; less than that keeps the tail of chats in overload
-(docs/results/policies.md has what other values give)."""
-_UNFAIR_GROWTH = 4.0
-"""How many times its share the lane serves at most where the oldest wait unfairly,"""
-_LATE_GROWTH = 6.0
-"""and where it is late, and was put off for a hint, which may be wrong. The whole batch would cost
-the short ones of very unequal programs."""
+(docs/policies.md has what other values give)."""
+_GROWTH = 4.0
+"""How many times its share the lane serves at most."""
 
 
 class Lane:
@@ -42,13 +36,11 @@ class Lane:
 
     The share is a token bucket of slot-seconds: it fills at ``share * slots`` per second
     and is drawn on by the lane's calls, so that a lane narrower than one slot works too.
-    It fills up to `_UNFAIR_GROWTH` times as fast while the oldest in line is `_UNFAIR` times
-    as old as the mean, or more, and `_LATE_GROWTH` times while it is late, of which ``backlog``
-    tells; without one it never is.
+    It fills up to `_GROWTH` times as fast while the oldest in line is `_UNFAIR` times as old as
+    the mean, or more.
     """
 
-    def __init__(self, share: float, slots: int, backlog: Backlog | None = None) -> None:
-        self._backlog = backlog
+    def __init__(self, share: float, slots: int) -> None:
         self._share = share * slots
         self._slots = slots
         self._credit = 0.0
@@ -78,11 +70,6 @@ class Lane:
         heapq.heapify(kept)
         self._line = kept
         self._started = math.fsum(entry[0] for entry in kept)
-
-    def look(self, now: float, running: int, waiting: int) -> None:
-        """Before a step: so many of the engine's calls run, and so many wait. O(1)."""
-        if self._backlog is not None:
-            self._backlog.look(now, running, waiting, self._slots)
 
     def admit(self, now: float) -> QueuedCall | None:
         """The next call to enter the lane ``now``, or None. Amortised O(log n)."""
@@ -116,28 +103,16 @@ class Lane:
             self._go_at(min(self._share * self._growth(now), max(self._share, self._slots)))
 
     def _growth(self, now: float) -> float:
-        """How many times its share the lane serves from now on."""
+        """How many times its share the lane serves, for the oldest waits longer than the others."""
         first = self._first()
-        if first is None:
-            return 1.0
-        return _LATE_GROWTH if self._late(first, now) else self._unfairness(first, now)
-
-    def _late(self, first: QueuedCall, now: float) -> bool:
-        """Whether a hint keeps the oldest waiting longer than in the order of arrival it could."""
-        if self._backlog is None or not self._backlog.hinted(first.program):
-            return False
-        return first.program.waited_s(now) - first.served_s > self._backlog.greatest_s
-
-    def _unfairness(self, first: QueuedCall, now: float) -> float:
-        """How many times its share goes to the oldest for waiting longer than the others."""
-        if len(self._line) < _CROWD:
+        if first is None or len(self._line) < _CROWD:
             return 1.0
         # Calls that left the queue otherwise may still be in line; they are as many at most.
         mean_age = now - self._started / len(self._line)
         if mean_age <= 0:
             return 1.0
         unfair = (now - first.program.started_at) / mean_age
-        return min(max(unfair / _UNFAIR, 1.0), _UNFAIR_GROWTH)
+        return min(max(unfair / _UNFAIR, 1.0), _GROWTH)
 
     def _go_at(self, rate: float) -> None:
         self._rate = rate

@@ -6,8 +6,7 @@ what the program has had where that is more: who has only been unlucky is not pu
 and further, and a large program under a small type's name is, from twice its mean on. Programs
 whose expectations are within a factor of 1.4 stand in one level: there, those that are small
 by what they had and by what they need go first, and then the older ones, but nobody is
-preempted for that. A lane of the batch bounds the tail: it serves the oldest programs, and grows
-while they are left behind, most where a hint of their size keeps them waiting for too long.
+preempted for that. A lane of the batch bounds the tail (`lane.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from agentrt.scheduler.backlog import Backlog
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.history import History
+from agentrt.scheduler.policies.adaptive.estimate import History
 from agentrt.scheduler.policies.base import Policy, Priority
 from agentrt.scheduler.table import ProgramRow
 
@@ -25,9 +23,9 @@ if TYPE_CHECKING:
     from agentrt.scheduler.call import QueuedCall
 
 _LEVELS_PER_DOUBLING = 2
-_LOOK_AGAIN = 8.0
-"""A running call is placed anew when its program got this part more of its service."""
-_SHORTEST_LOOK_S = 0.5
+_QUANTA_OF_LIFE = 8.0
+"""A quantum is this part of what the program had, or of what it is expected to need."""
+_SHORTEST_QUANTUM_S = 0.5
 _SMALL_S = 0.25
 """Attained service below which sizes are not told apart."""
 _CAP = 2.0
@@ -47,11 +45,9 @@ class Adaptive(Policy):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self.history: History = History()
-        self.backlog: Backlog = Backlog(self.history.unit)
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
         row = call.program
-        self.backlog.seen(row)
         path_s = row.path_s if call.path_s is None else call.path_s
         expected = self.history.expect(row, call.node, path_s + call.served_s)
         attained = max(row.attained_s, _SMALL_S)
@@ -61,17 +57,12 @@ class Adaptive(Policy):
         size = math.floor(math.log2(attained * expected) / 2.0)
         return Priority(
             level=math.floor(_LEVELS_PER_DOUBLING * math.log2(expected)),
-            quantum_s=max(_SHORTEST_LOOK_S, max(attained, expected) / _LOOK_AGAIN),
+            quantum_s=max(_SHORTEST_QUANTUM_S, max(attained, expected) / _QUANTA_OF_LIFE),
             order=size * _SIZE_STRIDE + row.started_at,
         )
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
-        self.backlog.ended(row)
         self.history.learn(row)
 
     def program_lost(self, row: ProgramRow) -> None:
-        self.backlog.rests(row)
         self.history.forget(row)
-
-    def program_rests(self, row: ProgramRow) -> None:
-        self.backlog.rests(row)

@@ -1,0 +1,171 @@
+"""The service that a program is expected to need still, learned from programs that ended.
+
+The estimate is a mean residual life: what programs of the same type and tenant needed still when
+they had attained as much (in bins of half a doubling), refined by their hints' size, their turn
+and their node. Where few have been there, it shrinks to what needs no past at all: a program that
+was served for ``a`` seconds along its critical path is expected to need ``a`` more, which ranks
+as ATLAS does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler.table import ProgramRow
+
+VERSION = 2
+SMALLEST_S = 0.05
+"""Seconds of service below which programs are not told apart."""
+LONGEST_S = 1e9
+"""No program is expected to need more, whatever a file says."""
+_MEMORY = 400.0
+"""Programs that a cell remembers: older ones fade, so that a type may change."""
+_CELLS = 8192
+"""Cells kept, the least recently used ones dropped first: some 100 bytes each."""
+_ASKED = 48
+"""Cells noted of one running program."""
+_FEW = 20
+"""Programs below which there is no telling what is usual."""
+_DOUBT = 8.0
+"""Samples that a cell needs to count for half."""
+_TELLING = 2.0
+"""A node counts where it changes the estimate by this factor: one that says less would only
+make a program's own calls overtake each other."""
+
+Key = tuple[str, str, int, str]
+"""Tenant, type, bin of attained service, and what more is known: "" for nothing.
+
+Per tenant, so that nobody can teach the scheduler falsehoods about others' programs.
+"""
+
+
+@dataclass(slots=True)
+class Cell:
+    """Faded count and mean of the service that was still to come (seconds)."""
+
+    n: float = 0.0
+    mean_s: float = 0.0
+
+    def add(self, value_s: float) -> None:
+        """One more sample; past `_MEMORY` of them the oldest fade."""
+        self.n = min(self.n, _MEMORY - 1.0) + 1.0
+        self.mean_s += (value_s - self.mean_s) / self.n
+
+    def refine(self, estimate_s: float) -> float:
+        """An estimate, moved towards this cell's mean as far as its samples count."""
+        refined = estimate_s + (self.mean_s - estimate_s) * self.n / (self.n + _DOUBT)
+        return max(refined, SMALLEST_S)
+
+
+class History:
+    """Learns from programs that end; asked about programs that run. Bounded in size."""
+
+    def __init__(self) -> None:
+        self._cells: OrderedDict[Key, Cell] = OrderedDict()
+        self._asked: dict[str, dict[Key, float]] = {}
+        """By running program: the cells it was looked up in, and what it had attained then."""
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def expect(self, row: ProgramRow, node: str, path_s: float) -> float:
+        """The seconds of service that a program is expected to need still.
+
+        ``path_s`` is what ATLAS would rank by: the estimate where nothing is known.
+        """
+        aged = self._refined(row, "", max(path_s, SMALLEST_S))
+        turn = f"turn {int(2.0 * math.log2(row.finished_calls + 1))}"
+        factor = 1.0
+        for what in (*_hint(row), turn):
+            factor *= self._refined(row, what, aged) / aged
+        by_node = self._refined(row, f"node {node}", aged) / aged
+        if not 1.0 / _TELLING < by_node < _TELLING:
+            factor *= by_node
+        return min(max(aged * factor, SMALLEST_S), LONGEST_S)
+
+    def usual(self, row: ProgramRow) -> float | None:
+        """The mean service of a whole program like it (seconds); None where few have ended."""
+        usual = None
+        for what in ("", *_hint(row)):
+            cell = self._cells.get((row.tenant, row.type, 0, what))
+            usual = cell.mean_s if cell is not None and cell.n >= _FEW else usual
+        return usual
+
+    def learn(self, row: ProgramRow) -> None:
+        """A program ended: what was still to come wherever it came by is known now."""
+        total = row.service_s
+        asked = self._asked.pop(row.program_id, {})
+        for age in range(age_bin(total) + 1):
+            for what in ("", *_hint(row)):
+                asked.setdefault((row.tenant, row.type, age, what), bin_edge(age))
+        for key, attained in asked.items():
+            self._cell(key).add(max(total - attained, 0.0))
+
+    def forget(self, row: ProgramRow) -> None:
+        """A program went away without an end to learn from."""
+        self._asked.pop(row.program_id, None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-able values: what survives a restart."""
+        cells = [[*key, cell.n, cell.mean_s] for key, cell in self._cells.items()]
+        return {"version": VERSION, "cells": cells}
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Take over what `to_dict` gave. Raises `ConfigError` for anything else."""
+        try:
+            if (version := values["version"]) != VERSION:
+                raise ConfigError(f"this history of programs has version {version}, not {VERSION}")
+            cells = [_read(*cell) for cell in values["cells"]]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"this is not a history of programs: {error!r}") from error
+        self._cells = OrderedDict(cells[-_CELLS:])
+
+    def _refined(self, row: ProgramRow, what: str, estimate: float) -> float:
+        """An estimate refined by one cell; that the program was there is noted."""
+        key = (row.tenant, row.type, age_bin(row.attained_s), what)
+        asked = self._asked.setdefault(row.program_id, {})
+        if len(asked) < _ASKED:
+            asked.setdefault(key, row.attained_s)
+        cell = self._cells.get(key)
+        return estimate if cell is None else cell.refine(estimate)
+
+    def _cell(self, key: Key) -> Cell:
+        cell = self._cells.setdefault(key, Cell())
+        self._cells.move_to_end(key)
+        if len(self._cells) > _CELLS:
+            self._cells.popitem(last=False)
+        return cell
+
+
+def age_bin(seconds: float) -> int:
+    """The bin of an attained service; 0 up to `SMALLEST_S`."""
+    if not seconds > SMALLEST_S:
+        return 0
+    return 1 + int(2.0 * math.log2(min(seconds, LONGEST_S) / SMALLEST_S))
+
+
+def bin_edge(age: int) -> float:
+    """The least service of a bin, in seconds."""
+    return SMALLEST_S * 2.0 ** ((age - 1) / 2.0) if age else 0.0
+
+
+def _hint(row: ProgramRow) -> list[str]:
+    """The hint of its size, to a factor of two; nothing where it is no positive number."""
+    hint = row.size_hint
+    sound = isinstance(hint, int | float) and 0.0 < hint < math.inf
+    return [f"hint {math.floor(math.log2(hint))}"] if hint is not None and sound else []
+
+
+def _read(tenant: Any, type: Any, age: Any, what: Any, n: Any, mean_s: Any) -> tuple[Key, Cell]:
+    """A cell from a file. Raises `TypeError` or `ValueError` for what cannot be one."""
+    if not all(isinstance(name, str) for name in (tenant, type, what)):
+        raise TypeError(f"{(tenant, type, what)} are not all strings")
+    cell = Cell(float(n), float(mean_s))
+    if not (0.0 <= cell.n <= _MEMORY and 0.0 <= cell.mean_s <= LONGEST_S):
+        raise ValueError(f"a cell of {n} samples and {mean_s} seconds")
+    return (tenant, type, int(age), what), cell
