@@ -28,20 +28,15 @@ from agentrt.graph import Node
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.lab.bench.engines import engine_of
 from agentrt.lab.bench.following import runs_started
-from agentrt.lab.bench.measuring import (
-    WHOLE,
-    Column,
-    Figures,
-    Results,
+from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios, show
+from agentrt.lab.commands.bench.values import (
     Tell,
     count_option,
-    in_turns,
     json_option,
     model_option,
-    ratios,
-    show,
+    note,
+    numbers,
 )
-from agentrt.lab.commands.bench.values import note, numbers
 from agentrt.lab.commands.simulate.options import check_plot
 from agentrt.program import Program
 from agentrt.request import CallReport

@@ -19,20 +19,14 @@ import click
 from agentrt.cli.signals import Interrupts
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.lab.bench.engines import engine_of
-from agentrt.lab.bench.measuring import (
-    WHOLE,
-    Column,
-    Figures,
-    Results,
+from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios, show
+from agentrt.lab.commands.bench.values import (
     count_option,
-    in_turns,
     json_option,
     model_option,
-    ratios,
+    note,
     seed_option,
-    show,
 )
-from agentrt.lab.commands.bench.values import note
 from agentrt.lab.reports.tables import percentile
 from agentrt.program import Context, Program
 from agentrt.runtime import Runtime

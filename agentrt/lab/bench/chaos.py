@@ -26,9 +26,9 @@ from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, Rep
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.lab.bench.engines import Witness
-from agentrt.lab.bench.measuring import Tell, count_option, model_option, seed_option, show
+from agentrt.lab.bench.results import show
 from agentrt.lab.bench.stories import Stories
-from agentrt.lab.commands.bench.values import note
+from agentrt.lab.commands.bench.values import Tell, count_option, model_option, note, seed_option
 from agentrt.lab.reports.tables import markdown
 from agentrt.router import make_router
 from agentrt.runtime import Runtime

@@ -26,23 +26,17 @@ from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.lab.bench.engines import engine_of
 from agentrt.lab.bench.following import runs_started, unfollowed
-from agentrt.lab.bench.measuring import (
-    WHOLE,
-    Column,
-    Figures,
-    Results,
+from agentrt.lab.bench.react import MIXES, Plan, draw_plans, first_state, react_graph
+from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios, show
+from agentrt.lab.bench.servers import StockServer
+from agentrt.lab.commands.bench.values import (
     Tell,
     count_option,
-    in_turns,
     json_option,
     model_option,
-    ratios,
+    note,
     seed_option,
-    show,
 )
-from agentrt.lab.bench.react import MIXES, Plan, draw_plans, first_state, react_graph
-from agentrt.lab.bench.servers import StockServer
-from agentrt.lab.commands.bench.values import note
 from agentrt.lab.commands.simulate.options import ManyCommand, policy_option
 from agentrt.lab.reports.tables import percentile
 from agentrt.runtime import Runtime

@@ -17,21 +17,16 @@ from typing import Any
 import click
 
 from agentrt.lab.bench.decisions import clock_read_us, no_collections
-from agentrt.lab.bench.measuring import (
-    WHOLE,
-    Column,
-    Figures,
-    Results,
+from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, processor, rotated, show
+from agentrt.lab.bench.traffic import MOST_BLOCKS, PARTS, SYSTEM_BLOCKS, Traffic
+from agentrt.lab.commands.bench.values import (
     Tell,
     count_option,
+    counts,
     json_option,
-    processor,
-    rotated,
+    note,
     seed_option,
-    show,
 )
-from agentrt.lab.bench.traffic import MOST_BLOCKS, PARTS, SYSTEM_BLOCKS, Traffic
-from agentrt.lab.commands.bench.values import counts, note
 from agentrt.lab.commands.simulate.options import ManyCommand, many
 from agentrt.router import make_router, router_names
 

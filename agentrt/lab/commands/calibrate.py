@@ -22,7 +22,7 @@ from agentrt.cli.signals import Interrupts
 from agentrt.errors import EngineStartError
 from agentrt.executors.base import last_reply
 from agentrt.executors.vllm.options import EngineOptions, check_model
-from agentrt.lab.bench.measuring import hardware
+from agentrt.lab.bench.results import hardware
 from agentrt.lab.commands.bench.values import note
 from agentrt.lab.commands.simulate.options import check_output
 from agentrt.lab.engine.engines import LabEngine

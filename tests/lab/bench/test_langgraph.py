@@ -18,7 +18,6 @@ from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.lab.bench.engines import FixedLength
 from agentrt.lab.bench.following import runs_started
 from agentrt.lab.bench.langgraph import COLUMNS, FCFS, Side, measure
-from agentrt.lab.bench.measuring import Results
 from agentrt.lab.bench.react import (
     LEAST_TOKENS,
     LEAST_TURNS,
@@ -29,6 +28,7 @@ from agentrt.lab.bench.react import (
     first_state,
     react_graph,
 )
+from agentrt.lab.bench.results import Results
 from agentrt.lab.bench.servers import StockServer, stock_flags
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.cli.test_bad_input import check

@@ -24,8 +24,8 @@ _SLOTS_ON_CPU = 4
 def measure(asked: Asked) -> Measured:
     """All runs on this machine. A signal keeps what is done."""
     base = _engine_options(asked)
-    from agentrt.lab.bench.measuring import hardware
     from agentrt.lab.bench.policies.real import RealBench
+    from agentrt.lab.bench.results import hardware
 
     progress = _Progress()
     bench = RealBench(

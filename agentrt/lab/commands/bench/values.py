@@ -1,10 +1,27 @@
-"""What the benchmarks' options mean, and where their progress goes."""
+"""Options that benchmarks share, what lists of numbers mean, and where progress goes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+Tell = Callable[[str], None]
+"""Says what runs now."""
+
+model_option = click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the medians as one JSON line."
+)
+seed_option = click.option("--seed", type=int, default=0, show_default=True, metavar="N")
+
+
+def count_option(*names: str, default: int, least: int = 1) -> Callable[[F], F]:
+    """An option for a whole number from ``least`` up."""
+    kind = click.IntRange(min=least)
+    return click.option(*names, type=kind, default=default, show_default=True, metavar="N")
 
 
 def counts(option: str, texts: Sequence[str]) -> list[int]:

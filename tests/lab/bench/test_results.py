@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import nan
 
-from agentrt.lab.bench.measuring import Column, Results, in_turns, ratios
+from agentrt.lab.bench.results import Column, Results, in_turns, ratios
 
 
 def test_every_repeat_begins_with_another_side() -> None:

@@ -1,4 +1,4 @@
-"""What benchmarks share: options, sides that take turns, figures by side and repeat, tables."""
+"""What benchmarks share: sides that take turns, figures by side and repeat, and their tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,24 +17,9 @@ import click
 from agentrt.lab.reports.tables import markdown
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
-Tell = Callable[[str], None]
-"""Says on stderr what runs now."""
 Figures = Mapping[str, float]
 """What was measured on one side in one repeat, by name; NaN where a side cannot tell."""
 SPREAD, WHOLE = "{:.2f} ({:.2f}-{:.2f})", "{:.0f}"
-
-model_option = click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name.")
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the medians as one JSON line."
-)
-seed_option = click.option("--seed", type=int, default=0, show_default=True, metavar="N")
-
-
-def count_option(*names: str, default: int, least: int = 1) -> Callable[[F], F]:
-    """An option for a whole number from ``least`` up."""
-    kind = click.IntRange(min=least)
-    return click.option(*names, type=kind, default=default, show_default=True, metavar="N")
 
 
 def rotated(sides: Sequence[T], repeat: int) -> list[T]:
