@@ -16,8 +16,8 @@ from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.engines import Witness
-from agentrt.lab.bench.stories import Stories
+from agentrt.lab.bench.chaos_programs import ChaosPrograms
+from agentrt.lab.bench.engines import CallAudit
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
 from agentrt.testing.raycluster import LocalCluster
@@ -28,7 +28,7 @@ pytest.importorskip("vllm")
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-STORIES = Stories(20, 12)
+PROGRAMS = ChaosPrograms(20, 12)
 GIB = 1 << 30
 
 
@@ -39,20 +39,20 @@ def nodes() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def witness() -> Witness:
-    return Witness()
+def audit() -> CallAudit:
+    return CallAudit()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def replicas(
-    nodes: LocalCluster, witness: Witness, tmp_path_factory: pytest.TempPathFactory
+    nodes: LocalCluster, audit: CallAudit, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ReplicaSet]:
     model = tiny_model(tmp_path_factory.mktemp("model"))
     small = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20))
     options = EngineOptions(str(model), 8, flags=("--dtype", "float32", *small), kv_events=True)
     cluster = Cluster(nodes.address, 2, memory=GIB)
     replicas = ReplicaSet(
-        lambda index: witness.engine(RayEngine(options, cluster)),
+        lambda index: audit.engine(RayEngine(options, cluster)),
         2,
         make_router("least-used"),
         backoff=Backoff(first_s=0.1),
@@ -75,7 +75,7 @@ async def expected(replicas: ReplicaSet) -> list[list[str]]:
     """What one engine alone answers."""
 
     async with Runtime(Lent(replicas.replicas[0].executor)) as runtime:
-        return await STORIES.tell(runtime)
+        return await PROGRAMS.run(runtime)
 
 
 def _pids(replicas: ReplicaSet) -> list[int]:
@@ -101,7 +101,7 @@ async def test_the_texts_are_those_of_one_engine(
     """Each node has an engine, and both have worked."""
     before = [(await r.executor.snapshot())["steps"] for r in replicas.replicas]
     async with Runtime(Lent(replicas)) as runtime:
-        assert await STORIES.tell(runtime) == expected
+        assert await PROGRAMS.run(runtime) == expected
     after = [(await r.executor.snapshot())["steps"] for r in replicas.replicas]
     assert all(later > earlier for earlier, later in zip(before, after, strict=True))
     assert len(replicas.info.models) == 1
@@ -113,7 +113,7 @@ async def test_the_router_knows_what_engines_on_other_nodes_hold(
     lent = [Lent(replica.executor) for replica in replicas.replicas]
     informed = ReplicaSet(lambda index: lent[index], 2, make_router("cost"))
     async with Runtime(informed) as runtime:
-        assert await STORIES.tell(runtime) == expected
+        assert await PROGRAMS.run(runtime) == expected
         await knows_what_they_hold(informed)
 
 
@@ -149,7 +149,7 @@ async def test_more_engines_than_the_nodes_have_room_for(nodes: LocalCluster) ->
 
 
 async def test_a_core_and_then_a_node_are_killed_in_the_middle(
-    nodes: LocalCluster, replicas: ReplicaSet, witness: Witness, expected: list[list[str]]
+    nodes: LocalCluster, replicas: ReplicaSet, audit: CallAudit, expected: list[list[str]]
 ) -> None:
     """1. An engine core dies on its node: its actor says so, and a new one takes its place.
     2. A node's raylet is killed: its engine's calls run again on the other node. All answers are
@@ -161,9 +161,9 @@ async def test_a_core_and_then_a_node_are_killed_in_the_middle(
     def kill_node() -> None:
         nodes.kill_node(1)
 
-    async with Runtime(witness.front(Lent(replicas))) as runtime:
+    async with Runtime(audit.front(Lent(replicas))) as runtime:
         for number, kill in enumerate((kill_core, kill_node), start=1):
-            telling = asyncio.create_task(STORIES.tell(runtime))
+            telling = asyncio.create_task(PROGRAMS.run(runtime))
             async with asyncio.timeout(60):
                 while not all(replica.calls for replica in replicas.replicas):
                     await asyncio.sleep(0)
@@ -176,6 +176,6 @@ async def test_a_core_and_then_a_node_are_killed_in_the_middle(
                 async with asyncio.timeout(200):
                     await replicas.settled()
         assert len(runtime.table) == 0
-    assert witness.faults == []
-    assert sum(witness.delivered.values()) == 8 * STORIES.count
+    assert audit.faults == []
+    assert sum(audit.delivered.values()) == 8 * PROGRAMS.count
     assert sum(replica.reruns for replica in replicas.replicas) > 0

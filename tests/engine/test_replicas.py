@@ -15,8 +15,8 @@ from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.chaos import Chaos, Terms
-from agentrt.lab.bench.stories import Stories
+from agentrt.lab.bench.chaos import Chaos, ChaosConfig
+from agentrt.lab.bench.chaos_programs import ChaosPrograms
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import ROUTERS, make_router
 from agentrt.testing.tinymodel import tiny_model
@@ -25,7 +25,7 @@ from tests.engine.lent import Lent, knows_what_they_hold
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-STORIES = Stories(40, 12)
+PROGRAMS = ChaosPrograms(40, 12)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ async def engines(options: EngineOptions) -> AsyncIterator[list[VLLMEngine]]:
 async def expected(engines: list[VLLMEngine]) -> list[list[str]]:
     """What one engine alone answers."""
     async with Runtime(Lent(engines[0])) as runtime:
-        told = await STORIES.tell(runtime)
+        told = await PROGRAMS.run(runtime)
     assert len({text for texts in told for text in texts}) > 100, "the texts hang on the prompts"
     return told
 
@@ -65,9 +65,9 @@ async def test_the_texts_are_those_of_one_engine(
     lent = [Lent(engine) for engine in engines[:count]]
     replicas = ReplicaSet(lambda index: lent[index], count, make_router(router))
     async with Runtime(replicas) as runtime:
-        assert await STORIES.tell(runtime) == expected
+        assert await PROGRAMS.run(runtime) == expected
         assert len(runtime.table) == 0
-    assert sum(one.calls for one in lent) == 4 * STORIES.count
+    assert sum(one.calls for one in lent) == 4 * PROGRAMS.count
     assert min(one.calls for one in lent) > 0
 
 
@@ -78,7 +78,7 @@ async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]
     lent = [Lent(engine) for engine in engines[:2]]
     replicas = ReplicaSet(lambda index: lent[index], 2, make_router("cost"))
     async with Runtime(replicas) as runtime:
-        await STORIES.tell(runtime)
+        await PROGRAMS.run(runtime)
         await knows_what_they_hold(replicas)
         chat = ({"role": "user", "content": "Tell a story about 3 cats and an old dog. " * 8},)
         engine, dispatcher = engines[0], replicas.routing.dispatcher
@@ -140,9 +140,9 @@ async def _reply(executor: Executor, call: Call) -> str:
 
 async def test_chaos(options: EngineOptions, expected: list[list[str]]) -> None:
     """Forty programs, rounds of them, while two engines are killed and stopped in turn."""
-    terms = Terms(seconds=20.0, every=(0.5, 2.0), hang_in=2)
+    config = ChaosConfig(seconds=20.0, every=(0.5, 2.0), hang_in=2)
     notes: list[str] = []
-    report = await Chaos(lambda index: VLLMEngine(options), STORIES, terms, notes.append).run(
+    report = await Chaos(lambda index: VLLMEngine(options), PROGRAMS, config, notes.append).run(
         expected
     )
     assert report.wrong() == [], notes

@@ -1,6 +1,6 @@
 """``agentrt bench chaos``: programs whose engines are killed while they run.
 
-Their answers must be those that one engine gives in peace.
+Their answers must be those that one engine gives when nothing happens to it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, check_model
-from agentrt.lab.bench.engines import Witness
+from agentrt.lab.bench.chaos_programs import ChaosPrograms
+from agentrt.lab.bench.engines import CallAudit
 from agentrt.lab.bench.results import show
-from agentrt.lab.bench.stories import Stories
 from agentrt.lab.commands.bench.values import Tell, count_option, model_option, note, seed_option
 from agentrt.lab.reports.tables import markdown
 from agentrt.router import make_router
 from agentrt.runtime import Runtime
 
 Make = Callable[[int], Executor]
-Blow = Callable[[], Awaitable[None]]
-"""Something that is done to the machines once, in the middle."""
+Outage = Callable[[], Awaitable[None]]
+"""What happens to a machine once, in the middle."""
 
 _GONE_S, _NODE_AWAY_S = 20.0, 20.0
 _RESTLESS = Backoff(first_s=0.1, longest_s=1.0, tries=1_000_000)
@@ -84,7 +84,7 @@ _FLAGS = (
 def chaos(**options: Any) -> int:
     """Native and LangGraph programs while engines are killed (SIGKILL) or hang (SIGSTOP).
 
-    All at once, in rounds. Right is the answer that one engine gives in peace. Fails if a
+    All at once, in rounds. Right is the answer that an undisturbed engine gives. Fails if a
     program's answer is another, if a call runs or is delivered again after its delivery, or if
     a process, a row, a call or a program is left at the end.
     """
@@ -92,19 +92,19 @@ def chaos(**options: Any) -> int:
     if options["model"] is not None:
         check_model(options["model"])
     shared = ("replicas", "every", "router", "seed")
-    terms = Terms(60 * options["minutes"], **{name: options[name] for name in shared})
-    stories = Stories(options["programs"], options["max_tokens"])
+    config = ChaosConfig(60 * options["minutes"], **{name: options[name] for name in shared})
+    programs = ChaosPrograms(options["programs"], options["max_tokens"])
     with contextlib.ExitStack() as stack:
         model = options["model"]
         if options["tiny"]:
             model = stack.enter_context(_tiny_model())
-        cluster = stack.enter_context(_cluster(terms.replicas)) if options["ray"] else None
+        cluster = stack.enter_context(_cluster(config.replicas)) if options["ray"] else None
         tell = stack.enter_context(_in_silence())
         engine = EngineOptions(
-            model, options["max_num_seqs"], flags=_FLAGS, replicas=terms.replicas
+            model, options["max_num_seqs"], flags=_FLAGS, replicas=config.replicas
         )
-        make, blow = _machines(engine, cluster, tell)
-        report = Interrupts(tell).run(Chaos(make, stories, terms, tell, blow).run())
+        make, outage = _machines(engine, cluster, tell)
+        report = Interrupts(tell).run(Chaos(make, programs, config, tell, outage).run())
     show(report.table(), asdict(report), as_json=options["as_json"])
     for line in report.wrong():
         click.echo(f"error: {line}", err=True)
@@ -139,8 +139,8 @@ def _cluster(engines: int) -> contextlib.AbstractContextManager[Any]:
     return LocalCluster(nodes=2, cpus=(engines + 1) // 2)
 
 
-def _machines(engine: EngineOptions, cluster: Any, tell: Tell) -> tuple[Make, Blow | None]:
-    """What makes an engine, and what strikes its machines in the middle."""
+def _machines(engine: EngineOptions, cluster: Any, tell: Tell) -> tuple[Make, Outage | None]:
+    """What makes an engine, and an outage of one of its machines."""
     if cluster is None:
         return lambda index: VLLMEngine(engine), None
     from agentrt.executors.ray import Cluster, RayEngine
@@ -148,18 +148,18 @@ def _machines(engine: EngineOptions, cluster: Any, tell: Tell) -> tuple[Make, Bl
 
     ray = Cluster(cluster.address, engine.replicas, memory=footprint(engine))
 
-    async def blow() -> None:
+    async def outage() -> None:
         tell("killing a node's raylet")
         cluster.kill_node(1)
         await asyncio.sleep(_NODE_AWAY_S)
         tell("a new node joins")
         await asyncio.to_thread(cluster.replace_node, 1)
 
-    return lambda index: RayEngine(engine, ray), blow
+    return lambda index: RayEngine(engine, ray), outage
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ChaosConfig:
     """``seconds`` of chaos; an engine dies after a time drawn from ``every`` (seconds), and each
     ``hang_in``-th death is a hang.
     """
@@ -213,18 +213,23 @@ class Report:
 
 
 class Chaos:
-    """Runs ``stories`` in rounds on engines that ``make`` makes, while they die.
+    """Runs ``programs`` in rounds on engines that ``make`` makes, while they die.
 
-    ``blow`` comes after half of the time.
+    An ``outage`` comes after half of the time.
     """
 
     def __init__(
-        self, make: Make, stories: Stories, terms: Terms, note: Tell, blow: Blow | None = None
+        self,
+        make: Make,
+        programs: ChaosPrograms,
+        config: ChaosConfig,
+        note: Tell,
+        outage: Outage | None = None,
     ) -> None:
-        self._make, self._stories, self._terms = make, stories, terms
-        self._note, self._blow = note, blow
-        self._witness = Witness()
-        self._random = random.Random(terms.seed)
+        self._make, self._programs, self._config = make, programs, config
+        self._note, self._outage = note, outage
+        self._audit = CallAudit()
+        self._random = random.Random(config.seed)
         self._pids: set[int] = set()
         self._hit_on: dict[str, Executor] = {}
         self.report = Report()
@@ -232,65 +237,65 @@ class Chaos:
     async def run(self, expected: list[list[str]] | None = None) -> Report:
         """Rounds until the time is up. What is ``expected`` is found first, on one engine."""
         if expected is None:
-            self._note("the answers in peace, on one engine")
-            expected = await self._in_peace()
+            self._note("the expected answers, on one engine")
+            expected = await self._expected()
         replicas = ReplicaSet(
-            lambda index: self._witness.engine(self._make(index)),
-            self._terms.replicas,
-            make_router(self._terms.router),
-            health=self._terms.health,
+            lambda index: self._audit.engine(self._make(index)),
+            self._config.replicas,
+            make_router(self._config.router),
+            health=self._config.health,
             backoff=_RESTLESS,
             ready_timeout_s=600.0,
             notice=self._note,
         )
-        async with Runtime(self._witness.front(replicas)) as runtime:
-            await self._storm(runtime, replicas, expected)
+        async with Runtime(self._audit.front(replicas)) as runtime:
+            await self._run_rounds(runtime, replicas, expected)
             await self._settle(runtime, replicas)
-        self.report.faults = self._witness.faults
+        self.report.faults = self._audit.faults
         self.report.left["processes"] = await _living(self._pids)
         return self.report
 
-    async def _in_peace(self) -> list[list[str]]:
+    async def _expected(self) -> list[list[str]]:
         async with Runtime(self._make(0)) as runtime:
-            return await self._stories.tell(runtime)
+            return await self._programs.run(runtime)
 
-    async def _storm(
+    async def _run_rounds(
         self, runtime: Runtime, replicas: ReplicaSet, expected: list[list[str]]
     ) -> None:
         begin = time.monotonic()
-        until = begin + self._terms.seconds
+        until = begin + self._config.seconds
         async with asyncio.TaskGroup() as group:
             killer = group.create_task(self._kill(replicas, until))
-            blow = group.create_task(self._strike(self._terms.seconds / 2))
+            outage = group.create_task(self._inject(self._config.seconds / 2))
             while time.monotonic() < until:
-                told = await self._stories.tell(runtime)
+                told = await self._programs.run(runtime)
                 self.report.programs += len(told)
                 self.report.right += sum(a == b for a, b in zip(told, expected, strict=True))
                 self._note(f"{self.report.right} of {self.report.programs} programs right")
             killer.cancel()
-            await asyncio.wait([blow])
+            await asyncio.wait([outage])
         self.report.seconds = time.monotonic() - begin
 
-    async def _strike(self, after: float) -> None:
-        if self._blow is not None:
+    async def _inject(self, after: float) -> None:
+        if self._outage is not None:
             await asyncio.sleep(after)
-            await self._blow()
+            await self._outage()
 
     async def _kill(self, replicas: ReplicaSet, until: float) -> None:
         """As long as there is a program, for the last round is to be hit, too."""
         while True:
-            await asyncio.sleep(self._random.uniform(*self._terms.every))
-            ready = [replica for replica in replicas.replicas if self._is_fair(replica)]
+            await asyncio.sleep(self._random.uniform(*self._config.every))
+            ready = [replica for replica in replicas.replicas if self._can_be_hit(replica)]
             if ready and time.monotonic() < until:
                 self._hit(self._random.choice(ready))
 
-    def _is_fair(self, replica: Replica) -> bool:
+    def _can_be_hit(self, replica: Replica) -> bool:
         """Whether it is up, and was not hit since."""
         hit = self._hit_on.get(replica.name)
         return replica.state is ReplicaState.READY and replica.executor is not hit
 
     def _hit(self, replica: Replica) -> None:
-        hang = (self.report.kills + self.report.hangs + 1) % self._terms.hang_in == 0
+        hang = (self.report.kills + self.report.hangs + 1) % self._config.hang_in == 0
         pids = replica.executor.pids()
         self._hit_on[replica.name] = replica.executor
         self._pids.update(pids)
@@ -317,7 +322,7 @@ class Chaos:
             "programs in the engines": len(snapshot["programs"]),
             "tokens in flight": sum(r.view.in_flight for r in replicas.replicas),
         }
-        self.report.calls = sum(self._witness.delivered.values())
+        self.report.calls = sum(self._audit.delivered.values())
         self.report.reruns = sum(r.reruns for r in replicas.replicas)
         self.report.starts = sum(r.starts - 1 for r in replicas.replicas)
 

@@ -45,7 +45,7 @@ class FixedLength(ForwardingExecutor):
         return self.inner.generate(longer, stream=stream)
 
 
-class Witness:
+class CallAudit:
     """Sees every call begin on an engine and every reply delivered, by the call's id.
 
     ``delivered`` counts the replies that reached the program, ``begun`` the engines that the
@@ -84,12 +84,12 @@ class Witness:
 
 
 class _WatchedEngine(ForwardingExecutor):
-    def __init__(self, inner: Executor, witness: Witness) -> None:
+    def __init__(self, inner: Executor, audit: CallAudit) -> None:
         super().__init__(inner)
-        self._witness = witness
+        self._audit = audit
 
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        self._witness.begins(call)
+        self._audit.begins(call)
         return self.inner.generate(call, stream=stream)
 
 
@@ -99,5 +99,5 @@ class _WatchedFront(_WatchedEngine):
         async with contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks:
             async for chunk in chunks:
                 streamed += chunk.text
-                self._witness.gives(call, streamed, chunk)
+                self._audit.gives(call, streamed, chunk)
                 yield chunk

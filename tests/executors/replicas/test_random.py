@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
-from agentrt.lab.bench.engines import Witness
+from agentrt.lab.bench.engines import CallAudit
 from agentrt.router import ROUTERS, make_router
 from tests.executors.replicas.cast import TEXT, Mortal, call_of
 
@@ -20,23 +20,23 @@ NEVER_OUT = Backoff(first_s=0.0, tries=10**6)
 class Fate:
     """Engines that die after a number of chunks drawn from a seed, until enough have died."""
 
-    def __init__(self, random: Random, deaths: int, witness: Witness) -> None:
+    def __init__(self, random: Random, deaths: int, audit: CallAudit) -> None:
         self._random = random
         self._left = deaths
-        self._witness = witness
+        self._audit = audit
 
     def __call__(self, index: int) -> Executor:
         self._left -= 1
         dies_after = self._random.randrange(12) if self._left >= 0 else None
-        return self._witness.engine(Mortal(dies_after))
+        return self._audit.engine(Mortal(dies_after))
 
 
 async def _live(seed: int, count: int, router: str, deaths: int) -> None:
-    random, witness = Random(seed), Witness()
+    random, audit = Random(seed), CallAudit()
     replicas = ReplicaSet(
-        Fate(random, deaths, witness), count, make_router(router), backoff=NEVER_OUT
+        Fate(random, deaths, audit), count, make_router(router), backoff=NEVER_OUT
     )
-    front = witness.front(replicas)
+    front = audit.front(replicas)
 
     async def ask(number: int) -> str | None:
         chunks = front.generate(call_of(number, f"p{number % 5}"), stream=bool(number % 2))
@@ -63,11 +63,11 @@ async def _live(seed: int, count: int, router: str, deaths: int) -> None:
             for program in range(5):
                 await replicas.end_program(f"p{program}")
         assert {text for text in texts if text is not None} <= {TEXT}
-        assert sorted(witness.delivered) == sorted(
+        assert sorted(audit.delivered) == sorted(
             f"p{number % 5}/{number}" for number, text in enumerate(texts) if text is not None
         )
-        assert set(witness.delivered.values()) <= {1}
-        assert witness.faults == []
+        assert set(audit.delivered.values()) <= {1}
+        assert audit.faults == []
         for replica in replicas.replicas:
             assert replica.state is ReplicaState.READY
             assert (replica.calls, replica.view.in_flight, replica.programs) == (0, 0, set())

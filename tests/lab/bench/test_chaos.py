@@ -16,9 +16,9 @@ from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.replicas import Health
 from agentrt.executors.vllm.processes import cpu_seconds
-from agentrt.lab.bench.chaos import Chaos, Terms
-from agentrt.lab.bench.engines import Witness
-from agentrt.lab.bench.stories import Stories
+from agentrt.lab.bench.chaos import Chaos, ChaosConfig
+from agentrt.lab.bench.chaos_programs import ChaosPrograms
+from agentrt.lab.bench.engines import CallAudit
 from agentrt.request import Call, CallSpec, Identity, Reply
 from agentrt.testing.scripted import ScriptedExecutor
 
@@ -85,44 +85,46 @@ def _state(pid: int) -> str:
 
 
 QUICK = Health(every_s=0.01, stall_s=0.02)
-TERMS = Terms(seconds=1.0, every=(0.05, 0.1), hang_in=3, health=QUICK)
+CONFIG = ChaosConfig(seconds=1.0, every=(0.05, 0.1), hang_in=3, health=QUICK)
 
 
 async def test_answers_stay_right_while_engines_die() -> None:
     """Kills and hangs happen, calls run again, and nothing is left."""
     notes: list[str] = []
-    report = await Chaos(lambda index: Engine(), Stories(8, 4), TERMS, notes.append).run()
+    report = await Chaos(lambda index: Engine(), ChaosPrograms(8, 4), CONFIG, notes.append).run()
     assert report.wrong() == []
     assert report.programs == report.right >= 8
     assert report.calls == 4 * report.programs
     assert min(report.kills, report.hangs, report.reruns) > 0
     assert report.starts == report.kills + report.hangs
     assert "| programs, of which right" in report.table()
-    assert "the answers in peace, on one engine" in notes
+    assert "the expected answers, on one engine" in notes
 
 
 async def test_other_answers_are_told() -> None:
     engines = iter([False, True, True])
-    quiet = Terms(seconds=0.01, every=(60, 60))
+    quiet = ChaosConfig(seconds=0.01, every=(60, 60))
     chaos = Chaos(
-        lambda index: Engine(lies=next(engines)), Stories(3, 99), quiet, lambda note: None
+        lambda index: Engine(lies=next(engines)), ChaosPrograms(3, 99), quiet, lambda note: None
     )
     report = await chaos.run()
     assert report.wrong() == [f"{report.programs} programs gave other answers"]
 
 
 async def test_something_happens_to_the_machines_in_the_middle() -> None:
-    blows: list[int] = []
+    outages: list[int] = []
 
-    async def blow() -> None:
-        blows.append(1)
+    async def outage() -> None:
+        outages.append(1)
 
-    terms = Terms(seconds=0.1, every=(60, 60))
-    await Chaos(lambda index: Engine(), Stories(2, 4), terms, lambda note: None, blow).run()
-    assert blows == [1]
+    config = ChaosConfig(seconds=0.1, every=(60, 60))
+    await Chaos(
+        lambda index: Engine(), ChaosPrograms(2, 4), config, lambda note: None, outage
+    ).run()
+    assert outages == [1]
 
 
-async def test_a_witness_sees_what_must_not_be() -> None:
+async def test_the_audit_finds_what_must_not_be() -> None:
     """A call that runs after its delivery, one that is delivered twice, and a stream that lies."""
     call = Call(Identity("p/0", "p", "t"), CallSpec(prompt="x"))
 
@@ -131,11 +133,11 @@ async def test_a_witness_sees_what_must_not_be() -> None:
             yield Chunk("one ")
             yield Chunk("two", Reply("one three"))
 
-    witness = Witness()
-    watched = witness.front(witness.engine(Liar()))
+    audit = CallAudit()
+    watched = audit.front(audit.engine(Liar()))
     for _ in range(2):
         assert [chunk.text async for chunk in watched.generate(call, stream=True)]
-    assert witness.faults == [
+    assert audit.faults == [
         "p/0 streamed other text than its reply has",
         "p/0 ran again after it was delivered",
         "p/0 was delivered twice",

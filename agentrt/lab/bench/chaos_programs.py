@@ -22,30 +22,29 @@ from agentrt.runtime import Runtime
 _SIDES = ("hopes", "fears")
 
 
-class Stories:
+class ChaosPrograms:
     """``count`` programs; the odd ones are graphs. Calls put out ``tokens`` tokens."""
 
-    def __init__(self, count: int, tokens: int = 16, model: str | None = None) -> None:
+    def __init__(self, count: int, tokens: int = 16) -> None:
         self.count = count
         self._tokens = tokens
-        self._model = model
 
-    async def tell(self, runtime: Runtime) -> list[list[str]]:
+    async def run(self, runtime: Runtime) -> list[list[str]]:
         """Run all at once, and return their texts."""
         program = Program(self._native, "story")
         graph = _graph(self, runtime)
-        telling = [
+        runs = [
             graph.ainvoke({"number": number, "texts": []})
             if number % 2
             else runtime.start(program, number).wait()
             for number in range(self.count)
         ]
-        found = await asyncio.gather(*telling)
+        found = await asyncio.gather(*runs)
         return [_sorted(one["texts"]) if isinstance(one, dict) else one for one in found]
 
     def options(self, number: int) -> LLMOptions:
         """How the calls of a program are sampled: greedily, or every second pair with a seed."""
-        options = LLMOptions(max_tokens=self._tokens, ignore_eos=True, model=self._model)
+        options = LLMOptions(max_tokens=self._tokens, ignore_eos=True)
         if number % 4 > 1:
             options |= LLMOptions(temperature=0.8, seed=number)
         return options
@@ -74,14 +73,13 @@ class _Task(TypedDict):
     start: str
 
 
-def _graph(stories: Stories, runtime: Runtime) -> Any:
+def _graph(programs: ChaosPrograms, runtime: Runtime) -> Any:
     """The same course as a LangGraph graph: a call, two at once, one over both."""
 
     def model(number: int) -> ChatAgentRT:
-        options = stories.options(number)
+        options = programs.options(number)
         return ChatAgentRT(
             runtime=runtime,
-            model=options.get("model"),
             max_tokens=options["max_tokens"],
             temperature=options.get("temperature", 0.0),
             seed=options.get("seed"),
@@ -105,8 +103,8 @@ def _graph(stories: Stories, runtime: Runtime) -> Any:
         return {"texts": [(order + 1, "".join([piece.text async for piece in pieces]))]}
 
     async def last(state: _State) -> dict[str, Any]:
-        told = " ".join(_sorted(state["texts"]))
-        reply = await model(state["number"]).ainvoke(f"{told} And then?")
+        before = " ".join(_sorted(state["texts"]))
+        reply = await model(state["number"]).ainvoke(f"{before} And then?")
         return {"texts": [(len(_SIDES) + 1, reply.text)]}
 
     graph = StateGraph(_State)
