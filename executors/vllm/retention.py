@@ -17,8 +17,7 @@ from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.free_blocks import ShelvedFreeQueue
 from agentrt.executors.vllm.returns import Returns
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.retention import Context, ContextBook, Ranking, make_retention
-from agentrt.scheduler.retention.book import key_of
+from agentrt.scheduler.retention import Context, Contexts, Ranking, key_of, make_retention
 from agentrt.scheduler.retention.gaps import Gaps
 from agentrt.scheduler.table import ProgramRow
 
@@ -43,11 +42,11 @@ class Retainer:
         if policy is None or not caches_prefixes(scheduler):
             return
         self.gaps = policy.gaps
-        self.book = ContextBook(policy)
+        self.contexts = Contexts(policy)
         self.queue = ShelvedFreeQueue.adopt(
             free_queue(scheduler),
             all_blocks(scheduler),
-            Ranking(self.book.rank),
+            Ranking(self.contexts.rank),
             policy,
         )
 
@@ -70,7 +69,7 @@ class Retainer:
         if self.queue is None:
             return None
         self.at(now)
-        context = self.book.call_arrived(row, now)
+        context = self.contexts.call_arrived(row, now)
         self.queue.changed(context)
         return context
 
@@ -94,7 +93,7 @@ class Retainer:
         if context is not None:
             context.tokens = max(context.tokens, request.num_computed_tokens)
         blocks = cached_blocks(self._scheduler, request)
-        self.queue.mark(blocks, context, lambda: self.book.shared(type))
+        self.queue.mark(blocks, context, lambda: self.contexts.shared(type))
 
     def call_ended(
         self,
@@ -109,7 +108,7 @@ class Retainer:
         self.at(now)
         self.blocks_freed(request, context)
         if context is not None and self.queue is not None:
-            self.book.call_ended(context, now)
+            self.contexts.call_ended(context, now)
             self.queue.changed(context)
 
     def _note(self, row: ProgramRow, request: Request) -> None:
@@ -141,7 +140,7 @@ class Retainer:
         if self.queue is None:
             return
         self.at(now)
-        for context in self.book.program_ended(row.program_id, now):
+        for context in self.contexts.program_ended(row.program_id, now):
             self.queue.changed(context)
 
     def boundary(self, notes: Sequence[Sequence[Any]], now: float) -> None:
@@ -153,7 +152,7 @@ class Retainer:
         if self.queue is None:
             return
         self.at(now)
-        book = self.book
+        book = self.contexts
         for program_id, what, name in notes:
             if what == "tool":
                 context = book.tool_started(program_id, name, now)

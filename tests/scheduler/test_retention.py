@@ -13,13 +13,13 @@ from agentrt.errors import ConfigError
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.retention import (
     Context,
-    ContextBook,
+    Contexts,
     Phase,
     Ranking,
     Retention,
     make_retention,
 )
-from agentrt.scheduler.retention.cost import Cost
+from agentrt.scheduler.retention.policies import Cost
 from agentrt.scheduler.table import ProgramRow
 
 
@@ -33,14 +33,14 @@ def row(name: str, type: str = "agent", session: str | None = None) -> ProgramRo
     return ProgramRow(name, type, session=session)
 
 
-def called(book: ContextBook, name: str, now: float, **more: str) -> Context:
+def called(book: Contexts, name: str, now: float, **more: str) -> Context:
     """A program whose one call has ended."""
     context = book.call_arrived(row(name, **more), now)
     book.call_ended(context, now)
     return context
 
 
-def order(book: ContextBook, contexts: list[Context], now: float) -> list[str]:
+def order(book: Contexts, contexts: list[Context], now: float) -> list[str]:
     ranking = Ranking(book.rank)
     for context in contexts:
         ranking.put(context, now)
@@ -60,7 +60,7 @@ def test_lru_replaces_nothing_and_other_names_are_refused() -> None:
 
 
 def test_who_waits_for_a_human_goes_before_who_waits_for_a_tool() -> None:
-    book = ContextBook(policy())
+    book = Contexts(policy())
     contexts = [called(book, name, 0.0) for name in ("tool", "human", "between")]
     book.tool_started("tool", "build", 0.0)
     book.human_asked("human", 0.0)
@@ -70,7 +70,7 @@ def test_who_waits_for_a_human_goes_before_who_waits_for_a_tool() -> None:
 
 def test_slow_tools_are_learned_and_their_programs_go_first() -> None:
     retention = policy()
-    book = ContextBook(retention)
+    book = Contexts(retention)
     for n in range(8):
         name = f"past-{n}"
         called(book, name, 0.0)
@@ -88,7 +88,7 @@ def test_slow_tools_are_learned_and_their_programs_go_first() -> None:
 
 
 def test_a_tool_that_returned_protects_its_program_before_its_call_comes() -> None:
-    book = ContextBook(policy())
+    book = Contexts(policy())
     contexts = [called(book, name, 0.0) for name in ("a", "b")]
     for name in ("a", "b"):
         book.tool_started(name, "build", 0.0)
@@ -100,7 +100,7 @@ def test_a_tool_that_returned_protects_its_program_before_its_call_comes() -> No
 
 def test_types_that_never_return_are_not_waited_for() -> None:
     retention = policy()
-    book = ContextBook(retention)
+    book = Contexts(retention)
     for n in range(20):
         called(book, f"once-{n}", 0.0, type="once")
         book.program_ended(f"once-{n}", 5.0)
@@ -113,7 +113,7 @@ def test_types_that_never_return_are_not_waited_for() -> None:
 
 
 def test_an_end_releases_and_a_session_goes_on() -> None:
-    book = ContextBook(policy())
+    book = Contexts(policy())
     alone, first = called(book, "alone", 0.0), called(book, "turn-1", 0.0, session="chat")
     assert book.program_ended("alone", 1.0) == [alone]
     assert alone.released
@@ -125,7 +125,7 @@ def test_an_end_releases_and_a_session_goes_on() -> None:
 
 
 def test_a_call_that_outlives_its_program_releases_with_its_end() -> None:
-    book = ContextBook(policy())
+    book = Contexts(policy())
     context = book.call_arrived(row("p"), 0.0)
     book.program_ended("p", 1.0)
     assert not context.released
@@ -134,7 +134,7 @@ def test_a_call_that_outlives_its_program_releases_with_its_end() -> None:
 
 
 def test_messages_that_are_late_lost_or_double_do_no_harm() -> None:
-    book = ContextBook(policy())
+    book = Contexts(policy())
     assert book.tool_started("nobody", "grep", 0.0) is None
     context = called(book, "p", 0.0)
     assert book.tool_ended("p", 1.0) is None
@@ -148,7 +148,7 @@ def test_messages_that_are_late_lost_or_double_do_no_harm() -> None:
 
 def test_ttl_expires_what_was_not_heard_of() -> None:
     retention = policy("ttl", retention_ttl=30.0)
-    book = ContextBook(retention)
+    book = Contexts(retention)
     context = called(book, "p", 0.0)
     assert not retention.expired(context, 30.0)
     assert retention.expired(context, 30.1)
@@ -159,7 +159,7 @@ def test_ttl_expires_what_was_not_heard_of() -> None:
 
 
 def test_a_shared_prefix_stays_while_it_is_used() -> None:
-    book = ContextBook(policy())
+    book = Contexts(policy())
     contexts = [called(book, f"p{n}", 0.0) for n in range(4)]
     shared = book.shared("agent")
     shared.since = 0.0
@@ -207,7 +207,7 @@ def test_of_equals_the_one_that_was_ranked_longest_ago_goes_first() -> None:
 
 def test_of_equals_the_one_that_came_last_is_served_last() -> None:
     """Two calls of equal contexts run: who began earlier keeps its blocks longer."""
-    book = ContextBook(policy())
+    book = Contexts(policy())
     contexts = [book.call_arrived(row(name), at) for name, at in (("old", 1.0), ("new", 2.0))]
     for context, at in zip(contexts, (1.0, 2.0), strict=True):
         context.since = at
@@ -290,7 +290,7 @@ stories = st.lists(
 
 
 def happen(
-    book: ContextBook, contexts: dict[int, Context], event: str, number: int, now: float
+    book: Contexts, contexts: dict[int, Context], event: str, number: int, now: float
 ) -> None:
     """One event of a program, of one of two types; every third has a session."""
     program, type_ = f"p{number}", "even" if number % 2 == 0 else "odd"
@@ -316,7 +316,7 @@ def happen(
 @given(st.sampled_from(["cost", "ttl"]), stories)
 def test_blocks_go_in_the_reference_s_order(name: str, story: list[tuple[str, int, float]]) -> None:
     retention = policy(name, retention_patience=10.0)
-    book, reference, now = ContextBook(retention), Reference(retention), 0.0
+    book, reference, now = Contexts(retention), Reference(retention), 0.0
     contexts: dict[int, Context] = {}
     shared = book.shared("even")
     for event, number, seconds in story:
@@ -335,8 +335,8 @@ def test_blocks_go_in_the_reference_s_order(name: str, story: list[tuple[str, in
 
 
 def test_idle_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrt.scheduler.retention.book._SESSIONS", 3)
-    book = ContextBook(Cost(SchedulerConfig()))
+    monkeypatch.setattr("agentrt.scheduler.retention.contexts._SESSIONS", 3)
+    book = Contexts(Cost(SchedulerConfig()))
     contexts = []
     for n in range(5):
         contexts.append(called(book, f"p{n}", float(n), session=f"s{n}"))

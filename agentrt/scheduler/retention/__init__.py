@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-from agentrt.scheduler.config import RETENTIONS, SchedulerConfig
-from agentrt.scheduler.retention.base import Rank, Retention
-from agentrt.scheduler.retention.book import ContextBook
+from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.retention.context import Context, Phase
-from agentrt.scheduler.retention.cost import Cost
-from agentrt.scheduler.retention.order import Ranking
-from agentrt.scheduler.retention.ttl import Ttl
+from agentrt.scheduler.retention.contexts import Contexts, Ranking, key_of
+from agentrt.scheduler.retention.policies import Cost, Retention, Ttl
 
 _BY_NAME: dict[str, type[Retention]] = {policy.name: policy for policy in (Ttl, Cost)}
 
@@ -22,12 +19,11 @@ def make_retention(config: SchedulerConfig) -> Retention | None:
 
 
 __all__ = [
-    "RETENTIONS",
     "Context",
-    "ContextBook",
+    "Contexts",
     "Phase",
-    "Rank",
     "Ranking",
     "Retention",
+    "key_of",
     "make_retention",
 ]

@@ -1,6 +1,6 @@
 """What gaps between calls teach: how likely a program returns, and in how many seconds.
 
-A gap is filed under its tenant, its program's type and its tool, in bins of half a
+A gap's kind is its tenant, its program's type and its tool, in bins of half a
 doubling. Of a gap that has lasted for ``e`` seconds already, those count that lasted
 longer: the share of them that ended with a return, and the mean of what was left. Few
 samples shrink towards the type's other gaps, and those towards a prior that needs none: a
@@ -27,14 +27,14 @@ _BINS = 44
 _MEMORY = 256.0
 _KINDS = 1024
 _DOUBT = 4.0
-"""Samples that a file needs to count for half."""
+"""Samples that a kind needs to count for half."""
 _ANY = "(any)"
 
 Kind = tuple[str, str, str]
 """Tenant, type, gap: per tenant, so that nobody can teach falsehoods about others."""
 
 
-class Outlook(NamedTuple):
+class Forecast(NamedTuple):
     """The ``chance`` that a program returns, and in how many ``seconds`` if it does."""
 
     chance: float
@@ -42,7 +42,7 @@ class Outlook(NamedTuple):
 
 
 @dataclass(slots=True)
-class _File:
+class _Counts:
     """Faded counts of gaps: of those at least as long as each bin, so that a question is cheap.
 
     ``back`` ended in a return, ``gone`` did not; ``seconds`` is how long those in ``back`` were.
@@ -72,68 +72,66 @@ class _File:
                 self.gone[index] += 1.0
         self.count += 1.0
 
-    def refine(self, outlook: Outlook, elapsed: float, first: int) -> Outlook:
-        """An outlook, moved towards this file's as far as its samples count.
+    def refine(self, forecast: Forecast, elapsed: float, first: int) -> Forecast:
+        """An forecast, moved towards this kind's as far as its samples count.
 
         ``first`` is the bin of ``elapsed``.
         """
         back, longer = self.back[first], self.back[first + 1]
         here_s = max(_MIDDLES[first] - elapsed, SHORTEST_S) * (back - longer)
         longer_s = max(self.seconds[first + 1] - longer * elapsed, SHORTEST_S * longer)
-        chance = (back + _DOUBT * outlook.chance) / (back + self.gone[first] + _DOUBT)
-        seconds = (here_s + longer_s + _DOUBT * outlook.seconds) / (back + _DOUBT)
-        return Outlook(chance, seconds)
+        chance = (back + _DOUBT * forecast.chance) / (back + self.gone[first] + _DOUBT)
+        seconds = (here_s + longer_s + _DOUBT * forecast.seconds) / (back + _DOUBT)
+        return Forecast(chance, seconds)
 
 
 class Gaps:
     """Learns from gaps that end; asked about those that go on. Bounded in size."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[Kind, _File] = OrderedDict()
+        self._kinds: OrderedDict[Kind, _Counts] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._kinds)
 
     def learn(self, tenant: str, type: str, gap: str, seconds: float, *, returned: bool) -> None:
         """A gap ended after ``seconds``: with a call, or with the program."""
         for name in (_ANY, gap):
-            self._file((tenant, type, name)).add(seconds, returned=returned)
+            self._counts((tenant, type, name)).add(seconds, returned=returned)
 
     def expect(
         self, tenant: str, type: str, gap: str, elapsed: float, prior_s: float = PRIOR_S
-    ) -> Outlook:
+    ) -> Forecast:
         """What is to be expected of a gap that has lasted for ``elapsed`` seconds."""
-        outlook = Outlook(PRIOR_CHANCE, max(elapsed, prior_s))
+        forecast = Forecast(PRIOR_CHANCE, max(elapsed, prior_s))
         first = _bin(elapsed)
         for name in (_ANY, gap):
-            file = self._files.get((tenant, type, name))
-            if file is not None:
-                outlook = file.refine(outlook, elapsed, first)
-        return outlook
+            counts = self._kinds.get((tenant, type, name))
+            if counts is not None:
+                forecast = counts.refine(forecast, elapsed, first)
+        return forecast
 
     def to_rows(self) -> list[list[Any]]:
         """As JSON-able values: what survives a restart."""
         return [
-            [*kind, file.count, *(_trimmed(counts) for counts in file.counts)]
-            for kind, file in self._files.items()
+            [*kind, one.count, *(_trimmed(counts) for counts in one.counts)]
+            for kind, one in self._kinds.items()
         ]
 
     def load(self, rows: Sequence[Sequence[Any]]) -> None:
         """Take over what `to_rows` gave. Raises `ConfigError` for anything else."""
         try:
-            files = {_kind(*row[:3]): _file_of(*row[3:]) for row in rows}
+            kinds = {_kind(*row[:3]): _counts_of(*row[3:]) for row in rows}
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"these are not learned gaps: {error!r}") from error
-        self._files = OrderedDict(list(files.items())[-_KINDS:])
+        self._kinds = OrderedDict(list(kinds.items())[-_KINDS:])
 
-    def _file(self, kind: Kind) -> _File:
-        file = self._files.get(kind)
-        if file is None:
-            file = self._files[kind] = _File()
-            if len(self._files) > _KINDS:
-                self._files.popitem(last=False)
-        self._files.move_to_end(kind)
-        return file
+    def _counts(self, kind: Kind) -> _Counts:
+        found = self._kinds.setdefault(kind, _Counts())
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > _KINDS:
+            self._kinds.popitem(last=False)
+        return found
 
 
 def _kind(*names: Any) -> Kind:
@@ -149,12 +147,12 @@ def _trimmed(counts: list[float]) -> list[float]:
     return [value for value in counts if value]
 
 
-def _file_of(count: Any, *counts: Any) -> _File:
-    """A file from its row. Raises `ValueError` or `TypeError` for what cannot be one."""
+def _counts_of(count: Any, *counts: Any) -> _Counts:
+    """Counts from their row. Raises `ValueError` or `TypeError` for what cannot be one."""
     back, gone, seconds = (_padded(values) for values in counts)
     if not 0 <= count < math.inf:
         raise ValueError(f"{count!r} samples")
-    return _File(back, gone, seconds, float(count))
+    return _Counts(back, gone, seconds, float(count))
 
 
 def _padded(values: Any) -> list[float]:

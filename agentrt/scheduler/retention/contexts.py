@@ -1,4 +1,4 @@
-"""The contexts of one engine, and what happens to them: calls, tools, humans, ends.
+"""The contexts of one engine: what happens to them, and the order in which they lose blocks.
 
 Pure and synchronous. Events may be missing or late, since a bare client of the engine
 sends none and messages travel beside the calls: a call's arrival counts as a return.
@@ -6,24 +6,23 @@ sends none and messages travel beside the calls: a call's arrival counts as a re
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from agentrt.scheduler.retention.base import Rank, Retention
-from agentrt.scheduler.retention.context import (
-    BETWEEN,
-    HUMAN,
-    RETURNED,
-    SESSION,
-    Context,
-    Key,
-)
+from agentrt.scheduler.retention.context import BETWEEN, HUMAN, RETURNED, SESSION, Context, Key
+from agentrt.scheduler.retention.policies import Rank, Retention
 from agentrt.scheduler.table import ProgramRow
 
 _SESSIONS = 4096
 """Idle sessions whose contexts are told apart; the longest idle are given up."""
+_REFRESHED = 16
+"""Contexts that `Ranking` ranks anew with every new moment."""
+_SLACK = 64
 
 
-class ContextBook:
+class Contexts:
     """Contexts by program and session. Each event returns the context that it changed."""
 
     def __init__(self, retention: Retention) -> None:
@@ -173,7 +172,77 @@ class ContextBook:
 
 
 def key_of(row: ProgramRow) -> Key:
-    """What a program's context is filed under: its session, so that a resume finds it."""
+    """What a program's context is known by: its session, so that a resume finds it."""
     if row.session is not None:
         return ("session", row.tenant, row.session)
     return ("program", row.program_id)
+
+
+class _Entry(NamedTuple):
+    rank: Rank
+    serial: int
+    context: Context
+
+
+class Ranking:
+    """The contexts that have blocks to lose. ``rank(context, now)`` tells whose go first.
+
+    Ranks change as time passes, so those in the heap are estimates: the head is ranked anew
+    before it is believed, and a few others with every new moment, in turn. An operation costs
+    O(log n); up to `_REFRESHED` contexts the order is exact.
+    """
+
+    def __init__(self, rank: Callable[[Context, float], Rank]) -> None:
+        self._rank = rank
+        self._heap: list[_Entry] = []
+        self._valid: dict[Context, _Entry] = {}
+        self._serial = 0
+        self._refreshed_at = -1.0
+
+    def __len__(self) -> int:
+        return len(self._valid)
+
+    def __contains__(self, context: Context) -> bool:
+        return context in self._valid
+
+    def put(self, context: Context, now: float) -> None:
+        """Rank a context, for the first time or anew."""
+        self._serial += 1
+        entry = _Entry(self._rank(context, now), self._serial, context)
+        # Out and in again, so that the contexts ranked longest ago are at the front.
+        self._valid.pop(context, None)
+        self._valid[context] = entry
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > _SLACK + 2 * len(self._valid):
+            self._heap = list(self._valid.values())
+            heapq.heapify(self._heap)
+
+    def discard(self, context: Context) -> None:
+        """Forget a context, known or not."""
+        self._valid.pop(context, None)
+
+    def first(self, now: float) -> Context | None:
+        """The context that loses its blocks first; None where there is none."""
+        self._refresh(now)
+        while self._heap:
+            entry = self._heap[0]
+            if self._valid.get(entry.context) is not entry:
+                heapq.heappop(self._heap)
+                continue
+            if self._rank(entry.context, now) <= entry.rank:
+                return entry.context
+            heapq.heappop(self._heap)
+            self.put(entry.context, now)
+        return None
+
+    def in_order(self, now: float) -> Iterator[Context]:
+        """All contexts, the first to lose its blocks first: O(n log n)."""
+        return iter(sorted(self._valid, key=lambda context: self._rank(context, now)))
+
+    def _refresh(self, now: float) -> None:
+        if now == self._refreshed_at:
+            return
+        self._refreshed_at = now
+        oldest = [context for context, _ in zip(self._valid, range(_REFRESHED), strict=False)]
+        for context in oldest:
+            self.put(context, now)
