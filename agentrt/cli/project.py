@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dotenv.parser import parse_stream
+
 from agentrt.errors import ProgramLoadError
 
 FILE = "langgraph.json"
@@ -112,23 +114,13 @@ def _set_environment(path: Path, env: Any) -> None:
 
 
 def _read_env(path: Path, name: str) -> dict[str, str]:
+    file = path.parent / name
     try:
-        text = (path.parent / name).read_text(encoding="utf-8")
+        with file.open(encoding="utf-8") as stream:
+            lines = list(parse_stream(stream))
     except (OSError, UnicodeError) as error:
         raise ProgramLoadError(f"{path}: env {name!r} cannot be read: {error}") from error
-    values = {}
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.strip().removeprefix("export ")
-        if not line or line.startswith("#"):
-            continue
-        key, equals, value = line.partition("=")
-        if not equals or not key.strip():
-            raise ProgramLoadError(f"{path.parent / name}:{number}: not as NAME=VALUE")
-        values[key.strip()] = _unquoted(value.strip())
-    return values
-
-
-def _unquoted(value: str) -> str:
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-        return value[1:-1]
-    return value.partition(" #")[0].rstrip()
+    for line in lines:
+        if line.error or (line.key is not None and line.value is None):
+            raise ProgramLoadError(f"{file}:{line.original.line}: not as NAME=VALUE")
+    return {line.key: line.value for line in lines if line.key and line.value is not None}
