@@ -14,7 +14,7 @@ from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.base import Chunk, Executor, last_reply
 from agentrt.graph import Node, NodeKind
 from agentrt.request import Call, CallReport, CallSpec, Reply
-from agentrt.runtime.registry import RunRegistry, identity_of
+from agentrt.runtime.registry import identity_of, registry_of
 from agentrt.runtime.run import Run
 from agentrt.tracking.scope import Scope
 
@@ -47,9 +47,9 @@ async def _outside(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk,
 class RunEmitter:
     """One run's `Emitter`: what the run's own code emits, in its own tasks."""
 
-    def __init__(self, run: Run, registry: RunRegistry, services: Services) -> None:
+    def __init__(self, run: Run, services: Services) -> None:
         self._run = run
-        self._registry = registry
+        self._registry = registry_of(run)
         self._with = services
 
     async def call(self, spec: CallSpec, after: Iterable[Reply]) -> Reply:

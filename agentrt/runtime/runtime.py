@@ -132,11 +132,10 @@ class Runtime:
         A run without a task is a client program, whose code another framework runs: the engine
         is told when its registry says that it ended.
         """
-        registry = registry_of(run)
         if run.task is None and run.ended_at is None:
             self._clients[run.id] = run
-            self._follow(registry)
-        return RunEmitter(run, registry, self._services)
+            self._follow(registry_of(run))
+        return RunEmitter(run, self._services)
 
     def _follow(self, registry: RunRegistry) -> None:
         """Listen to a registry: once, however many of its programs there are."""

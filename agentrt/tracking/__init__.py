@@ -7,7 +7,7 @@ factory and `emission_parents`, `frameworks` whose tasks are no branches of a pr
 
 from __future__ import annotations
 
-from agentrt.tracking.current import bind, current_scope, enter, enter_node, is_alone_in, outside
+from agentrt.tracking.current import current_scope, enter, enter_node, is_alone_in, outside
 from agentrt.tracking.tasks import (
     TrackedTask,
     cancel_tasks,
@@ -19,7 +19,6 @@ from agentrt.tracking.tasks import (
 
 __all__ = [
     "TrackedTask",
-    "bind",
     "cancel_tasks",
     "current_scope",
     "emission_parents",

@@ -7,14 +7,10 @@ import contextvars
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from agentrt.errors import InvariantError
 from agentrt.tracking.scope import Scope
 
 SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentrt_scope", default=None)
-# Tasks that `bind` gave a scope; for a TaskGroup, which knows only its task.
-_BOUND: WeakKeyDictionary[asyncio.Task[Any], Scope] = WeakKeyDictionary()
 
 
 def current_scope() -> Scope | None:
@@ -42,10 +38,8 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def scope_of(task: asyncio.Task[Any] | None) -> Scope | None:
-    """The scope that ``task`` was bound to, or started in."""
-    if task is None:
-        return None
-    return _BOUND.get(task) or getattr(task, "scope", None)
+    """The scope that ``task`` was started in, if it is a program's."""
+    return getattr(task, "scope", None)
 
 
 @contextmanager
@@ -55,23 +49,6 @@ def _inside(scope: Scope | None) -> Iterator[Scope | None]:
         yield scope
     finally:
         SCOPE.reset(token)
-
-
-@contextmanager
-def bind(scope: Scope) -> Iterator[Scope]:
-    """Run the body, a program's root, in ``scope``, inside the current task."""
-    task = running_task()
-    if task is None:
-        raise InvariantError("a program's scope is bound to a task, and there is none")
-    before = _BOUND.get(task)
-    _BOUND[task] = scope
-    try:
-        with _inside(scope):
-            yield scope
-    finally:
-        del _BOUND[task]
-        if before is not None:
-            _BOUND[task] = before
 
 
 def enter_node(name: str) -> AbstractContextManager[Scope | None]:
@@ -86,8 +63,7 @@ def enter_node(name: str) -> AbstractContextManager[Scope | None]:
 def enter(scope: Scope | None) -> None:
     """From here on, the code of this context (a task, or a thread's copy) is in ``scope``.
 
-    For a framework's callbacks, which run before and after code that they cannot wrap. Who
-    can wrap it uses `bind` or `enter_node`.
+    For a framework's callbacks, which run before and after code that they cannot wrap.
     """
     if scope is not None:
         scope.entered_in = id(running_task())
@@ -97,9 +73,7 @@ def enter(scope: Scope | None) -> None:
 def is_alone_in(scope: Scope) -> bool:
     """Whether the code that asks runs in the task that ``scope`` is of, and not beside others."""
     task = running_task()
-    if task is None:
-        return False
-    return scope.entered_in == id(task) or getattr(task, "scope", None) is scope
+    return task is not None and (scope.entered_in == id(task) or scope_of(task) is scope)
 
 
 def outside() -> AbstractContextManager[object]:

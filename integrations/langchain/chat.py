@@ -33,7 +33,10 @@ from agentrt.integrations.langgraph import follow, scope_of_call
 from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 
-RunManager = AsyncCallbackManagerForLLMRun | CallbackManagerForLLMRun | None
+Chat = list[BaseMessage]
+Stop = list[str] | None
+SyncManager = CallbackManagerForLLMRun | None
+AsyncManager = AsyncCallbackManagerForLLMRun | None
 _PROVIDER = "agentrt"
 _OPTIONS = (
     *("model", "temperature", "top_p", "max_tokens", "timeout", "stop", "seed"),
@@ -145,31 +148,19 @@ class ChatAgentRT(BaseChatModel):
     # -- calls -------------------------------------------------------------------------
 
     def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Chat, stop: Stop = None, run_manager: SyncManager = None, **kwargs: Any
     ) -> ChatResult:
         portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
         return as_result(portal.call(spec, terms), _origin(portal, spec, terms))
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Chat, stop: Stop = None, run_manager: AsyncManager = None, **kwargs: Any
     ) -> ChatResult:
         portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
         return as_result(await portal.acall(spec, terms), _origin(portal, spec, terms))
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Chat, stop: Stop = None, run_manager: SyncManager = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
         maker: ChunkMaker | None = None
@@ -179,11 +170,7 @@ class ChatAgentRT(BaseChatModel):
                 yield from maker.chunks(chunk)
 
     async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Chat, stop: Stop = None, run_manager: AsyncManager = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
         maker: ChunkMaker | None = None
@@ -195,17 +182,17 @@ class ChatAgentRT(BaseChatModel):
 
     def _prepare(
         self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
+        messages: Chat,
+        stop: Stop,
         kwargs: dict[str, Any],
-        run_manager: RunManager,
+        manager: SyncManager | AsyncManager,
     ) -> tuple[Portal, CallSpec, Terms]:
         own = {name: getattr(self, name) for name in _OPTIONS}
         if stop is not None:
             own["stop"] = stop
         options = own | kwargs
         spec = call_spec(as_chat(messages), options)
-        scope = scope_of_call(run_manager)
+        scope = scope_of_call(manager)
         terms = Terms(options["model"], options["timeout"], node_heartbeat(), scope)
         return self._portal(options["model"]), spec, terms
 

@@ -63,20 +63,10 @@ class Follower(BaseCallbackHandler):
     # -- chains, graphs, nodes ---------------------------------------------------------
 
     def on_chain_start(
-        self,
-        serialized: dict[str, Any] | None,
-        inputs: Any,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        name: str | None = None,
-        **kwargs: Any,
+        self, serialized: dict[str, Any] | None, inputs: Any, *, run_id: UUID, **told: Any
     ) -> None:
         with self._lock:
-            frame = self._begin(run_id, name, metadata or {}, parent_run_id, tags or ())
-            self._add(run_id, frame)
+            frame = self._begin(run_id, told.get("name"), told)
             if frame.program.asked and getattr(inputs, "resume", None) is not None:
                 self._answer(frame)
         if frame.apart:
@@ -91,20 +81,11 @@ class Follower(BaseCallbackHandler):
     # -- tools -------------------------------------------------------------------------
 
     def on_tool_start(
-        self,
-        serialized: dict[str, Any] | None,
-        input_str: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: dict[str, Any] | None = None,
-        name: str | None = None,
-        **kwargs: Any,
+        self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **told: Any
     ) -> None:
-        tool = name or (serialized or {}).get("name") or "tool"
+        tool = told.get("name") or (serialized or {}).get("name") or "tool"
         with self._lock:
-            frame = self._begin(run_id, tool, metadata or {}, parent_run_id)
-            self._add(run_id, frame)
+            frame = self._begin(run_id, tool, told)
             run = frame.program.run
             frame.tool = registry_of(run).begin_interrupt(run, frame.scope, NodeKind.TOOL, tool)
         if frame.apart:
@@ -118,33 +99,42 @@ class Follower(BaseCallbackHandler):
 
     # -- inside ------------------------------------------------------------------------
 
-    def _begin(
-        self,
-        run_id: UUID,
-        name: str | None,
-        metadata: Mapping[str, Any],
-        parent_id: UUID | None,
-        tags: Sequence[str] = (),
-    ) -> Frame:
-        parent = self._frames.get(parent_id) if parent_id is not None else None
+    def _begin(self, run_id: UUID, name: str | None, told: Mapping[str, Any]) -> Frame:
+        """The frame of a run that starts, of which LangChain ``told`` so much."""
+        metadata: Mapping[str, Any] = told.get("metadata") or {}
+        parent = self._frames.get(told["parent_run_id"]) if told.get("parent_run_id") else None
         here = tracking.current_scope()
         around = _around(here, parent)
         if around is None:
-            return self._open(name or _UNNAMED, metadata)
-        program, namespace = self._program_of(around.owner), langgraph.namespace_of(metadata)
-        frame = Frame(around, program, namespace, here)
-        frame.thread = langgraph.thread_of(metadata)
-        with registry_of(program.run).lock:
-            if parent is not None and langgraph.is_node(name, metadata, parent.namespace):
-                if parent.root:
-                    self._name_after(parent, str(name), metadata)
-                step = langgraph.step_of(metadata)
-                frame.enter(parent.supersteps(), step, frame.namespace, str(name))
-            elif parent is not None and langgraph.is_branch(tags):
-                frame.enter(parent.supersteps(), None, str(run_id), "")
-            elif not tracking.is_alone_in(around):
-                frame.fork(around)
+            frame = self._open(name or _UNNAMED, metadata)
+        else:
+            program, namespace = self._program_of(around.owner), langgraph.namespace_of(metadata)
+            frame = Frame(around, program, namespace, here, langgraph.thread_of(metadata))
+            with registry_of(program.run).lock:
+                self._join(frame, run_id, name, told.get("tags") or (), metadata, parent)
+        self._frames[run_id] = frame
+        frame.program.frames.add(run_id)
         return frame
+
+    def _join(
+        self,
+        frame: Frame,
+        run_id: UUID,
+        name: str | None,
+        tags: Sequence[str],
+        metadata: Mapping[str, Any],
+        parent: Frame | None,
+    ) -> None:
+        """Give a frame its scope: a node's, a branch's, its own, or that of the code around it."""
+        if parent is not None and langgraph.is_node(name, metadata, parent.namespace):
+            if parent.root:
+                self._name_after(parent, str(name), metadata)
+            step = langgraph.step_of(metadata)
+            frame.enter(parent.supersteps(), step, frame.namespace, str(name))
+        elif parent is not None and langgraph.is_branch(tags):
+            frame.enter(parent.supersteps(), None, str(run_id), "")
+        elif not tracking.is_alone_in(frame.scope):
+            frame.fork(frame.scope)
 
     def _name_after(self, root: Frame, name: str, metadata: Mapping[str, Any]) -> None:
         """An entrypoint's function names its program: LangGraph has no name for its graph."""
@@ -187,10 +177,6 @@ class Follower(BaseCallbackHandler):
             self._frames.pop(run_id, None)
         program.frames.clear()
         self._programs.pop(id(program.run), None)
-
-    def _add(self, run_id: UUID, frame: Frame) -> None:
-        self._frames[run_id] = frame
-        frame.program.frames.add(run_id)
 
     def _over(self, run_id: UUID, error: BaseException | None) -> None:
         with self._lock:

@@ -80,9 +80,9 @@ async def test_mail_belongs_to_no_program() -> None:
     post = Post()
     tracking.install(asyncio.get_running_loop())
     try:
-        with tracking.bind(Scope(owner="p", frontier=Frontier(), path="p")):
-            assert tracking.current_scope() is not None
-            await post.say("a")
+        tracking.enter(Scope(owner="p", frontier=Frontier(), path="p"))
+        assert tracking.current_scope() is not None
+        await post.say("a")
     finally:
         tracking.uninstall(asyncio.get_running_loop())
     assert post.scopes == [None]

@@ -1,4 +1,4 @@
-"""Whose node it is: node functions, several programs, bind, outside, the task factory."""
+"""Whose node it is: node functions, several programs, outside, the task factory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrt.errors import InvariantError
 from agentrt.graph import Node
 from agentrt.tracking import TrackedTask, current_scope, enter_node
 from agentrt.tracking.scope import Scope
-from tests.tracking.toy import Program, installed, run, ticks
+from tests.tracking.toy import Program, run, ticks
 
 
 async def test_paths_of_nested_node_functions() -> None:
@@ -70,33 +70,19 @@ async def test_two_programs_on_one_loop() -> None:
     q.dag.check_integrity()
 
 
-async def test_bind_runs_a_program_in_the_task_that_is_there() -> None:
-    p, q = Program("p"), Program("q")
-    with installed(), tracking.bind(Scope(p, "main")):
-        await p.emit("a")
-        async with asyncio.TaskGroup() as group:
-            group.create_task(p.emit("x"))
-            await ticks(5)
-            with tracking.bind(Scope(q, "inner")):
-                await q.emit("q")
-        await p.emit("b")
-    assert p.edges() == {"a": "", "x": "a", "b": "x"}
-    assert q.edges() == {"q": ""}
-    assert current_scope() is None
-
-
-async def test_bound_scope_waits_for_its_group_whoever_adds_to_it() -> None:
+async def test_a_program_waits_for_its_group_whoever_adds_to_it() -> None:
     p = Program()
 
     async def child(group: asyncio.TaskGroup) -> None:
         await p.emit("child")
         group.create_task(p.emit("grandchild", 5))
 
-    with installed(), tracking.bind(Scope(p, "main")):
+    async def main() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(child(group))
         await p.emit("b")
-    assert p.edges() == {"child": "", "grandchild": "child", "b": "grandchild"}
+
+    assert await run(p, main()) == {"child": "", "grandchild": "child", "b": "grandchild"}
 
 
 async def test_programs_do_not_learn_of_each_other_through_one_task() -> None:
@@ -235,8 +221,8 @@ async def test_install_counts_and_restores() -> None:
     await asyncio.create_task(ticks(1))
     assert len(made) == 1
     tracking.uninstall(loop)
-    with tracking.bind(Scope(object())):
-        assert isinstance(asyncio.create_task(ticks(1)), TrackedTask)
+    tracking.enter(Scope(object()))
+    assert isinstance(asyncio.create_task(ticks(1)), TrackedTask)
     tracking.uninstall(loop)
     assert loop.get_task_factory() is mine
     with pytest.raises(InvariantError):
@@ -258,8 +244,8 @@ async def test_a_factory_put_over_ours_stays() -> None:
     loop.set_task_factory(over)
     tracking.uninstall(loop)
     assert loop.get_task_factory() is over
-    with tracking.bind(Scope(object())):
-        task = asyncio.create_task(ticks(1))
+    tracking.enter(Scope(object()))
+    task = asyncio.create_task(ticks(1))
     assert not isinstance(task, TrackedTask)
     await task
     loop.set_task_factory(None)
