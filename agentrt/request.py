@@ -128,9 +128,15 @@ class Call:
         return self.identity.program_id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What calls used, which can be added up; the fields are those of a `CallReport`."""
+    """What a call used, or several together: usages add up.
+
+    ``cached_tokens`` of the prompt were found in the prefix cache. ``recomputed_tokens`` were
+    computed again after a preemption. Its program's earlier calls had computed the first
+    ``returned_tokens`` of the prompt, of which ``lost_tokens`` were not in the cache any more,
+    and were computed again.
+    """
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -142,13 +148,13 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.output_tokens + other.output_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.recomputed_tokens + other.recomputed_tokens,
-            self.returned_tokens + other.returned_tokens,
-            self.lost_tokens + other.lost_tokens,
-            self.preemptions + other.preemptions,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            recomputed_tokens=self.recomputed_tokens + other.recomputed_tokens,
+            returned_tokens=self.returned_tokens + other.returned_tokens,
+            lost_tokens=self.lost_tokens + other.lost_tokens,
+            preemptions=self.preemptions + other.preemptions,
         )
 
     @property
@@ -157,49 +163,26 @@ class Usage:
         return max(0, self.prompt_tokens - self.cached_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class CallReport:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallReport(Usage):
     """The engine's account of one call.
 
     Times are seconds: ``service_s`` in the model executor, ``waiting_s`` in the
     scheduler's queue (before the first step and after each preemption). ``steps`` are
     the engine steps that the call ran in; ``arrived_step`` and ``finished_step`` count
-    the engine's steps from its start. ``recomputed_tokens`` were computed again after
-    a preemption; ``cached_tokens`` of the prompt were found in the prefix cache. Its
-    program's earlier calls had computed the first ``returned_tokens`` of the prompt, of
-    which ``lost_tokens`` were not in the cache any more, and were computed again.
-    ``replica`` is the engine that ran it, "" where there is only one.
+    the engine's steps from its start. ``replica`` is the engine that ran it, "" where there
+    is only one.
     """
 
     service_s: float = 0.0
     waiting_s: float = 0.0
-    preemptions: int = 0
     demotions: int = 0
     promotions: int = 0
     steps: int = 0
     arrived_step: int = 0
     finished_step: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    recomputed_tokens: int = 0
-    returned_tokens: int = 0
-    lost_tokens: int = 0
     level: int = 0
     replica: str = ""
-
-    @property
-    def usage(self) -> Usage:
-        """What of it can be added up over calls, but for the seconds."""
-        return Usage(
-            self.prompt_tokens,
-            self.output_tokens,
-            self.cached_tokens,
-            self.recomputed_tokens,
-            self.returned_tokens,
-            self.lost_tokens,
-            self.preemptions,
-        )
 
 
 @dataclass(frozen=True, slots=True)

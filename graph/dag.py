@@ -237,7 +237,7 @@ class ExecutionDAG:
         if report is None:
             return
         sums.waiting_s += report.waiting_s
-        sums.usage += report.usage
+        sums.usage += report
 
     def _lineage_of(self, parents: tuple[int, ...]) -> _Lineage:
         if not parents:

@@ -54,7 +54,7 @@ class Speed:
         self.service_s += max(_MEAN, 1 / self._seen) * (service_s - self.service_s)
         # The row of the equation (a, b, c) * coefficients = 1, and its products so far.
         a = report.steps / service_s
-        row = (a, a * beside, report.usage.uncached_tokens / service_s)
+        row = (a, a * beside, report.uncached_tokens / service_s)
         self._sums = [
             [value * _FORGET + x * y for value, y in zip(sums, (*row, 1.0), strict=True)]
             for sums, x in zip(self._sums, row, strict=True)
@@ -64,7 +64,7 @@ class Speed:
 
     def expected_s(self, report: CallReport, beside: float) -> float:
         """The service that a call like this one takes on the average replica."""
-        computed = report.usage.uncached_tokens
+        computed = report.uncached_tokens
         return report.steps * (self.step_s + self.beside_s * beside) + computed * self.prefill_s
 
     def _fit(self) -> None:

@@ -161,7 +161,7 @@ class ProcessTable:
         row.service_s += report.service_s
         row.waiting_s += report.waiting_s
         row.finished_calls += 1
-        row.usage += report.usage
+        row.usage += report
         row.last_completion = now
         self._touch(row)
 

@@ -41,7 +41,7 @@ class Head:
 def usage_of(reports: Sequence[CallReport], prompts: int = 1) -> dict[str, Any]:
     """The tokens of a request. Its choices share ``prompts`` prompts, each counted once."""
     each = max(1, len(reports) // prompts)
-    asked = sum((report.usage for report in reports[::each]), Usage())
+    asked = sum(reports[::each], Usage())
     made = sum(report.output_tokens for report in reports)
     # A call that is computed again after a preemption finds its own prompt cached.
     cached = min(asked.cached_tokens, asked.prompt_tokens)

@@ -124,7 +124,7 @@ class _Admitted:
         """The last chunk, with the wait for admission in its report."""
         assert chunk.reply is not None
         report = chunk.reply.report
-        computed = report.usage.uncached_tokens
+        computed = report.uncached_tokens
         self.used = computed + _OUTPUT_WEIGHT * report.output_tokens
         self.tokens = computed + report.output_tokens
         report = replace(report, waiting_s=report.waiting_s + self._waited_s)

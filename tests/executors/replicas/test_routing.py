@@ -74,7 +74,9 @@ class Shows(ScriptedExecutor):
             if self.number not in self.mute:
                 self._hear(KVEventBatch.of(self.number, new))
             cached = len(ids) - SIZE * len(new)
-            report = CallReport(1.0, steps=9, prompt_tokens=len(ids), cached_tokens=cached)
+            report = CallReport(
+                service_s=1.0, steps=9, prompt_tokens=len(ids), cached_tokens=cached
+            )
             yield replace(chunk, reply=replace(chunk.reply, report=report))
 
 
