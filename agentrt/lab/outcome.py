@@ -141,7 +141,7 @@ def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, f
         "mean_steps": sum(steps) / len(steps),
         "p95_steps": quantile(steps, 0.95),
         "prefix_hit_share": counts.hit_share,
-        "recomputed_tokens": counts.recomputed_tokens,
+        "recomputed_tokens": counts.usage.recomputed_tokens,
         "cpu_us": None if counts.cpu_us is None else counts.cpu_us / max(1, counts.steps),
     }
 

@@ -134,10 +134,10 @@ def virtual(options: VirtualOptions, step_time: StepTimeModel, policy: str) -> R
         counts, humans = ran.counts, ran.after_humans
         return replace(
             result,
-            returned_tokens=counts.returned_tokens - humans.returned_tokens,
-            lost_tokens=counts.lost_tokens - humans.lost_tokens,
-            preemptions=counts.preemptions,
-            prefill_tokens=counts.prompt_tokens - counts.hit_tokens + counts.recomputed_tokens,
+            returned_tokens=counts.usage.returned_tokens - humans.usage.returned_tokens,
+            lost_tokens=counts.usage.lost_tokens - humans.usage.lost_tokens,
+            preemptions=counts.usage.preemptions,
+            prefill_tokens=counts.usage.uncached_tokens + counts.usage.recomputed_tokens,
             step_cpu_s=cpu_s / counts.steps,
         )
 

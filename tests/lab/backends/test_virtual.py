@@ -50,7 +50,7 @@ def test_one_of_a_fleet_is_an_engine_alone() -> None:
     alone = run_virtual(programs, SchedulerConfig(), engine=OPTIONS)
     one = fleet(programs, 1, "cost")
     assert ends(one) == pytest.approx({o.program_id: o.ended_s for o in alone.outcomes})
-    assert one.counts.hit_tokens == alone.counts.hit_tokens
+    assert one.counts.usage.cached_tokens == alone.counts.usage.cached_tokens
 
 
 @pytest.mark.parametrize("router", ["cost", "prefix", "agentix", "round-robin"])
@@ -61,7 +61,7 @@ def test_every_program_ends_and_every_call_is_counted_once(router: str) -> None:
     assert sorted(ends(run)) == sorted(program.program_id for program in programs)
     assert sum(backend.routed) == sum(len(program.calls) for program in programs)
     assert min(backend.routed) > 0
-    assert run.counts.output_tokens == sum(p.output_tokens for p in programs)
+    assert run.counts.usage.output_tokens == sum(p.output_tokens for p in programs)
     assert ends(fleet(programs, 3, router)) == ends(run)
 
 

@@ -260,7 +260,11 @@ async def test_a_replay_follows_the_edges_and_grows_prompts_by_what_was_said() -
     (outcome,) = done.outcomes
     assert (outcome.program_id, outcome.service_s, outcome.waiting_s) == ("p", 4.0, 2.0)
     assert (outcome.steps, outcome.output_tokens) == (6, 5)
-    assert (done.counts.steps, done.counts.cpu_us, done.counts.hit_tokens) == (20, 100.0, 16)
+    assert (done.counts.steps, done.counts.cpu_us, done.counts.usage.cached_tokens) == (
+        20,
+        100.0,
+        16,
+    )
 
 
 async def test_a_replay_ends_with_the_engines_own_error() -> None:

@@ -45,11 +45,13 @@ def test_our_fcfs_decides_as_stock_and_both_instruments_agree(in_flight: int) ->
     stock = run_virtual(agents(12), Stock(), engine=options, step_time=SECOND)
     ours = run_virtual(agents(12), SchedulerConfig(policy="fcfs"), engine=options, step_time=SECOND)
     assert stock.outcomes == ours.outcomes
-    told_by_ours = {"returned_tokens": 0, "lost_tokens": 0}
-    assert stock.counts == replace(ours.counts, **told_by_ours)
-    assert stock.counts.preemptions > 0, "memory is short, so that more than order is compared"
-    assert 0 < stock.counts.hit_tokens < stock.counts.prompt_tokens
-    assert stock.counts.recomputed_tokens > 0
+    told_by_both = replace(ours.counts.usage, returned_tokens=0, lost_tokens=0)
+    assert stock.counts == replace(ours.counts, usage=told_by_both)
+    assert stock.counts.usage.preemptions > 0, (
+        "memory is short, so that more than order is compared"
+    )
+    assert 0 < stock.counts.usage.cached_tokens < stock.counts.usage.prompt_tokens
+    assert stock.counts.usage.recomputed_tokens > 0
 
 
 def chain(name: str, calls: int, arrives_s: float) -> ProgramShape:

@@ -91,8 +91,8 @@ def test_a_program_alone_takes_its_ideal_time() -> None:
 def test_a_chat_finds_its_past_in_the_prefix_cache() -> None:
     """60 tokens were there before, 59 of them computed: 3 whole blocks. Then 90: 5 blocks."""
     run = run_virtual([chain("a", 3)], SchedulerConfig(), step_time=SECOND)
-    assert run.counts.hit_tokens == 3 * 16 + 5 * 16
-    assert run.counts.prompt_tokens == 50 + 80 + 110
+    assert run.counts.usage.cached_tokens == 3 * 16 + 5 * 16
+    assert run.counts.usage.prompt_tokens == 50 + 80 + 110
 
 
 def test_programs_of_a_type_share_their_system_prompt_and_nothing_else() -> None:
@@ -103,7 +103,9 @@ def test_programs_of_a_type_share_their_system_prompt_and_nothing_else() -> None
         ProgramShape("c", "other", (one,), 40.0, system_tokens=64),
         ProgramShape("d", "chat", (one,), 60.0, system_tokens=0),
     ]
-    assert run_virtual(programs, SchedulerConfig(), step_time=SECOND).counts.hit_tokens == 64
+    assert (
+        run_virtual(programs, SchedulerConfig(), step_time=SECOND).counts.usage.cached_tokens == 64
+    )
 
 
 def test_long_prompts_are_computed_in_chunks() -> None:
@@ -147,8 +149,8 @@ def test_every_program_ends_and_nothing_is_left(
     run = run_virtual(programs, config, engine=options, step_time=step_time)
 
     assert sorted(o.program_id for o in run.outcomes) == sorted(p.program_id for p in programs)
-    assert run.counts.output_tokens == sum(p.output_tokens for p in programs)
-    assert run.counts.preemptions > 0 or policy == "fcfs", "the test must preempt"
+    assert run.counts.usage.output_tokens == sum(p.output_tokens for p in programs)
+    assert run.counts.usage.preemptions > 0 or policy == "fcfs", "the test must preempt"
     for outcome in run.outcomes:
         assert outcome.latency_s >= outcome.ideal_s - 1e-9
     scheduler = engines[0].scheduler
@@ -194,7 +196,7 @@ def test_fcfs_decides_exactly_as_stock_vllm() -> None:
     while ours.busy:
         assert list(ours.step()) == stock.step().finished
         assert ours.now == stock.now
-    assert ours.counts.preemptions > 0
+    assert ours.counts.usage.preemptions > 0
 
 
 def test_a_call_that_does_not_fit_is_named_with_the_way_out() -> None:
