@@ -33,7 +33,11 @@ class LevelRequestQueue(RequestQueue):
         self._held = 0
 
     def add_request(self, request: Request) -> None:
-        self._queues.put(self._queues.calls[request.request_id])
+        call = self._queues.calls[request.request_id]
+        # vLLM adds a streaming session a second time where the end of its turn comes in after
+        # its preemption.
+        if not call.queued:
+            self._queues.put(call)
 
     def pop_request(self) -> Request:
         request: Request = self._queues.take().item

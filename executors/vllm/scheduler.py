@@ -180,7 +180,7 @@ class ProgramScheduler(AsyncScheduler):
         # vLLM keeps its own victims out of the step that preempts them; ours are
         # preempted before the step begins, so the queue has to do it.
         queue.holding = True
-        self._preempt_request(request, now)
+        self._preempt_request(request, now, drop_stale_output=self.requires_kv_delivery)
         queue.holding = False
         self.prev_step_scheduled_req_ids.discard(request.request_id)
 
@@ -198,7 +198,8 @@ class ProgramScheduler(AsyncScheduler):
 
     def _begin(self, request_id: str, scheduled: int, now: float) -> None:
         call = self.queues.calls.get(request_id)
-        if call is None:
+        # A streaming session that goes on: it kept its slot while it waited for input.
+        if call is None or call.since is None:
             return
         self.queues.start(call, now)
         self._unsorted = True

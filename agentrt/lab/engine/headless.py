@@ -29,7 +29,8 @@ TOKEN = 7
 
 
 @cache
-def _base_config() -> VllmConfig:
+def base_config() -> VllmConfig:
+    """The configuration of every scheduler here, before its sizes are set."""
     from vllm.engine.arg_utils import EngineArgs
 
     args = EngineArgs(
@@ -54,19 +55,22 @@ def make_scheduler(
     prefix_caching: bool = True,
     kv_events: bool = False,
     settings: Mapping[str, Any] | None = None,
+    vllm: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> SchedulerT:
     """A scheduler of class ``cls`` over ``blocks`` KV-cache blocks of ``block_size`` tokens.
 
     With ``kv_events`` vLLM makes events of what its prefix cache stores and removes.
-    ``settings`` are those of `SchedulerConfig`, for our own scheduler; ``engine`` are
-    fields of vLLM's scheduler configuration.
+    ``settings`` are those of `SchedulerConfig`, for our own scheduler; ``vllm`` are fields of
+    vLLM's configuration, and ``engine`` of its scheduler configuration.
     """
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    config = copy.copy(_base_config())
+    config = copy.copy(base_config())
+    for name, value in (vllm or {}).items():
+        setattr(config, name, value)
     config.scheduler_config = copy.copy(config.scheduler_config)
     for name, value in {"max_num_seqs": max_num_seqs, **engine}.items():
         setattr(config.scheduler_config, name, value)
@@ -110,9 +114,13 @@ def make_request(
     salt: str | None = None,
     session: str | None = None,
     priority: int = 0,
+    resumable: bool = False,
     **params: Any,
 ) -> Request:
-    """A request as the engine core makes it; ``params`` are vLLM's sampling parameters."""
+    """A request as the engine core makes it; ``params`` are vLLM's sampling parameters.
+
+    A ``resumable`` one is an input chunk of a streaming session, which goes by the request's id.
+    """
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
@@ -124,12 +132,18 @@ def make_request(
         cache_salt=salt,
         session_id=session,
         priority=priority,
+        resumable=resumable,
         block_hasher=_block_hasher(block_size),
     )
 
 
-def complete(scheduler: AsyncScheduler, output: Any, sampled: Mapping[str, list[int]]) -> list[Any]:
-    """Give a step's sampled tokens to the scheduler. Its outputs for the clients."""
+def complete(
+    scheduler: AsyncScheduler, output: Any, sampled: Mapping[str, list[int]], **more: Any
+) -> list[Any]:
+    """Give a step's sampled tokens to the scheduler. Its outputs for the clients.
+
+    ``more`` are other fields of what vLLM's model runner gives out.
+    """
     from vllm.v1.outputs import ModelRunnerOutput
 
     ids = list(output.num_scheduled_tokens)
@@ -137,6 +151,7 @@ def complete(scheduler: AsyncScheduler, output: Any, sampled: Mapping[str, list[
         req_ids=ids,
         req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
         sampled_token_ids=[sampled[request_id] for request_id in ids],
+        **more,
     )
     outputs = scheduler.update_from_output(output, result)
     return [one for engine in outputs.values() for one in engine.outputs]
@@ -202,8 +217,8 @@ class HeadlessEngine:
         )
 
     def submit(self, request: Request) -> None:
-        """Submit a call that `make_request` made."""
-        self.requests[request.request_id] = request
+        """Submit a call that `make_request` made, or the next chunk of a streaming session."""
+        self.requests.setdefault(request.request_id, request)
         self.scheduler.add_request(request)
 
     def abort(self, request_id: str) -> None:
@@ -245,14 +260,19 @@ class HeadlessEngine:
             request_id: self._sample(request_id, computed[request_id] + count)
             for request_id, count in output.num_scheduled_tokens.items()
         }
-        for one in complete(self.scheduler, output, sampled):
-            if one.finished:
+        for one in complete(self.scheduler, output, sampled, **self._beside_tokens(output)):
+            # To a streaming session's client, each of its turns finishes.
+            if one.finished and self.requests[one.request_id].is_finished():
                 step.finished.append(one.request_id)
                 params = one.kv_transfer_params or {}
                 step.reports[one.request_id] = params.get("agentrt") or {}
                 if KV_EVENTS in params:
                     step.held.append(params[KV_EVENTS])
                 self.requests.pop(one.request_id, None)
+
+    def _beside_tokens(self, output: Any) -> dict[str, Any]:
+        """What else comes of a step: see `complete`."""
+        return {}
 
     def _sample(self, request_id: str, end: int) -> list[int]:
         # A prefill chunk that does not reach the end of the tokens samples nothing.

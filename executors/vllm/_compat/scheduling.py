@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +76,13 @@ def free_slots(scheduler: Scheduler) -> int:
 
 
 def may_preempt(scheduler: Scheduler, request: Request) -> bool:
-    """Whether preempting this running request frees its blocks at once."""
-    ask: Callable[[Request], bool] | None = getattr(scheduler, "_request_blocks_can_be_freed", None)
-    return ask is None or ask(request)
+    """Whether preempting this running request frees its blocks at once, and loses nothing.
+
+    vLLM drops a streaming session from its queues when the output that ends its turn comes in
+    after its preemption.
+    """
+    in_flight = request.resumable and request.num_in_flight_tokens
+    return not in_flight and scheduler._request_blocks_can_be_freed(request)
 
 
 def admitted(output: SchedulerOutput) -> Iterable[str]:

@@ -1,0 +1,164 @@
+"""Every kind of request that vLLM's scheduler takes: what stock survives cannot kill ours."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import (
+    BLOCK_SIZE,
+    HeadlessEngine,
+    make_request,
+    make_scheduler,
+    stock_scheduler,
+)
+from agentrt.scheduler import policy_names
+from tests.executors.vllm.every_kind import EveryKind, KindStorm, every_kind
+from tests.executors.vllm.test_stock_equivalence import state
+
+pytestmark = pytest.mark.engine
+
+EAGER = {"quanta": [2, 4, 8], "min_residency_steps": 0, "min_remaining_tokens": 0}
+
+
+def chunk(request_id: str, prompt: list[int], output: int, **more: Any) -> Any:
+    return make_request(
+        request_id, prompt, BLOCK_SIZE, resumable=True, max_tokens=output, ignore_eos=True, **more
+    )
+
+
+def end(request_id: str) -> Any:
+    """What tells a streaming session that no more input comes."""
+    return make_request(request_id, [0], BLOCK_SIZE, max_tokens=1)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("policy", policy_names())
+def test_a_streaming_session_goes_on_with_its_next_input(policy: str, in_flight: int) -> None:
+    """1. It answers, and waits. 2. It goes on. 3. With input queued early too. 4. It ends."""
+    scheduler = make_scheduler(
+        ProgramScheduler, max_num_seqs=2, blocks=64, settings={"policy": policy, **EAGER}
+    )
+    e = HeadlessEngine(scheduler, in_flight)
+    session = chunk("s", list(range(20)), 3)
+    e.submit(session)
+    e.run()
+    assert session.status.name == "WAITING_FOR_STREAMING_REQ"
+    e.add("beside", list(range(50, 70)), 4)
+    e.submit(chunk("s", [1, 2, 3], 2))
+    e.submit(chunk("s", [4, 5, 6], 2))
+    assert [done for step in e.run() for done in step.finished] == ["beside"]
+    # Of each answer, the last token is sampled but never computed: it is not part of the prompt.
+    assert session.num_prompt_tokens == 20 + 2 + 3 + 1 + 3
+    e.submit(end("s"))
+    assert session.is_finished()
+    assert not scheduler.requests
+    assert not scheduler.queues.calls
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_session_gives_way_only_while_none_of_its_output_is_in_flight(in_flight: int) -> None:
+    """vLLM would lose it if what is in flight ended its turn."""
+    size = {"max_num_seqs": 1, "blocks": 64, "settings": {"policy": "atlas", **EAGER}}
+    e = HeadlessEngine(make_scheduler(ProgramScheduler, **size), in_flight)  # type: ignore[arg-type]
+    session = chunk("s", list(range(20)), 60)
+    e.submit(session)
+    for _ in range(10):
+        e.step()
+    e.add("new", list(range(50, 70)), 4)
+    for _ in range(10):
+        e.step()
+    assert session.num_preemptions == (in_flight == 1)
+
+
+def test_a_session_whose_turn_ends_after_its_preemption_does_no_harm() -> None:
+    """vLLM queues it twice then, and takes both out: it can be ended, and others go on."""
+    scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=64, settings=EAGER)
+    e = HeadlessEngine(scheduler, in_flight=2)
+    session = chunk("s", list(range(20)), 2)
+    e.submit(session)
+    e.add("beside", list(range(50, 70)), 9)
+    e.step()
+    e.step()
+    assert session.num_in_flight_tokens == 1, "the last of its turn"
+    scheduler.running.remove(session)
+    scheduler._preempt_request(session, 0.0)  # as vLLM does when memory is short
+    for _ in range(12):
+        e.step()
+    assert session.status.name == "WAITING_FOR_STREAMING_REQ"
+    e.submit(end("s"))
+    e.run()
+    assert not scheduler.requests
+    assert not scheduler.queues.calls
+
+
+def test_output_in_flight_is_dropped_where_its_kv_cache_would_be_handed_on() -> None:
+    e = every_kind(
+        ProgramScheduler,
+        random.Random(0),
+        connector="fail",
+        drafts=0,
+        role="kv_producer",
+        settings={"policy": "atlas", **EAGER},
+    )
+    assert e.in_flight == 2
+    for n in range(e.scheduler.max_num_running_reqs):
+        e.add(f"send-{n}", list(range(16)), 60)
+    olds = list(e.requests.values())
+    for _ in range(12):
+        e.step()
+    e.add("send-new", list(range(50, 66)), 2)
+    e.step()
+    assert [old.drop_stale_output for old in olds if old.num_preemptions] == [True]
+
+
+def config(rng: random.Random) -> dict[str, Any]:
+    return {
+        "connector": rng.choice((None, "fail", "recompute")),
+        "drafts": rng.choice((0, 0, 2)),
+        "policy": rng.choice(("fcfs", "priority")),
+    }
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_fcfs_decides_as_stock_for_every_kind(seed: int) -> None:
+    def engine(cls: Any) -> EveryKind:
+        rng = random.Random(seed)
+        return every_kind(cls, rng, **config(rng), settings={"policy": "fcfs"})
+
+    stock, ours = engine(stock_scheduler()), engine(ProgramScheduler)
+    theirs, mine = KindStorm(stock, seed), KindStorm(ours, seed)
+    for _ in range(60):
+        theirs.act()
+        mine.act()
+        assert state(stock) == state(ours)
+    theirs.settle()
+    mine.settle()
+    assert [(list(s.scheduled.items()), s.finished) for s in theirs.steps] == [
+        (list(s.scheduled.items()), s.finished) for s in mine.steps
+    ]
+    assert state(stock) == state(ours)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("policy", policy_names())
+def test_no_kind_of_request_stops_the_engine_or_leaves_anything(policy: str, seed: int) -> None:
+    rng = random.Random(seed)
+    settings = {"policy": policy, "retention": rng.choice(("lru", "cost")), **EAGER}
+    engine = every_kind(ProgramScheduler, rng, **config(rng), settings=settings)
+    scheduler = engine.scheduler
+    assert isinstance(scheduler, ProgramScheduler)
+    blocks = scheduler.control("snapshot")["free_blocks"]
+    storm = KindStorm(engine, seed)
+    for _ in range(80):
+        storm.act()
+        scheduler.queues.check_integrity()
+    storm.settle()
+    assert not scheduler.requests
+    assert not scheduler.queues.calls
+    assert not scheduler._accounts
+    assert scheduler.control("snapshot")["free_blocks"] == blocks
+    scheduler.table.check_integrity()
