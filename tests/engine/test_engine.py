@@ -22,6 +22,7 @@ from agentrt.lab.bench.retention_bfcl import BfclProgram
 from agentrt.lab.bench.retention_real import RealRun
 from agentrt.lab.workloads.bfcl import Task, read_tasks
 from agentrt.program.options import LLMOptions
+from agentrt.request import Call, CallSpec, Identity
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -120,6 +121,63 @@ async def test_atlas_lets_a_new_program_pass_those_that_were_served(runtime: Run
     assert late.last_step - late.first_step > 4 + 40
     for run in longs:
         await run.wait()
+
+
+async def told(runtime: Runtime, ids: list[int]) -> list[int]:
+    """What the model says after these tokens."""
+    spec = CallSpec(prompt_token_ids=tuple(ids), max_tokens=6, ignore_eos=True)
+    call = Call(Identity(f"told-{len(ids)}-{ids[-1]}", "told", "told"), spec)
+    said: list[int] = []
+    async for chunk in engine_of(runtime).generate(call, stream=False):
+        assert chunk.reply is not None
+        said += chunk.reply.token_ids
+    return said
+
+
+async def session(runtime: Runtime, inputs: list[list[int]]) -> list[list[int]]:
+    """What a streaming session answers, which hears each input after its last answer."""
+    from vllm import SamplingParams
+    from vllm.engine.protocol import StreamingInput
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+
+    answers: list[list[int]] = []
+    answered = asyncio.Event()
+
+    async def chunks() -> AsyncIterator[StreamingInput]:
+        for ids in inputs:
+            # vLLM forgets the last token of an answer: the client says it again.
+            prompt = [*answers[-1][-1:], *ids] if answers else list(ids)
+            answers.append([])
+            yield StreamingInput(prompt=TokensPrompt(prompt_token_ids=prompt))
+            await answered.wait()
+            answered.clear()
+
+    params = SamplingParams(
+        temperature=0, max_tokens=6, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    async for output in engine_of(runtime)._engine().generate(chunks(), params, "session"):
+        answers[-1] += output.outputs[0].token_ids
+        if len(answers[-1]) == 6:
+            answered.set()
+    return answers
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "atlas"])
+async def test_a_streaming_session_goes_on_beside_programs(runtime: Runtime, policy: str) -> None:
+    """Each answer is that to a whole prompt, and those beside it say what they always do."""
+    await use(runtime, policy, **RESTLESS)
+    alone = await told(runtime, [9, 8, 7])
+    inputs = [list(range(40, 80)), [11, 12, 13], [21]]
+    beside = asyncio.ensure_future(told(runtime, [9, 8, 7]))
+    answers = await session(runtime, inputs)
+    assert await beside == alone
+    prompt: list[int] = []
+    for ids, answer in zip(inputs, answers, strict=True):
+        prompt += ids
+        assert answer == await told(runtime, prompt)
+        prompt += answer
+    assert not (await engine_of(runtime).snapshot())["requests"]
 
 
 async def test_cancelling_in_mid_decode_frees_everything(runtime: Runtime) -> None:
