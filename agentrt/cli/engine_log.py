@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TextIO
 
+from agentrt.cli.screen import Screen, open_screen
 from agentrt.errors import EngineStartError, ModelLoadError
 from agentrt.executors.base import Progress
 from agentrt.runtime import Runtime
@@ -112,6 +113,18 @@ class EngineLog:
 def _flush(*streams: TextIO) -> None:
     for stream in streams:
         stream.flush()
+
+
+@contextmanager
+def opened_output(*, verbose: bool) -> Iterator[tuple[EngineLog, Screen, Callable[[str], None]]]:
+    """The log and the screen of a command, and what says its last words on that screen."""
+    with EngineLog(verbose=verbose) as log, open_screen(plain=verbose) as screen:
+
+        def last_words(text: str) -> None:
+            log.discard()
+            screen.last_words(text)
+
+        yield log, screen, last_words
 
 
 async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> None:

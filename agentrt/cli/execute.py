@@ -17,10 +17,11 @@ from agentrt.cli.human import Human
 from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.cli.screen import Screen
 from agentrt.cli.signals import Drain
-from agentrt.cli.watch import Watch, watching
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.graph import NodeKind
 from agentrt.runtime import Runtime
+from agentrt.runtime.events import Event, NodeStarted
 from agentrt.runtime.run import Run, RunReport
 
 _THREADS = 32
@@ -91,10 +92,10 @@ async def execute(
         return Outcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
 
 
-def _drain(job: Job, runtime: Runtime, screen: Screen) -> None:
+def _drain(job: Job, runtime: Runtime, screen: Screen, signal: str) -> None:
     job.plan.drain()
     count = len(runtime.runs)
-    screen.progress(f"SIGTERM: finishing {count} programs, nothing new starts; again to stop now")
+    screen.progress(f"{signal}: finishing {count} programs, nothing new starts; again to stop now")
 
 
 def make_room(programs: int) -> None:
@@ -111,7 +112,11 @@ async def _play(job: Job, runtime: Runtime, starts: Sequence[Start], watch: Watc
     async def from_start(start: Start) -> None:
         following: Start | None = start
         while following is not None:
-            run = watch.add(_start(runtime, following))
+            terms = following.terms
+            run = runtime.start(
+                following.program, following.input, session=following.session, **terms
+            )
+            watch.add(run)
             await _finish(run, job)
             following = await job.plan.after(following, run)
 
@@ -125,10 +130,6 @@ async def _play(job: Job, runtime: Runtime, starts: Sequence[Start], watch: Watc
             for course in courses:
                 course.cancel()
             await asyncio.wait(courses)
-
-
-def _start(runtime: Runtime, start: Start) -> Run:
-    return runtime.start(start.program, start.input, session=start.session, **start.terms)
 
 
 async def _finish(run: Run, job: Job) -> None:
@@ -160,6 +161,60 @@ def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str
         "requests": snapshot.get("requests"),
         "table": {"runtime": len(runtime.table), "engine": len(snapshot.get("programs", ()))},
     }
+
+
+class Watch:
+    """The ``runs`` so far, in the order of their start."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.runs: list[Run] = []
+        self._outside: list[Event] = []  # appended to from several threads
+        self._screen = screen
+        self._ids: set[str] = set()
+
+    def add(self, run: Run) -> None:
+        """Watch this run, too; it has just been started."""
+        self.runs.append(run)
+        self._ids.add(run.id)
+
+    def show(self, runtime: Runtime) -> None:
+        """Show the runs from now on, those too that are still to come."""
+        self._screen.watch(self.runs, runtime.executor.snapshot, runtime.now)
+
+    def saw(self, event: Event) -> None:
+        """Something happened in the runtime."""
+        if event.program_id in self._ids:
+            self._screen.saw(event)
+        else:
+            self.saw_outside(event)
+
+    def saw_outside(self, event: Event) -> None:
+        """Something happened in a program that is none of the command's."""
+        if isinstance(event, NodeStarted) and event.node.kind is NodeKind.CALL:
+            self._outside.append(event)
+
+    @property
+    def outside_calls(self) -> int:
+        """How many calls were made where no program is: in a thread of the user's own, say."""
+        return len(self._outside)
+
+
+@contextmanager
+def watching(runtime: Runtime, screen: Screen) -> Iterator[Watch]:
+    """Watch the runtime's programs, and those that LangChain's follower finds beside them."""
+    watch = Watch(screen)
+    runtime.listen(watch.saw)
+    if "agentrt.integrations.langgraph.follower" not in sys.modules:
+        yield watch
+        return
+    from agentrt.integrations.langgraph import follow
+
+    beside = follow().registry
+    beside.listen(watch.saw_outside)
+    try:
+        yield watch
+    finally:
+        beside.unlisten(watch.saw_outside)
 
 
 @contextmanager

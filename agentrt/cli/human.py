@@ -10,10 +10,10 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from agentrt.cli.screen import Screen
 from agentrt.cli.values import read_value
 from agentrt.errors import UsageError
 
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 FLAG = "--interrupt-reply"
 _ADDRESSED = re.compile(r"([0-9a-f]{32})=(.*)", re.DOTALL)
 _LITERALS = {"true": True, "false": False, "null": None}
-
-
-class Pausable(Protocol):
-    """A display that can give the terminal away for a while."""
-
-    def paused(self) -> AbstractContextManager[IO[str]]: ...
 
 
 class UnansweredError(UsageError):
@@ -44,7 +38,7 @@ class Human:
     """
 
     def __init__(
-        self, answers: Sequence[str], screen: Pausable, source: TextIO | None = None
+        self, answers: Sequence[str], screen: Screen, source: TextIO | None = None
     ) -> None:
         self._answers = tuple(answers)
         self._given: dict[str, int] = {}

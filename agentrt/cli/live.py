@@ -18,7 +18,7 @@ from agentrt.graph import Node, NodeKind, NodeState
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState
 
-_STYLES = {
+STYLES = {
     NodeState.DONE: "green",
     NodeState.FAILED: "red",
     NodeState.CANCELLED: "yellow",
@@ -113,7 +113,7 @@ def _headline(run: Run, now: float) -> Text:
     row = run.row
     end = now if run.ended_at is None else run.ended_at
     line = _line(run.id, "bold")
-    line.append(f"  {_doing(run, now)}", _STYLES[run.state])
+    line.append(f"  {_doing(run, now)}", STYLES[run.state])
     line.append(f"  {end - run.started_at:.1f} s")
     calls = row.finished_calls + len(row.calls)
     line.append(f"  {calls} call{'s' * (calls != 1)}")
@@ -182,7 +182,7 @@ def _scope(run: Run, node: Node) -> tuple[str, ...]:
 
 def _node_line(run: Run, node: Node, queue: Queue, now: float) -> Text:
     line = _line(" ".join(node.name.split()))
-    line.append(f"  {_node_state(run, node, queue, now)}", _STYLES.get(node.state, "cyan"))
+    line.append(f"  {_node_state(run, node, queue, now)}", STYLES.get(node.state, "cyan"))
     return line
 
 

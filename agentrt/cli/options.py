@@ -80,6 +80,9 @@ batch_option = engine(
     metavar="B",
     help="How many calls run in one batch.",
 )
+seed_option = grouped("Program")(
+    "--seed", type=int, default=0, metavar="N", help="Makes sampled calls repeatable.  [default: 0]"
+)
 fleet_options = _together(
     engine(
         "--replicas",

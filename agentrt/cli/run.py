@@ -17,6 +17,7 @@ from agentrt.cli.options import (
     grouped,
     model_option,
     scheduling_options,
+    seed_option,
 )
 
 if TYPE_CHECKING:
@@ -82,13 +83,7 @@ _GRAPH_FLAGS = {
     metavar="SECONDS",
     help="Cancel a program that takes longer.",
 )
-@_program(
-    "--seed",
-    type=int,
-    default=0,
-    metavar="N",
-    help="Makes sampled calls repeatable.  [default: 0]",
-)
+@seed_option
 @scheduling_options
 @graph_options
 @model_option
@@ -123,13 +118,23 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     """
     # Here and not above, so that --help does not pay for it.
     from agentrt.cli.engines import engine_options, read_fleet
+    from agentrt.cli.execute import Job
     from agentrt.cli.load import load_program
 
-    options_of_engine = engine_options(options, engine_flags)
+    engine = engine_options(options, engine_flags)
     given = _check_values(options)
     fleet = read_fleet(options)
     plan = _plan(load_program(target), given, options)
-    return _run(_job(plan, options_of_engine, options), fleet, as_json=options["as_json"])
+    job = Job(
+        plan,
+        engine,
+        seed=options["seed"],
+        timeout=options["timeout"],
+        answers=options["answers"],
+        dag=options["dag"],
+        dashboard=options["dashboard"],
+    )
+    return _run(job, fleet, as_json=options["as_json"])
 
 
 def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
@@ -171,38 +176,18 @@ def _check_program(program: Program, given: Any, options: dict[str, Any]) -> Non
         raise UsageError(f"program {program.name!r} takes no input; leave --input out")
 
 
-def _job(plan: Plan, engine: Any, options: dict[str, Any]) -> Job:
-    from agentrt.cli.execute import Job
-
-    return Job(
-        plan=plan,
-        options=engine,
-        seed=options["seed"],
-        timeout=options["timeout"],
-        answers=options["answers"],
-        dag=options["dag"],
-        dashboard=options["dashboard"],
-    )
-
-
 def _run(job: Job, fleet: Fleet, *, as_json: bool) -> int:
     """Run the job on embedded engines, and tell how it went. Returns the exit code."""
-    from agentrt.cli.engine_log import EngineLog
+    from signal import SIGTERM
+
+    from agentrt.cli.engine_log import opened_output
     from agentrt.cli.engines import make_executor
     from agentrt.cli.execute import execute
     from agentrt.cli.report import conclude
-    from agentrt.cli.screen import open_screen
     from agentrt.cli.signals import Drain, Interrupts
 
-    verbose = job.options.verbose
-    with EngineLog(verbose=verbose) as log, open_screen(plain=verbose) as screen:
-
-        def last_words(text: str) -> None:
-            log.discard()
-            screen.last_words(text)
-
-        executor = make_executor(job.options, fleet, screen.progress)
-        drain = Drain()
+    with opened_output(verbose=job.options.verbose) as (log, screen, last_words):
+        executor, drain = make_executor(job.options, fleet, screen.progress), Drain(SIGTERM)
         work = execute(job, executor, screen, log, drain)
         outcome = Interrupts(last_words, drain).run(work)
         return conclude(job, outcome, screen.console, log, as_json=as_json)

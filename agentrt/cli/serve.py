@@ -188,29 +188,22 @@ def _job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, An
 
 def _serve(job: ServeJob, fleet: Fleet, listener: Any) -> int:
     """Serve until a signal ends it. Raises `StoppedError` then."""
-    from agentrt.cli.engine_log import EngineLog
+    from agentrt.cli.engine_log import opened_output
     from agentrt.cli.engines import make_executor
     from agentrt.cli.faults import StoppedError
-    from agentrt.cli.screen import open_screen
     from agentrt.cli.serving import Serving, read_keys
-    from agentrt.cli.signals import Draining
+    from agentrt.cli.signals import SIGNALS, Drain, Interrupts
 
     def tell(text: str) -> None:
         click.echo(text, err=True)
 
-    keys = read_keys(job, tell)
-    verbose = job.engine.verbose
-    with EngineLog(verbose=verbose) as log, open_screen(plain=verbose) as screen:
-
-        def last_words(text: str) -> None:
-            log.discard()
-            screen.last_words(text)
-
-        signals = Draining(last_words, tell)
-        serving = Serving(job, listener, keys, signals, screen, log, tell)
-        signals.run(serving.run(make_executor(job.engine, fleet, screen.progress)))
-    if signals.first is not None:
-        raise StoppedError(signals.first, "stopped: what ran has ended")
+    keys, drain = read_keys(job, tell), Drain(*SIGNALS)
+    with opened_output(verbose=job.engine.verbose) as (log, screen, last_words):
+        serving = Serving(job, listener, keys, drain, screen, log, tell)
+        executor = make_executor(job.engine, fleet, screen.progress)
+        Interrupts(last_words, drain).run(serving.run(executor))
+    if drain.first is not None:
+        raise StoppedError(drain.first, "stopped: what ran has ended")
     return 0
 
 

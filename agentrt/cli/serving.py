@@ -14,7 +14,7 @@ from agentrt.cli.engine_log import EngineLog, start_engine
 from agentrt.cli.execute import lent, make_room
 from agentrt.cli.load import Found, GraphTarget
 from agentrt.cli.screen import Screen
-from agentrt.cli.signals import Draining
+from agentrt.cli.signals import Drain
 from agentrt.executors.base import Executor
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.options import EngineOptions
@@ -67,12 +67,12 @@ def read_keys(job: ServeJob, notice: Callable[[str], None]) -> KeyRing | None:
 
 @dataclass(slots=True)
 class Serving:
-    """A server that runs: its listener, its signals, and where its words go."""
+    """A server that runs: its listener, what drains it, and where its words go."""
 
     job: ServeJob
     listener: Listener
     keys: KeyRing | None
-    signals: Draining
+    drain: Drain
     screen: Screen
     log: EngineLog
     tell: Callable[[str], None]
@@ -120,15 +120,21 @@ class Serving:
         )
 
     async def _serve(self, server: Server, app: FastAPI) -> None:
+        stop = asyncio.Event()
         serving = asyncio.create_task(self.listener.serve(app, server.bounds), name="http")
-        stopping = asyncio.create_task(self.signals.drain.wait(), name="signals")
-        self.signals.ready()
+        stopping = asyncio.create_task(stop.wait(), name="signals")
+
+        def drain(signal: str) -> None:
+            self.tell(f"{signal}: finishing what runs and taking nothing new; again to stop now")
+            stop.set()
+
         self.tell(self._announcement(server))
         try:
-            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done():
-                await self.listener.drain(server, self.job.drain_s)
-            await serving
+            with self.drain.possible(drain):
+                await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+                if not serving.done():
+                    await self.listener.drain(server, self.job.drain_s)
+                await serving
         finally:
             for task in (serving, stopping):
                 task.cancel()

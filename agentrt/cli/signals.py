@@ -27,23 +27,28 @@ T = TypeVar("T")
 STOP_WITHIN_S = 4.0
 """How long a first Ctrl-C may take. The promise to users is 5 s."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Drain:
-    """Whether a first SIGTERM drains a command; before its programs run, it stops it."""
+    """Which first signals drain a command while its programs run; before that they stop it.
 
-    def __init__(self) -> None:
-        self.asked = False
+    ``first`` is the one that did.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self.first: int | None = None
+        self._numbers = numbers
         self._begin: Callable[[], None] | None = None
 
     @contextmanager
-    def possible(self, begin: Callable[[], None]) -> Iterator[None]:
-        """While the body runs, a first request calls ``begin`` on the event loop."""
+    def possible(self, begin: Callable[[str], None]) -> Iterator[None]:
+        """While the body runs, a first signal calls ``begin`` on the event loop, with its name."""
         loop = asyncio.get_running_loop()
 
         def soon() -> None:
-            loop.call_soon_threadsafe(begin)
+            assert self.first is not None
+            loop.call_soon_threadsafe(begin, signal.Signals(self.first).name)
 
         self._begin = soon
         try:
@@ -51,11 +56,11 @@ class Drain:
         finally:
             self._begin = None
 
-    def ask(self) -> bool:
+    def takes(self, number: int) -> bool:
         """Drain, from a signal's handler. False if that cannot be, or was asked before."""
-        if self.asked or self._begin is None:
+        if self.first is not None or self._begin is None or number not in self._numbers:
             return False
-        self.asked = True
+        self.first = number
         self._begin()
         return True
 
@@ -63,8 +68,8 @@ class Drain:
 class Interrupts:
     """Runs one coroutine; a first signal cancels it, a second one ends the process at once.
 
-    ``last_words`` writes a line for people when there is no time left to return. A SIGTERM that
-    ``drain`` takes does not count: whatever comes after it is the first signal.
+    ``last_words`` writes a line for people when there is no time left to return. A signal that
+    ``drain`` takes does not count: whatever comes after it is the first one.
     """
 
     def __init__(self, last_words: Callable[[str], None], drain: Drain | None = None) -> None:
@@ -82,7 +87,7 @@ class Interrupts:
         """
         loop = self._loop = asyncio.new_event_loop()
         task = self._task = loop.create_task(main)
-        before = {number: signal.signal(number, self._caught) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._caught) for number in SIGNALS}
         try:
             result: T = loop.run_until_complete(task)
             return result
@@ -103,7 +108,7 @@ class Interrupts:
     def _caught(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
             self._end_now()
-        if number == signal.SIGTERM and self._drain is not None and self._drain.ask():
+        if self._drain is not None and self._drain.takes(number):
             return
         self.number = number
         threading.Thread(target=self._watch, name="stop-in-time", daemon=True).start()
@@ -125,38 +130,6 @@ class Interrupts:
         assert self.number is not None
         how = "interrupted" if self.number == signal.SIGINT else signal.Signals(self.number).name
         return f"{how}: the programs and the engine were stopped"
-
-
-class Draining(Interrupts):
-    """As `Interrupts`, but once `ready`, a first signal only sets ``drain``.
-
-    ``tell`` writes a line for people.
-    """
-
-    def __init__(self, last_words: Callable[[str], None], tell: Callable[[str], None]) -> None:
-        super().__init__(last_words)
-        self.drain = asyncio.Event()
-        self.first: int | None = None
-        self._tell = tell
-        self._is_ready = False
-
-    def ready(self) -> None:
-        """From now on there may be something to finish."""
-        self._is_ready = True
-
-    def _caught(self, number: int, frame: FrameType | None) -> None:
-        if not self._is_ready or self.first is not None:
-            super()._caught(number, frame)
-            return
-        self.first = number
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._begin)
-
-    def _begin(self) -> None:
-        assert self.first is not None
-        name = signal.Signals(self.first).name
-        self._tell(f"{name}: finishing what runs and taking nothing new; again to stop now")
-        self.drain.set()
 
 
 async def _finish(loop: asyncio.AbstractEventLoop) -> None:

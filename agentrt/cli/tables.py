@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrt.cli.execute import Outcome
+from agentrt.cli.live import STYLES
 from agentrt.graph import ExecutionDAG, Node, NodeKind
 from agentrt.runtime.run import Run, RunReport
 
@@ -26,12 +27,6 @@ _PATH_NODES = 8
 _BAR_CELLS = 16
 _COLOURS = ("green", "yellow", "blue", "bright_black")
 _PARTS = ("service", "waiting", "tools", "other")
-_STATE_STYLES = {
-    "done": "green",
-    "failed": "red",
-    "cancelled": "yellow",
-    "interrupted": "magenta",
-}
 
 
 def print_report(outcome: Outcome, console: Console) -> None:
@@ -64,7 +59,7 @@ def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
         shares = split_wall(run.dag, run.started_at, end)
         table.add_row(
             elastic_name(report.id),
-            Text(report.state, _STATE_STYLES.get(report.state, "")),
+            Text(report.state, STYLES.get(run.state, "")),
             f"{report.wall_s:.2f}",
             *(f"{seconds:.2f}" for seconds in _seconds(shares)),
             Elastic(partial(share_bar, shares), _BAR_CELLS),

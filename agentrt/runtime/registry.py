@@ -27,9 +27,9 @@ _REGISTRIES: WeakKeyDictionary[Run, RunRegistry] = WeakKeyDictionary()
 class RunRegistry:
     """Runs by id, and the process ``table`` over the live ones. ``clock`` gives seconds.
 
-    ``lock`` is held by each method; whoever changes a scope of a program that is kept here, by
-    a fork or a join, holds it, too. ``mark`` stands between a program's type and its number:
-    the programs of two registries may meet in one engine.
+    Each method takes ``lock``; code that forks or joins scopes of these programs takes it, too.
+    ``mark`` stands between a program's type and its number: the programs of two registries may
+    meet in one engine.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:
@@ -117,7 +117,7 @@ class RunRegistry:
         """The call that is ``node`` is over; ``report`` is what it used."""
         with self.lock:
             now, dag = self.clock(), run.dag
-            # A program of a foreign framework may end before its calls do.
+            # A client program may end before its calls do.
             if not node.state.ended:
                 if report.steps:
                     dag.start(node.id, min(now, node.created_at + report.waiting_s))

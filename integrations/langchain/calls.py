@@ -1,4 +1,4 @@
-"""One LLM call of foreign code on a runtime: in its program, or outside any, as one of its own."""
+"""One LLM call of a client program on a runtime; outside any, it is a program of its own."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ async def alone(work: Coroutine[Any, Any, T]) -> T:
 async def _chunks(
     runtime: Runtime, spec: CallSpec, scope: Scope | None, *, stream: bool
 ) -> AsyncIterator[AsyncGenerator[Chunk, None]]:
-    with _place(runtime, scope) as place:
-        assert isinstance(place.owner, Run)
-        emitter = runtime.emitter(place.owner)
-        async with aclosing(emitter.chunks(spec, place, stream=stream)) as chunks:
+    with _scope_for(runtime, scope) as inside:
+        assert isinstance(inside.owner, Run)
+        emitter = runtime.emitter(inside.owner)
+        async with aclosing(emitter.chunks(spec, inside, stream=stream)) as chunks:
             yield chunks
 
 
 @contextmanager
-def _place(runtime: Runtime, scope: Scope | None) -> Iterator[Scope]:
+def _scope_for(runtime: Runtime, scope: Scope | None) -> Iterator[Scope]:
     if scope is not None:
         yield scope
         return

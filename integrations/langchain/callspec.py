@@ -14,7 +14,7 @@ from agentrt.request import NO_LIMIT, CallSpec, Message, ToolSpec
 _PENALTIES = ("frequency_penalty", "presence_penalty")
 _SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "seed", *_PENALTIES)
 _FORM = ("tools", "tool_choice", "response_format", "schema")
-# Every output is held to its schema, whatever `strict` says. A reply has one tool call, which
+# Every output obeys its schema, whatever `strict` says. A reply has one tool call, which
 # either value of `parallel_tool_calls` allows. `stream` tells LangChain which method to use.
 _WITHOUT_EFFECT = ("strict", "parallel_tool_calls", "stream")
 KNOWN = ("model", "timeout", *_SAMPLING, *_FORM, *_WITHOUT_EFFECT)
@@ -43,7 +43,7 @@ def call_spec(chat: tuple[Message, ...], options: Mapping[str, Any]) -> CallSpec
 
 
 def tool_specs(tools: Iterable[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
-    """Specs of tools in OpenAI's shape. Raises `ConfigError` for one that we cannot hold to."""
+    """Specs of tools in OpenAI's shape. Raises `ConfigError` for one of another kind."""
     return tuple(_tool_spec(tool) for tool in tools)
 
 
@@ -54,7 +54,7 @@ def _tool_spec(tool: Mapping[str, Any]) -> ToolSpec:
             f"tool {tool.get('name') or tool.get('type')!r} is a service of another provider; "
             "give functions, LangChain tools or schemas"
         )
-    # A model that may add names of its own would.
+    # A model that may add arguments of its own does so.
     parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     parameters.update(function.get("parameters") or {})
     return ToolSpec(function["name"], function.get("description") or "", parameters)

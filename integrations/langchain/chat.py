@@ -55,7 +55,7 @@ class ChatAgentRT(BaseChatModel):
     then. ``max_retries`` is for an endpoint: an embedded engine has no network to fail.
 
     Every call may override these by keyword, and take ``tools``, ``tool_choice``,
-    ``response_format`` and ``schema``. Tool calls and schemas are held to in decoding.
+    ``response_format`` and ``schema``. Decoding obeys the schemas of tools and outputs.
     """
 
     model: str | None = None
@@ -234,11 +234,11 @@ class ChatAgentRT(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The model's output as an object of ``schema``, which it is held to by every method.
+        """The model's output as an object of ``schema``, which decoding obeys by every method.
 
-        ``function_calling`` tells the model of it, as of a tool; ``json_schema`` and
-        ``json_mode`` hold its text to it, and leave it to your words to tell. ``json_mode``
-        needs no schema. Raises `ConfigError` for what cannot be.
+        ``function_calling`` describes it to the model, as a tool; with ``json_schema`` and
+        ``json_mode`` the prompt has to describe it. ``json_mode`` needs no schema.
+        Raises `ConfigError` for what cannot be.
         """
         if kwargs:
             raise ConfigError(
@@ -249,6 +249,6 @@ class ChatAgentRT(BaseChatModel):
 
 
 def _origin(portal: Portal, spec: CallSpec, terms: Terms) -> Origin:
-    """Asked for once the engine is there, which says how it is."""
+    """To be asked for once the engine is there: it knows its model and its tools."""
     in_form = bool(spec.tools) and spec.tool_choice != "none" and not portal.native_tools
     return Origin(portal.name_of(terms.model), spec, portal.next_number(), in_form)

@@ -33,8 +33,8 @@ class Origin:
     def call_id(self, index: int) -> str:
         """An id for the reply's tool call of that index.
 
-        The same chat asked as the same call gives the same again; two calls of one chat,
-        or of one history that another process goes on with, never do.
+        A call that is repeated with the same number gives the same id. Two calls of one chat
+        never do, nor do those of another process that goes on with it.
         """
         asked = json.dumps(self.spec.messages, default=str)
         digest = hashlib.sha256(f"{self.number}/{index}/{asked}".encode())

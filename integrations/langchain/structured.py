@@ -25,7 +25,7 @@ _METHODS = ("json_schema", "function_calling", "json_mode")
 def structured(
     model: BaseChatModel, schema: Any, method: Method, *, include_raw: bool, strict: bool | None
 ) -> Runnable[LanguageModelInput, Any]:
-    """``model`` with its output held to ``schema``, and parsed."""
+    """``model`` with its output constrained to ``schema``, and parsed."""
     if method not in _METHODS:
         raise ConfigError(f"method {method!r} is none of {', '.join(_METHODS)}")
     if schema is None and method != "json_mode":
@@ -43,7 +43,7 @@ def structured(
 
 
 def _format(schema: Any) -> dict[str, Any]:
-    """JSON mode, too, is held to the schema where there is one: it costs nothing here."""
+    """JSON mode, too, is constrained to the schema where there is one: it costs nothing here."""
     if schema is None:
         return {"type": "json_object"}
     json_schema = {"name": "output", "schema": as_json_schema(schema)}
