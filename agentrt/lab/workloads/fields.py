@@ -52,7 +52,7 @@ class Notes(Counter[str]):
 
     def only_reason(self) -> str | None:
         """The error, if all that there is to say is one thing left out for an error."""
-        return next(iter(self._reasons.values())) if self.total() == 1 and self._reasons else None
+        return self._reasons.get(next(iter(self))) if self.total() == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,9 @@ def test_a_session_that_is_left_out_leaves_no_other_note(tmp_path: Path) -> None
         f"sessions that cannot be read, left out (first: {path}:1, calls[2]: "
         "'in' is 'x', not a number)": 2
     }
+    path.write_text(json.dumps(odd))
+    with pytest.raises(ConfigError, match=r"two.jsonl:1, calls\[2\]: 'in' is 'x'"):
+        read_programs(path)
 
 
 def test_bad_dags_and_requests_are_left_out(tmp_path: Path) -> None:
