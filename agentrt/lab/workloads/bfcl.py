@@ -82,7 +82,8 @@ class Task:
 
 def read_tasks() -> list[Task]:
     """The 200 tasks of the base category. Raises `ConfigError` where they are not installed."""
-    data = _data()
+    _check_installed()
+    data = files("bfcl_eval") / "data"
     solved = {one["id"]: one["ground_truth"] for one in _lines(data / "possible_answer" / _ASKED)}
     return [_task(one, solved[one["id"]], data) for one in _lines(data / _ASKED)]
 
@@ -145,9 +146,6 @@ def _extend(calls: list[CallShape], prompt: int, output: int, gap_s: float, tool
     extends = None if last < 0 else last
     calls.append(CallShape(output, prompt, after, gap_s, "act", extends, tool=tool))
     return prompt + output + TOKENS_PER_MESSAGE
-
-
-# -- reading the package's files --------------------------------------------------------
 
 
 class Tools:
@@ -214,6 +212,9 @@ def _instance(name: str, scenario: dict[str, Any]) -> Any:
     return api
 
 
+# -- reading the package's files --------------------------------------------------------
+
+
 def _check_installed() -> None:
     """Raise `ConfigError` where BFCL's package is missing."""
     if find_spec("bfcl_eval") is None:
@@ -221,11 +222,6 @@ def _check_installed() -> None:
             "BFCL's tasks and tools are in the package bfcl-eval, which is not installed; "
             "install it without what it pins: pip install --no-deps bfcl-eval mpmath"
         )
-
-
-def _data() -> Traversable:
-    _check_installed()
-    return files("bfcl_eval") / "data"
 
 
 def _lines(file: Traversable) -> list[dict[str, Any]]:
