@@ -6,7 +6,7 @@ steps, which a noisy machine does not change, and in seconds.
 
 A program needs as many steps as the longest path through its data edges has: no scheduler can
 do with fewer. What its latency has beyond that is idle: it waits for a sibling whose words it
-does not need, or for a seat in the batch. The data edges are those of the agentrt program.
+does not need, or for a slot in the batch. The data edges are those of the agentrt program.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import click
 from agentrt.cli.load import load_program
 from agentrt.cli.signals import Interrupts
 from agentrt.errors import ProgramLoadError
+from agentrt.executors.base import Progress
 from agentrt.graph import Node
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.lab.bench.engines import engine_of
 from agentrt.lab.bench.following import runs_started
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios, show
 from agentrt.lab.commands.bench.values import (
-    Tell,
     count_option,
     json_option,
     model_option,
@@ -118,10 +118,10 @@ class BarrierBench:
         graph: Any,
         program: Program,
         forget: Callable[[], Awaitable[None]],
-        tell: Tell,
+        progress: Progress,
     ) -> None:
         self._runtime, self._graph, self._program = runtime, graph, program
-        self._forget, self._tell = forget, tell
+        self._forget, self._progress = forget, progress
         self.measured = Results({"programs": "programs", "side": ""})
         self.last: dict[str, Run] = {}
 
@@ -131,7 +131,7 @@ class BarrierBench:
             runs: dict[str, list[Run]] = {}
             for repeat, side in in_turns((LANGGRAPH, AGENTRT), repeats):
                 programs = f"{count} program{'s' if count > 1 else ''} at once"
-                self._tell(f"{programs}, repeat {repeat + 1} of {repeats}: {side}")
+                self._progress(f"{programs}, repeat {repeat + 1} of {repeats}: {side}")
                 await self._forget()
                 runs[side] = await self._once(side, count)
                 if len(runs) == 2:

@@ -139,7 +139,7 @@ async def _run(
 
 
 def chat_program(shape: Shape, topic: int) -> Program:
-    """The program of a shape; ``topic`` tells its prompt from those of the others."""
+    """The program of a shape; ``topic`` makes its prompt unlike the others'."""
 
     async def converse(ctx: Context) -> None:
         chat: list[dict[str, Any]] = [

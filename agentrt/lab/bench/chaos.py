@@ -21,14 +21,14 @@ import click
 
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.signals import Interrupts
-from agentrt.executors.base import Executor
+from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.lab.bench.chaos_programs import ChaosPrograms
 from agentrt.lab.bench.engines import CallAudit
 from agentrt.lab.bench.results import show
-from agentrt.lab.commands.bench.values import Tell, count_option, model_option, note, seed_option
+from agentrt.lab.commands.bench.values import count_option, model_option, note, seed_option
 from agentrt.lab.reports.tables import markdown
 from agentrt.router import make_router
 from agentrt.runtime import Runtime
@@ -99,12 +99,12 @@ def chaos(**options: Any) -> int:
         if options["tiny"]:
             model = stack.enter_context(_tiny_model())
         cluster = stack.enter_context(_cluster(config.replicas)) if options["ray"] else None
-        tell = stack.enter_context(_in_silence())
+        progress = stack.enter_context(_apart_from_logs())
         engine = EngineOptions(
             model, options["max_num_seqs"], flags=_FLAGS, replicas=config.replicas
         )
-        make, outage = _machines(engine, cluster, tell)
-        report = Interrupts(tell).run(Chaos(make, programs, config, tell, outage).run())
+        make, outage = _machines(engine, cluster, progress)
+        report = Interrupts(progress).run(Chaos(make, programs, config, progress, outage).run())
     show(report.table(), asdict(report), as_json=options["as_json"])
     for line in report.wrong():
         click.echo(f"error: {line}", err=True)
@@ -120,16 +120,16 @@ def _tiny_model() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _in_silence() -> Iterator[Tell]:
+def _apart_from_logs() -> Iterator[Progress]:
     """Engines start all the time, and write what they like into a log; notes go to stderr."""
     with os.fdopen(os.dup(2), "w", buffering=1) as stderr, EngineLog(verbose=False) as log:
         begin = time.monotonic()
 
-        def tell(message: str) -> None:
+        def progress(message: str) -> None:
             stderr.write(f"[{time.monotonic() - begin:6.1f} s] {message}\n")
 
         with log.collect():
-            yield tell
+            yield progress
 
 
 def _cluster(engines: int) -> contextlib.AbstractContextManager[Any]:
@@ -139,7 +139,9 @@ def _cluster(engines: int) -> contextlib.AbstractContextManager[Any]:
     return LocalCluster(nodes=2, cpus=(engines + 1) // 2)
 
 
-def _machines(engine: EngineOptions, cluster: Any, tell: Tell) -> tuple[Make, Outage | None]:
+def _machines(
+    engine: EngineOptions, cluster: Any, progress: Progress
+) -> tuple[Make, Outage | None]:
     """What makes an engine, and an outage of one of its machines."""
     if cluster is None:
         return lambda index: VLLMEngine(engine), None
@@ -149,10 +151,10 @@ def _machines(engine: EngineOptions, cluster: Any, tell: Tell) -> tuple[Make, Ou
     ray = Cluster(cluster.address, engine.replicas, memory=footprint(engine))
 
     async def outage() -> None:
-        tell("killing a node's raylet")
+        progress("killing a node's raylet")
         cluster.kill_node(1)
         await asyncio.sleep(_NODE_AWAY_S)
-        tell("a new node joins")
+        progress("a new node joins")
         await asyncio.to_thread(cluster.replace_node, 1)
 
     return lambda index: RayEngine(engine, ray), outage
@@ -223,11 +225,11 @@ class Chaos:
         make: Make,
         programs: ChaosPrograms,
         config: ChaosConfig,
-        note: Tell,
+        progress: Progress,
         outage: Outage | None = None,
     ) -> None:
         self._make, self._programs, self._config = make, programs, config
-        self._note, self._outage = note, outage
+        self._progress, self._outage = progress, outage
         self._audit = CallAudit()
         self._random = random.Random(config.seed)
         self._pids: set[int] = set()
@@ -237,7 +239,7 @@ class Chaos:
     async def run(self, expected: list[list[str]] | None = None) -> Report:
         """Rounds until the time is up. What is ``expected`` is found first, on one engine."""
         if expected is None:
-            self._note("the expected answers, on one engine")
+            self._progress("the expected answers, on one engine")
             expected = await self._expected()
         replicas = ReplicaSet(
             lambda index: self._audit.engine(self._make(index)),
@@ -246,7 +248,7 @@ class Chaos:
             health=self._config.health,
             backoff=_RESTLESS,
             ready_timeout_s=600.0,
-            notice=self._note,
+            notice=self._progress,
         )
         async with Runtime(self._audit.front(replicas)) as runtime:
             await self._run_rounds(runtime, replicas, expected)
@@ -268,10 +270,10 @@ class Chaos:
             killer = group.create_task(self._kill(replicas, until))
             outage = group.create_task(self._inject(self._config.seconds / 2))
             while time.monotonic() < until:
-                told = await self._programs.run(runtime)
-                self.report.programs += len(told)
-                self.report.right += sum(a == b for a, b in zip(told, expected, strict=True))
-                self._note(f"{self.report.right} of {self.report.programs} programs right")
+                answers = await self._programs.run(runtime)
+                self.report.programs += len(answers)
+                self.report.right += sum(a == b for a, b in zip(answers, expected, strict=True))
+                self._progress(f"{self.report.right} of {self.report.programs} programs right")
             killer.cancel()
             await asyncio.wait([outage])
         self.report.seconds = time.monotonic() - begin
@@ -304,7 +306,9 @@ class Chaos:
                 os.kill(pid, signal.SIGSTOP if hang else signal.SIGKILL)
         self.report.hangs += hang
         self.report.kills += not hang
-        self._note(f"{replica.name}: {'stopped' if hang else 'killed'} with {replica.calls} calls")
+        self._progress(
+            f"{replica.name}: {'stopped' if hang else 'killed'} with {replica.calls} calls"
+        )
 
     async def _settle(self, runtime: Runtime, replicas: ReplicaSet) -> None:
         """Wait for the engines to be back, and see what is left in them."""
@@ -313,7 +317,7 @@ class Chaos:
         for replica in replicas.replicas:
             self._pids.update(replica.executor.pids())
         async with asyncio.timeout(60):
-            while (await replicas.snapshot())["programs"]:  # noqa: ASYNC110  # told in passing
+            while (await replicas.snapshot())["programs"]:  # noqa: ASYNC110  # no event says so
                 await asyncio.sleep(0.1)
         snapshot = await replicas.snapshot()
         self.report.left = {
@@ -330,7 +334,7 @@ class Chaos:
 async def _living(pids: set[int]) -> int:
     """How many of the engines' processes are still there a while after the end."""
     deadline = time.monotonic() + _GONE_S
-    while any(map(_lives, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # no event tells
+    while any(map(_lives, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # no event says so
         await asyncio.sleep(0.1)
     return sum(map(_lives, pids))
 

@@ -1,6 +1,6 @@
 """``agentrt bench langgraph``: the same agents on stock vLLM, through ChatOpenAI, and on agentrt.
 
-All agents of a repeat arrive at once, with courses drawn from the repeat's seed. The sides
+All agents of a repeat arrive at once, with plans drawn from the repeat's seed. The sides
 take turns: while one works, the others have nothing to do. Each side's prefix cache is emptied
 before its turn. Every side must use the same tokens, prompt and output, or there is no result.
 """
@@ -22,6 +22,7 @@ from langchain_core.language_models import BaseChatModel
 
 from agentrt.cli.signals import Interrupts
 from agentrt.errors import ConfigError, InvariantError
+from agentrt.executors.base import Progress
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.lab.bench.engines import engine_of
@@ -30,7 +31,6 @@ from agentrt.lab.bench.react import MIXES, Plan, draw_plans, first_state, react_
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios, show
 from agentrt.lab.bench.servers import StockServer
 from agentrt.lab.commands.bench.values import (
-    Tell,
     count_option,
     json_option,
     model_option,
@@ -65,7 +65,7 @@ COLUMNS = (
     Column("output tokens", "output_tokens", WHOLE),
 )
 """Ratios are to stock in the same repeat: below 1 is better for a latency, above 1 for a
-throughput. Stock does not tell its steps: their ratios are to `FCFS`, if that was measured."""
+throughput. Stock does not progress its steps: their ratios are to `FCFS`, if that was measured."""
 
 
 @click.command(cls=ManyCommand)
@@ -149,18 +149,18 @@ def _ours(runtime: Runtime, engine: VLLMEngine, policy: str) -> Side:
 
 
 async def measure(
-    sides: Sequence[Side], agents: int, mix: str, repeats: int, seed: int, tell: Tell
+    sides: Sequence[Side], agents: int, mix: str, repeats: int, seed: int, progress: Progress
 ) -> Results:
     """``agents`` agents of a mix on every side, by turns, in each repeat. The first is stock.
 
     Raises `InvariantError` unless all sides used the same tokens in each repeat.
     """
     for side in sides:
-        tell(f"warming up: {side.name}")
+        progress(f"warming up: {side.name}")
         await _once(side, draw_plans(2, seed, mix))
     found: dict[tuple[int, str], Figures] = {}
     for repeat, side in in_turns(sides, repeats):
-        tell(f"repeat {repeat + 1} of {repeats}: {agents} agents, {side.name}")
+        progress(f"repeat {repeat + 1} of {repeats}: {agents} agents, {side.name}")
         plans = draw_plans(agents, seed + repeat, mix)
         found[repeat, side.name] = await _once(side, plans)
     measured = Results({"side": ""})

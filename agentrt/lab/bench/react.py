@@ -1,4 +1,4 @@
-"""LangGraph ReAct agents whose course is fixed: how many turns, how many tokens, which tools.
+"""LangGraph ReAct agents whose plan is fixed: how many turns, how many tokens, which tools.
 
 A hand-written graph of an agent node and a `ToolNode` with two real tools. The model makes
 every turn's tokens, but what it says is replaced by the script's words and tool calls: so
@@ -43,7 +43,7 @@ _SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One agent's course: its item, and the output tokens of each of its turns."""
+    """One agent's plan: its item, and the output tokens of each of its turns."""
 
     number: int
     item: str
@@ -58,7 +58,7 @@ class State(MessagesState):
 
 
 def draw_plans(count: int, seed: int, mix: str = "sized") -> list[Plan]:
-    """``count`` courses, most of them short and a few long, of the mix of that name."""
+    """``count`` plans, most of them short and a few long, of the mix of that name."""
     rng = random.Random(seed)
     return [Plan(number, rng.choice(list(_ITEMS)), MIXES[mix](rng)) for number in range(count)]
 
@@ -111,7 +111,7 @@ def first_state(plan: Plan) -> dict[str, Any]:
 
 
 def _as_text(message: AnyMessage) -> AnyMessage:
-    """A message as a ReAct prompt has it: engines differ in how they tell of tool calls."""
+    """A message as a ReAct prompt has it: engines differ in how they show tool calls."""
     if isinstance(message, AIMessage):
         calls = [f"{call['name']}({call['args']})" for call in message.tool_calls]
         return AIMessage("\n".join([message.text, *calls]))

@@ -18,7 +18,7 @@ from agentrt.lab.reports.tables import markdown
 
 T = TypeVar("T")
 Figures = Mapping[str, float]
-"""What was measured on one side in one repeat, by name; NaN where a side cannot tell."""
+"""What was measured on one side in one repeat, by name; NaN where a side does not know."""
 SPREAD, WHOLE = "{:.2f} ({:.2f}-{:.2f})", "{:.0f}"
 
 

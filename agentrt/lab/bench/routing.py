@@ -16,11 +16,11 @@ from typing import Any
 
 import click
 
+from agentrt.executors.base import Progress
 from agentrt.lab.bench.decisions import clock_read_us, no_collections
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, processor, rotated, show
 from agentrt.lab.bench.traffic import MOST_BLOCKS, PARTS, SYSTEM_BLOCKS, Traffic
 from agentrt.lab.commands.bench.values import (
-    Tell,
     count_option,
     counts,
     json_option,
@@ -64,7 +64,7 @@ def routing(**options: Any) -> None:
     replicas = counts("--replicas", options["replicas"] or ("1", "4", "16", "64"))
     live = counts("--live", options["live"] or ("10", "1000", "10000"))
     measured = measure(
-        routers, replicas, live, options["repeat"], options["calls"], options["seed"], tell=note
+        routers, replicas, live, options["repeat"], options["calls"], options["seed"], progress=note
     )
     memory = Results({"router": "router"})
     for name in routers:
@@ -86,13 +86,13 @@ def measure(
     repeats: int,
     calls: int,
     seed: int,
-    tell: Tell,
+    progress: Progress,
 ) -> Results:
     """Sample every router with so many replicas and programs, ``repeats`` times."""
     measured = Results({"router": "router", "replicas": "replicas", "live": "live programs"})
     measured.expect(product(routers, replicas, live))
     for repeat, count, programs in product(range(repeats), replicas, live):
-        tell(f"repeat {repeat + 1} of {repeats}: {count} replicas, {programs} live programs")
+        progress(f"repeat {repeat + 1} of {repeats}: {count} replicas, {programs} live programs")
         for router in rotated(routers, repeat):
             traffic = Traffic(router, count, programs, seed + repeat)
             measured.add(router, count, programs, figures=sample(traffic, calls, programs))

@@ -21,7 +21,7 @@ from agentrt.executors.vllm.options import EngineOptions, engine_args
 _HOST = "127.0.0.1"
 _START_S, _REQUEST_S = 300.0, 10.0
 _OURS = ("model", "scheduler_cls", "additional_config")
-"""What an embedded engine is told and a stock one is not, or in another way."""
+"""What an embedded engine gets and a stock one does not, or in another way."""
 _SAYS = " (OpenAI API: "
 
 
@@ -72,14 +72,16 @@ class StockServer(Server):
         """Where an OpenAI client finds it."""
         return f"http://{_HOST}:{self._port}/v1"
 
-    async def start(self, quiet: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-        """Start the process inside ``quiet()``, which keeps what it says, and wait for it.
+    async def start(
+        self, collecting: Callable[[], contextlib.AbstractContextManager[None]]
+    ) -> None:
+        """Start the process inside ``collecting()``, which collects its log, and wait for it.
 
         Raises `EngineStartError` if it ends, or is not up in time.
         """
         # The prefix cache can be emptied only in vLLM's development mode.
         environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
-        with quiet():
+        with collecting():
             self.process = await asyncio.create_subprocess_exec(*self._command, env=environment)
         async with asyncio.timeout(_START_S):
             while not await self._answers("GET", "/health"):
@@ -137,7 +139,7 @@ class AgentrtServer(Server):
             self._reader.cancel()
         self._folder.cleanup()
 
-    def holds(self) -> dict[str, float]:
+    def footprint(self) -> dict[str, float]:
         """Its own process's memory (MiB), open files and threads now."""
         assert self.process is not None
         folder = Path(f"/proc/{self.process.pid}")

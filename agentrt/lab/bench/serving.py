@@ -20,11 +20,12 @@ import httpx
 
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.signals import Interrupts
+from agentrt.executors.base import Progress
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios
 from agentrt.lab.bench.servers import AgentrtServer, Server, StockServer
-from agentrt.lab.commands.bench.values import Tell, count_option, model_option, note
+from agentrt.lab.commands.bench.values import count_option, model_option, note
 from agentrt.lab.reports.tables import percentile
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
@@ -71,12 +72,12 @@ FOOTPRINT = (
 def serve(**options: Any) -> None:
     """agentrt serve and vLLM's own server, with programs of three calls, in turns.
 
-    The second table is what agentrt's process holds after each of its turns: what grows there
+    The second table is what agentrt's process uses after each of its turns: what grows there
     is a leak. With policy fcfs both schedule alike, and what differs is the server.
     """
     policy_class(options["policy"])
     bench = Interrupts(note).run(_measure(options))
-    click.echo(f"{bench.measured.table(COLUMNS)}\n\n{bench.held.table(FOOTPRINT)}")
+    click.echo(f"{bench.measured.table(COLUMNS)}\n\n{bench.footprints.table(FOOTPRINT)}")
 
 
 async def _measure(options: dict[str, Any]) -> ServingBench:
@@ -113,10 +114,10 @@ class Turn:
 class ServingBench:
     """Puts ``clients`` programs at a time on each server, in turns of ``seconds``."""
 
-    def __init__(self, clients: int, seconds: float, tell: Tell) -> None:
-        self._clients, self._seconds, self._tell = clients, seconds, tell
+    def __init__(self, clients: int, seconds: float, progress: Progress) -> None:
+        self._clients, self._seconds, self._progress = clients, seconds, progress
         self.measured = Results({"server": "server", "clients": "clients"})
-        self.held = Results({"turn": "after turn"})
+        self.footprints = Results({"turn": "after turn"})
         self._programs = 0
         self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
 
@@ -124,14 +125,14 @@ class ServingBench:
         self,
         options: EngineOptions,
         model: str,
-        quiet: Callable[[], AbstractContextManager[None]],
+        collecting: Callable[[], AbstractContextManager[None]],
         repeats: int,
     ) -> None:
         """Start both servers, let them take turns, and stop them."""
-        self._tell("starting agentrt serve")
+        self._progress("starting agentrt serve")
         async with AgentrtServer(options, model) as ours, StockServer(options, model) as stock:
-            self._tell("starting vLLM's own server")
-            await stock.start(quiet)
+            self._progress("starting vLLM's own server")
+            await stock.start(collecting)
             urls = {"agentrt": ours.base_url, "stock": stock.base_url}
             for clients in (1, self._clients):
                 for url in urls.values():
@@ -140,7 +141,7 @@ class ServingBench:
             turns: dict[tuple[int, int, str], Turn] = {}
             for repeat, name in in_turns(list(urls), repeats):
                 for clients in (1, self._clients):
-                    self._tell(f"repeat {repeat + 1} of {repeats}: {name}, {clients} clients")
+                    self._progress(f"repeat {repeat + 1} of {repeats}: {name}, {clients} clients")
                     seconds = self._seconds if clients > 1 else min(_ALONE_S, self._seconds)
                     turns[repeat, clients, name] = await self.turn(urls[name], clients, seconds)
                 if name == "agentrt":
@@ -155,11 +156,11 @@ class ServingBench:
             self.measured.add(name, clients, figures={**mine, **to_stock})
 
     async def _look(self, server: AgentrtServer) -> None:
-        """Keep what agentrt's process holds now."""
+        """Keep what agentrt's process uses now."""
         async with httpx.AsyncClient(timeout=_CALL_S) as client:
             listed = (await client.get(f"{server.base_url}/sessions")).json()
-        figures = {**server.holds(), "programs": len(listed["data"])}
-        self.held.add(len(self.held.samples), figures=figures)
+        figures = {**server.footprint(), "programs": len(listed["data"])}
+        self.footprints.add(len(self.footprints.samples), figures=figures)
 
     async def turn(self, url: str, clients: int, seconds: float) -> Turn:
         """Load one server for so long."""

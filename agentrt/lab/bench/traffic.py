@@ -1,6 +1,6 @@
 """Made-up traffic for routers: live programs whose contexts grow, on replicas whose caches fill.
 
-Nothing is served; what a replica's engine would tell of its prefix cache is made up from a cache
+Nothing is served; what a replica's engine would report of its prefix cache is made up from a cache
 of its own, which forgets whole programs, the longest unused first.
 """
 
@@ -17,7 +17,7 @@ from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.config import SchedulerConfig
 
 PARTS = ("send", "end", "hear")
-"""What happens with a call once: it is routed, it comes back, and its engine tells."""
+"""What happens with a call once: it is routed, it comes back, and its engine reports."""
 BLOCK = 16
 """Tokens per block."""
 BLOCKS = 8192
@@ -41,20 +41,20 @@ class _Program:
 
 @dataclass(slots=True)
 class _Cache:
-    """What a replica holds: of each program its blocks, the longest unused program first."""
+    """What a replica has cached: of each program its blocks, the longest unused program first."""
 
     number: int = 0
-    held: OrderedDict[str, array[int]] = field(default_factory=OrderedDict)
+    cached: OrderedDict[str, array[int]] = field(default_factory=OrderedDict)
     count: int = 0
 
     def store(self, program: _Program) -> KVEventBatch:
-        before = self.held.pop(program.name, array("Q"))
-        self.held[program.name] = program.blocks[:]
+        before = self.cached.pop(program.name, array("Q"))
+        self.cached[program.name] = program.blocks[:]
         stored = program.blocks[len(before) :]
         self.count += len(stored)
         removed = array("Q")
-        while self.count > BLOCKS and len(self.held) > 1:
-            _, gone = self.held.popitem(last=False)
+        while self.count > BLOCKS and len(self.cached) > 1:
+            _, gone = self.cached.popitem(last=False)
             self.count -= len(gone)
             removed.extend(gone[SYSTEM_BLOCKS:])
         self.number += 1
@@ -132,7 +132,7 @@ class Traffic:
             self.dispatcher.ended(self.over[0], self.report)
 
     def hear(self) -> None:
-        """Its engine tells what it has stored and removed."""
+        """Its engine reports what it has stored and removed."""
         if self.over is not None and self.note is not None:
             self.dispatcher.cache_changed(self.over[0].replica, self.note)
 

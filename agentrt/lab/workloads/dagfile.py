@@ -144,15 +144,15 @@ def _gap(
 def _extended(report: Fields, before: Sequence[int], reports: Sequence[Fields]) -> int | None:
     cached = report.number("cached_tokens") or 0.0
     prompt = report.tokens("prompt_tokens")
-    held = {
+    cached_by = {
         call: reports[call].tokens("prompt_tokens")
         for call in before
-        if _held(reports[call], prompt, cached)
+        if _was_cached(reports[call], prompt, cached)
     }
-    return max(held, key=lambda call: held[call], default=None)
+    return max(cached_by, key=lambda call: cached_by[call], default=None)
 
 
-def _held(earlier: Fields, prompt: int, cached: float) -> bool:
+def _was_cached(earlier: Fields, prompt: int, cached: float) -> bool:
     """True if that call's prompt was cached, and this one has room for it and its output."""
     begin = earlier.tokens("prompt_tokens")
     found = cached > 0 and cached + _BLOCK > begin

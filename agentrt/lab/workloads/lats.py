@@ -19,7 +19,7 @@ from random import Random
 from statistics import NormalDist
 
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.lab.workloads.sizes import Gaps, Sizes, Sketch
+from agentrt.lab.workloads.sizes import Gaps, ProgramBuilder, Sizes
 
 CALLS_MEAN = 159.7
 PROMPT_MEAN = 467.2
@@ -70,33 +70,33 @@ class _Leaf:
 def lats(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
     """One search: iterations of parallel expansions and evaluations, joined by reflections."""
     iterations = _iterations(rng)
-    sketch = Sketch(rng, system_tokens=SYSTEM_TOKENS)
-    tree = [_Leaf(None, 0, sketch.draw(QUESTION))]
+    builder = ProgramBuilder(rng, system_tokens=SYSTEM_TOKENS)
+    tree = [_Leaf(None, 0, builder.draw(QUESTION))]
     node, join = tree[0], None
     for iteration in range(iterations):
-        children, values = _iterate(sketch, rng, gaps, node, join)
+        children, values = _iterate(builder, rng, gaps, node, join)
         tree += children
         if iteration + 1 < iterations:
             best = rng.choice(children)
-            join = sketch.call(
+            join = builder.call(
                 "reflect", REFLECTION, best.observation + ASK, after=values, extends=best.call
             )
             node = _select(rng, tree, best)
-    return sketch.shape(program_id, "lats")
+    return builder.build(program_id, "lats")
 
 
 def _iterate(
-    sketch: Sketch, rng: Random, gaps: Gaps, node: _Leaf, join: int | None
+    builder: ProgramBuilder, rng: Random, gaps: Gaps, node: _Leaf, join: int | None
 ) -> tuple[list[_Leaf], list[int]]:
     """Expand and evaluate ``node``: its children, and the calls that evaluated them."""
     after = () if join is None else (join,)
     calls = [
-        sketch.call("expand", THOUGHT, node.observation, after=after, extends=node.call)
+        builder.call("expand", THOUGHT, node.observation, after=after, extends=node.call)
         for _ in range(WIDTH)
     ]
-    children = [_Leaf(call, node.depth + 1, sketch.draw(OBSERVATION)) for call in calls]
+    children = [_Leaf(call, node.depth + 1, builder.draw(OBSERVATION)) for call in calls]
     values = [
-        sketch.call(
+        builder.call(
             "evaluate",
             VALUE,
             child.observation + ASK,

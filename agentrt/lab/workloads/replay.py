@@ -80,10 +80,10 @@ class Replay:
         scaled = round(recorded * self._scales.context)
         if extends is None:
             return scaled
-        held = self.calls[extends].prompt_tokens + self.calls[extends].output_tokens
-        if held > scaled:
+        least = self.calls[extends].prompt_tokens + self.calls[extends].output_tokens
+        if least > scaled:
             self._notes[RAISED] += 1
-        return max(held, scaled)
+        return max(least, scaled)
 
 
 def rescaled(program: ProgramShape, scales: Scales, notes: Counter[str]) -> ProgramShape:

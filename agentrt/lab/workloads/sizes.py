@@ -99,7 +99,7 @@ _SHARED = 0.4
 """How much of the spread of a program's sizes is its own: a verbose user, a terse model."""
 
 
-class Sketch:
+class ProgramBuilder:
     """The calls of one program so far. All that is random about them comes from ``rng``.
 
     Token counts of one program go up and down together: each is as far up its
@@ -153,7 +153,7 @@ class Sketch:
         )
         return len(self.calls) - 1
 
-    def shape(self, program_id: str, type: str) -> ProgramShape:
+    def build(self, program_id: str, type: str) -> ProgramShape:
         """The program as drawn, arriving at 0."""
         return ProgramShape(program_id, type, tuple(self.calls), system_tokens=self._system_tokens)
 

@@ -64,5 +64,5 @@ def test_the_tables_compare_turns_of_one_repeat() -> None:
     assert stock.split("|")[1:4] == [" stock   ", " 2       ", " 4     "]
     assert "1.05 (1.05-1.05)" in ours
     held = {"memory_mib": 100.4, "files": 30, "threads": 5, "programs": 0}
-    bench.held.add(0, figures=held)
-    assert bench.held.table(FOOTPRINT).splitlines()[-1].replace(" ", "") == "|0|100|30|5|0|"
+    bench.footprints.add(0, figures=held)
+    assert bench.footprints.table(FOOTPRINT).splitlines()[-1].replace(" ", "") == "|0|100|30|5|0|"

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
-Tell = Callable[[str], None]
-"""Says what runs now."""
 
 model_option = click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name.")
 json_option = click.option(
