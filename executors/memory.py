@@ -37,14 +37,10 @@ class Memory:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        path: str | None,
-        warn: Callable[[str], None] = _LOG.warning,
+        self, policy: Policy, path: str | None, warn: Callable[[str], None] = _LOG.warning
     ) -> None:
         self.gaps: Gaps | None = None
-        self._policy = policy
-        self._history = policy.history
+        self._policy, self._history = policy, policy.history
         self._path = Path(path) if path else None
         self._warn = warn
         self._unsaved = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from typing import Any
 
@@ -16,9 +16,7 @@ from agentrt.errors import ConfigError
 RETENTIONS = ("lru", "ttl", "cost")
 """What decides whose cached blocks go first: `agentrt.scheduler.retention`."""
 
-
-def _default_quanta() -> tuple[float, ...]:
-    return (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+_QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class SchedulerConfig:
     """
 
     policy: str = "atlas"
-    quanta: tuple[float, ...] = field(default_factory=_default_quanta)
+    quanta: tuple[float, ...] = _QUANTA
     beta: float = 8.0
     max_promoted: int = 4
     lane: float = 0.05
@@ -91,11 +89,9 @@ class SchedulerConfig:
             raise ConfigError(
                 f"unknown retention {self.retention!r}; known: {', '.join(RETENTIONS)}"
             )
-        for name in ("retention_ttl", "retention_patience"):
+        for name in ("retention_ttl", "retention_patience", "stale_after_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive seconds, got {getattr(self, name)}")
-        if not self.stale_after_s > 0:
-            raise ConfigError(f"stale_after_s must be positive, got {self.stale_after_s}")
 
     @property
     def level_ends(self) -> tuple[float, ...]:

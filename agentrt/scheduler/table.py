@@ -34,7 +34,7 @@ class ProgramRow:
     longest path of service seen (ATLAS' scalar); ``waiting_s`` its completed calls'
     time in the engine's queue. ``calls`` are its active calls (threads), each with its
     arrival time. ``size_hint`` is somebody's guess of its size, in a unit that is the
-    same for all programs of its type. ``home`` is the replica that holds its context.
+    same for all programs of its type.
     """
 
     program_id: str
@@ -51,7 +51,6 @@ class ProgramRow:
     tools: int = 0
     humans: int = 0
     size_hint: float | None = None
-    home: str | None = None
     last_arrival: float = 0.0
     last_completion: float = 0.0
     finished_calls: int = 0

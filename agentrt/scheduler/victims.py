@@ -9,23 +9,15 @@ from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 
 
-def _none(call: QueuedCall) -> int:
-    return 0
-
-
-def _nobody(call: QueuedCall) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Room:
     """What an engine says of its calls: KV blocks that one needs, that one holds, and who
     is ``spared`` whatever its priority. The default is an engine without memory limits.
     """
 
-    blocks_needed: Callable[[QueuedCall], int] = _none
-    blocks_held: Callable[[QueuedCall], int] = _none
-    spared: Callable[[QueuedCall], bool] = _nobody
+    blocks_needed: Callable[[QueuedCall], int] = lambda call: 0
+    blocks_held: Callable[[QueuedCall], int] = lambda call: 0
+    spared: Callable[[QueuedCall], bool] = lambda call: False
 
 
 def choose_victims(

@@ -18,12 +18,4 @@ def make_retention(config: SchedulerConfig) -> Retention | None:
     return None if config.retention == "lru" else _BY_NAME[config.retention](config)
 
 
-__all__ = [
-    "Context",
-    "Contexts",
-    "Phase",
-    "Ranking",
-    "Retention",
-    "key_of",
-    "make_retention",
-]
+__all__ = ["Context", "Contexts", "Phase", "Ranking", "Retention", "key_of", "make_retention"]
