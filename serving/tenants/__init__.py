@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from agentrt.serving.tenants.keys import KeyRing, new_key
-from agentrt.serving.tenants.limits import Limits
-from agentrt.serving.tenants.quota import BusyError, Tenants
+from agentrt.serving.tenants.limits import BusyError, Limits, Tenants
 
 __all__ = ["BusyError", "KeyRing", "Limits", "Tenants", "new_key"]

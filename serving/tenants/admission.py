@@ -19,7 +19,7 @@ from agentrt.executors.replicas.routing import prompt_tokens
 from agentrt.request import Call
 from agentrt.scheduler.policies import Policy, policy_class
 from agentrt.serving.tenants.fair import FairQueue, Ticket
-from agentrt.serving.tenants.quota import Tenants
+from agentrt.serving.tenants.limits import Tenants
 
 _BATCHES = 2
 """The engine has so many batches of calls: one that runs, and others to choose from."""

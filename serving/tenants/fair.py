@@ -1,8 +1,8 @@
 """Who goes next into the engine: fair shares between tenants, the program policy inside each.
 
 Virtual token counters (VTC, Sheng et al., OSDI 2024), with weights: of the tenants that wait,
-the one goes first that was served the least for its weight. A tenant that comes back from
-idling starts no lower than the others stand, so that nobody saves service up. Pure; time is the
+the one that was served least for its weight goes first. A tenant that was idle comes back with
+the count of the least served of the others, so that nobody saves up service. Pure; time is the
 caller's (seconds).
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from agentrt.serving.tenants.limits import Limits
 
-PATIENCE_S = 20.0
-"""So long a call may be passed by others of its own tenant that rank better."""
+STARVATION_S = 20.0
+"""A call that has waited so long is not overtaken by calls of its own tenant any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class _Tenant:
     served: float
     """What its calls have used, for its weight."""
     reserved: float = 0.0
-    """What its calls inside are expected to use. It orders tenants, but is no ground for others
-    to start from: it may not come true."""
+    """What its calls inside are expected to use. It orders tenants, but does not raise the count
+    that others start from: it may not come true."""
     inside: int = 0
     waiting: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
     ranked: list[tuple[float, int]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class _Tenant:
     def next(self, now: float) -> Ticket:
         """The ticket to go first; there must be one."""
         oldest = next(iter(self.waiting.values()))
-        if now - oldest.since >= PATIENCE_S:
+        if now - oldest.since >= STARVATION_S:
             return oldest
         while self.ranked[0][1] not in self.waiting:
             heapq.heappop(self.ranked)
@@ -77,9 +77,9 @@ class FairQueue:
         """A call of ``tenant`` wants in."""
         one = self._tenants.get(tenant)
         if one is None:
-            one = self._tenants[tenant] = _Tenant(self._lowest())
+            one = self._tenants[tenant] = _Tenant(self._least_counter())
         elif one.is_idle:
-            one.served = max(one.served, self._lowest())
+            one.served = max(one.served, self._least_counter())
         ticket = Ticket(next(self._numbers), tenant, rank, cost, now)
         one.waiting[ticket.number] = ticket
         heapq.heappush(one.ranked, (rank, ticket.number))
@@ -92,7 +92,7 @@ class FairQueue:
         ready = [name for name, one in self._tenants.items() if self._may_enter(name, one)]
         if not ready:
             return None
-        name = min(ready, key=self._stands)
+        name = min(ready, key=self._counter)
         one = self._tenants[name]
         ticket = one.next(now)
         self._forget(one, ticket)
@@ -105,7 +105,7 @@ class FairQueue:
         """A call that waited gave up."""
         one = self._tenants[ticket.tenant]
         self._forget(one, ticket)
-        self._tidy()
+        self._forget_idle()
 
     def settle(self, ticket: Ticket, used: float) -> None:
         """A call that was inside is over, and has used so much."""
@@ -114,7 +114,7 @@ class FairQueue:
         self._inside -= 1
         one.reserved -= ticket.cost
         one.served += used / self._limits(ticket.tenant).weight
-        self._tidy()
+        self._forget_idle()
 
     def counts(self) -> dict[str, dict[str, int]]:
         """How many calls of each tenant wait, and are inside."""
@@ -131,26 +131,26 @@ class FairQueue:
         most = self._limits(name).concurrency
         return bool(one.waiting) and (most is None or one.inside < most)
 
-    def _stands(self, name: str) -> tuple[float, str]:
-        """The tenant that stands lowest goes first."""
+    def _counter(self, name: str) -> tuple[float, str]:
+        """The virtual counter of a tenant, by which the least goes first."""
         one = self._tenants[name]
         return one.served + one.reserved / self._limits(name).weight, name
 
     def _forget(self, one: _Tenant, ticket: Ticket) -> None:
         del one.waiting[ticket.number]
-        # Tickets that left elsewhere than from the top stay in the heap: not more than these.
+        # Tickets that did not leave from the top stay in the heap: bound how many.
         if len(one.ranked) > 2 * len(one.waiting) + 16:
             one.ranked = [(t.rank, t.number) for t in one.waiting.values()]
             heapq.heapify(one.ranked)
 
-    def _lowest(self) -> float:
-        """Where the least served of the busy tenants stands; it never falls."""
+    def _least_counter(self) -> float:
+        """The counter of the least served busy tenant; it never falls."""
         busy = [one.served for one in self._tenants.values() if not one.is_idle]
         self._floor = max(self._floor, min(busy, default=self._floor))
         return self._floor
 
-    def _tidy(self) -> None:
-        """Forget idle tenants that stand no higher than they would begin."""
-        floor = self._lowest()
+    def _forget_idle(self) -> None:
+        """Forget idle tenants whose counter is no higher than a new tenant's."""
+        floor = self._least_counter()
         for name in [n for n, t in self._tenants.items() if t.is_idle and t.served <= floor]:
             del self._tenants[name]

@@ -1,13 +1,18 @@
-"""What one tenant may use at most, and its share when there is not enough for all."""
+"""What each tenant may use at most, its share when there is not enough for all, and its use."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from agentrt.errors import ConfigError
+from agentrt.errors import AgentrtError, ConfigError
+
+_MINUTE_S = 60.0
+_FULL_RETRY_S = 1.0
+_MOST_NAMES = 1024
+"""From so many tenants on, idle ones are forgotten: without keys anyone can make names up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +54,146 @@ def _check(name: str, value: Any, where: str) -> None:
     if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
         kind = "number" if name == "weight" else "whole number"
         raise ConfigError(f"{where}: {name} must be a {kind} above 0, got {value!r}")
+
+
+class BusyError(AgentrtError):
+    """A tenant is at its limit; ``retry_after`` seconds from now it may ask again."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = max(1, math.ceil(retry_after))
+
+
+class Bucket:
+    """A token bucket: refilled evenly, up to a minute's worth.
+
+    It may be overdrawn; whoever comes next waits until it is filled again.
+    """
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self._size = float(per_minute)
+        self._level = self._size
+        self._at = now
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until ``amount`` is there."""
+        self._fill(now)
+        missing = min(amount, self._size) - self._level
+        return max(0.0, missing * _MINUTE_S / self._size)
+
+    def take(self, amount: float, now: float) -> None:
+        """Use ``amount``, whether it is there or not."""
+        self._fill(now)
+        self._level -= amount
+
+    def is_full(self, now: float) -> bool:
+        """Whether it is as if it had never been used."""
+        self._fill(now)
+        return self._level >= self._size
+
+    def _fill(self, now: float) -> None:
+        gained = max(0.0, now - self._at) * self._size / _MINUTE_S
+        self._level = min(self._size, self._level + gained)
+        self._at = now
+
+
+@dataclass(slots=True)
+class _Use:
+    limits: Limits
+    requests: Bucket | None
+    tokens: Bucket | None
+    calls: int = 0
+
+    def is_idle(self, now: float) -> bool:
+        buckets = (self.requests, self.tokens)
+        return not self.calls and all(b is None or b.is_full(now) for b in buckets)
+
+
+class Tenants:
+    """The tenants' limits and use. ``limits_of`` has the limits of those that have their own."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        base: Limits | None = None,
+        limits_of: Callable[[], Mapping[str, Limits]] = dict,
+    ) -> None:
+        self._clock = clock
+        self._base = Limits() if base is None else base
+        self._limits_of = limits_of
+        self._uses: dict[str, _Use] = {}
+
+    def limits(self, tenant: str) -> Limits:
+        """The limits of ``tenant`` as they are now."""
+        return self._limits_of().get(tenant, self._base)
+
+    def enter(self, tenant: str, calls: int = 1) -> None:
+        """``tenant`` begins so many calls with one request; `leave` ends them.
+
+        Raises `BusyError` where that would be over a limit, and nothing begins.
+        """
+        use = self._use(tenant)
+        if use.calls + calls > use.limits.calls:
+            raise BusyError(
+                f"tenant {tenant!r} has {use.calls} calls under way, of {use.limits.calls} that "
+                "it may have; wait for some to end",
+                _FULL_RETRY_S,
+            )
+        self.ask(tenant)
+        use.calls += calls
+
+    def ask(self, tenant: str, requests: int = 1) -> None:
+        """``tenant`` makes so many requests, whose end need not be told.
+
+        Raises `BusyError` where one of its rates is used up, and then uses nothing.
+        """
+        use, now = self._use(tenant), self._clock()
+        self._check_rate(tenant, "requests", use.requests, float(requests), now)
+        self._check_rate(tenant, "tokens", use.tokens, 1.0, now)
+        if use.requests is not None:
+            use.requests.take(float(requests), now)
+
+    def leave(self, tenant: str, calls: int = 1) -> None:
+        """So many of the tenant's calls are over."""
+        self._use(tenant).calls -= calls
+
+    def charge(self, tenant: str, tokens: float) -> None:
+        """A call of ``tenant`` has used so many tokens."""
+        bucket = self._use(tenant).tokens
+        if bucket is not None:
+            bucket.take(tokens, self._clock())
+
+    def calls(self, tenant: str) -> int:
+        """How many of the tenant's calls are under way."""
+        use = self._uses.get(tenant)
+        return 0 if use is None else use.calls
+
+    def _use(self, tenant: str) -> _Use:
+        limits, use = self.limits(tenant), self._uses.get(tenant)
+        if use is None or use.limits != limits:
+            now = self._clock()
+            if len(self._uses) >= _MOST_NAMES:
+                self._forget_idle(now)
+            requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+            use = self._uses[tenant] = _Use(
+                limits,
+                None if requests is None else Bucket(requests, now),
+                None if tokens is None else Bucket(tokens, now),
+                0 if use is None else use.calls,
+            )
+        return use
+
+    def _forget_idle(self, now: float) -> None:
+        for name in [name for name, use in self._uses.items() if use.is_idle(now)]:
+            del self._uses[name]
+
+    def _check_rate(
+        self, tenant: str, what: str, bucket: Bucket | None, amount: float, now: float
+    ) -> None:
+        wait = 0.0 if bucket is None else bucket.wait_s(amount, now)
+        if wait:
+            raise BusyError(
+                f"tenant {tenant!r} has used up its {what} per minute; ask again in "
+                f"{max(1, math.ceil(wait))} s",
+                wait,
+            )

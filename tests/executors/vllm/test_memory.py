@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.executors.identity import RequestIdentity, from_extra_args, to_extra_args
+from agentrt.executors.identity import from_extra_args
 from agentrt.executors.memory import SAVE_EVERY, Memory, read
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
-from agentrt.request import Identity
 from agentrt.scheduler import ProgramTotals, SchedulerConfig, make_policy
 from agentrt.scheduler.policies.adaptive import History
 
@@ -277,24 +275,6 @@ def test_refused_settings_change_nothing(tmp_path: Path) -> None:
 
 
 # -- who a call belongs to -------------------------------------------------------------
-
-
-def test_the_identity_carries_what_a_policy_learns_by() -> None:
-    identity = Identity(
-        call_id="p/0",
-        program_id="p",
-        program_type="chat",
-        tenant="acme",
-        session="monday",
-        node="plan",
-        path_s=1.5,
-        service_s=4.0,
-        program_path_s=2.0,
-        waiting_s=3.0,
-        size_hint=700.0,
-    )
-    found = from_extra_args("r", to_extra_args(identity), None)
-    assert found == RequestIdentity(**asdict(identity), report=True, lone=False)
 
 
 def test_a_row_has_what_the_identity_carried() -> None:

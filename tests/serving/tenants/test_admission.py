@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from agentrt.scheduler.policies import policy_class, policy_names
 from agentrt.serving.tenants import Limits
 from tests.serving.openai.house import Held, open_house
 
@@ -46,3 +49,13 @@ async def test_waiting_for_admission_is_waiting() -> None:
         await asyncio.gather(*asking)
         first, second = sorted(row.waiting_s for row in house.runtime.table)
         assert first < second
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_policy_says_which_of_a_tenants_calls_enters_first(name: str) -> None:
+    """By the path that leads to the call, unless the policy looks at whole programs, or at none."""
+    rank = policy_class(name).admission_rank
+    by_program = name in ("plas", "program-fcfs", "round-robin")
+    expected = 0.0 if name == "fcfs" else 5.0 if by_program else 2.0
+    assert rank(2.0, 5.0) == expected
+    assert rank(None, 5.0) == (0.0 if name == "fcfs" else 5.0)

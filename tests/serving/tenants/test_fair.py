@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.serving.tenants.fair import PATIENCE_S, FairQueue, Ticket
+from agentrt.serving.tenants.fair import STARVATION_S, FairQueue, Ticket
 from agentrt.serving.tenants.limits import Limits
 
 
@@ -97,7 +97,7 @@ def test_a_tenants_concurrency_leaves_the_room_to_others() -> None:
     assert sorted(inside) == ["a", "b", "b"]
 
 
-def test_inside_a_tenant_the_rank_decides_until_patience_ends() -> None:
+def test_inside_a_tenant_the_rank_decides_until_a_call_starves() -> None:
     one = queue(1)
     long = one.push("a", 9.0, 1.0, 0.0)
     for at in range(3):
@@ -106,7 +106,7 @@ def test_inside_a_tenant_the_rank_decides_until_patience_ends() -> None:
     assert first is not None
     assert first.rank == 0.0
     one.settle(first, 1.0)
-    assert one.pop(PATIENCE_S) == long
+    assert one.pop(STARVATION_S) == long
 
 
 class Reference:
@@ -152,7 +152,7 @@ class Reference:
         tenant = min(ready, key=lambda name: (self.stands(name), name))
         own = [ticket for ticket in self.waiting if ticket.tenant == tenant]
         best = min(own, key=lambda ticket: (ticket.rank, ticket.number))
-        chosen = own[0] if now - own[0].since >= PATIENCE_S else best
+        chosen = own[0] if now - own[0].since >= STARVATION_S else best
         self.waiting.remove(chosen)
         self.inside.append(chosen)
         return chosen
