@@ -15,8 +15,8 @@ own classes, under one name each, where it has to subclass or annotate.
 
 Read against vLLM 0.32.0. At an upgrade:
 
-1. Read each function here beside the new source of what it reaches into. A name that is
-   looked up with a default (``getattr``) goes missing without an error.
+1. Run ``tests/executors/vllm/test_compat.py``, which names what is gone or takes other
+   arguments, and read each function here beside the new source of what it reaches into.
 2. Ask of each new feature whether a schedule now depends on more than a recording holds:
    `scheduling.not_replayable` and `requests.describe_request` list what does.
 3. Read what goes by vLLM's classes as a whole, beside this package: `scheduler` overrides
@@ -25,3 +25,6 @@ Read against vLLM 0.32.0. At an upgrade:
 4. Run ``tests/executors/vllm`` and ``tests/engine`` at both ends of the range of versions in
    ``pyproject.toml``, and only then widen it.
 """
+
+VERSIONS = "0.32"
+"""Of vLLM: the range that pyproject.toml allows."""

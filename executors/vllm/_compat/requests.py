@@ -33,7 +33,7 @@ def describe_request(request: Request) -> dict[str, Any]:
         "max_tokens": request.max_tokens,
         "stop": sorted(_stop_tokens(params)) if params is not None else [],
         "extra": extra_args(request),
-        "session": getattr(request, "session_id", None),
+        "session": request.session_id,
         "salt": request.cache_salt,
         "cannot": _cannot_replay(request),
     }

@@ -71,8 +71,7 @@ def not_replayable(scheduler: Scheduler) -> str | None:
 def free_slots(scheduler: Scheduler) -> int:
     """Batch slots that no running request holds."""
     taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
-    limit = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
-    return int(limit - taken)
+    return int(scheduler.max_num_active_reqs - taken)
 
 
 def may_preempt(scheduler: Scheduler, request: Request) -> bool:

@@ -1,0 +1,188 @@
+"""What `_compat` reads and calls inside vLLM is there: a failure names what has changed."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+
+import pytest
+import vllm
+
+from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import BLOCK_SIZE, make_request, make_scheduler
+
+pytestmark = pytest.mark.engine
+
+CALLED = {
+    "core": {
+        "v1.engine.async_llm:AsyncLLM._run_output_handler": "self",
+        "v1.engine.core_client:AsyncMPClient.call_utility_async": "self method *args",
+        "v1.engine.core:EngineCoreProc._convert_msgspec_args": "method args",
+    },
+    "scheduling": {
+        "v1.core.sched.scheduler:Scheduler.add_request": "self request",
+        "v1.core.sched.scheduler:Scheduler.schedule": "self throttle_prefills",
+        "v1.core.sched.scheduler:Scheduler.update_from_output": (
+            "self scheduler_output model_runner_output"
+        ),
+        "v1.core.sched.scheduler:Scheduler._preempt_request": (
+            "self request timestamp drop_stale_output"
+        ),
+        "v1.core.sched.scheduler:Scheduler._connector_finished": "self request",
+        "v1.core.sched.scheduler:Scheduler._request_blocks_can_be_freed": "self request",
+        "v1.core.sched.scheduler:Scheduler.reset_prefix_cache": (
+            "self reset_running_requests reset_connector"
+        ),
+        "v1.core.sched.scheduler:Scheduler.finish_requests": "self request_ids finished_status",
+        "v1.core.sched.request_queue:RequestQueue.add_request": "self request",
+        "v1.core.sched.request_queue:RequestQueue.pop_request": "self",
+        "v1.core.sched.request_queue:RequestQueue.peek_request": "self",
+        "v1.core.sched.request_queue:RequestQueue.prepend_request": "self request",
+        "v1.core.sched.request_queue:RequestQueue.prepend_requests": "self requests",
+        "v1.core.sched.request_queue:RequestQueue.remove_request": "self request",
+        "v1.core.sched.request_queue:RequestQueue.remove_requests": "self requests",
+    },
+    "pool": {
+        "v1.core.block_pool:BlockPool.get_num_free_blocks": "self",
+        "v1.core.block_pool:BlockPool.get_cached_block": "self block_hash kv_cache_group_ids",
+        "v1.core.kv_cache_manager:KVCacheManager.get_blocks": "self request_id",
+        "v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks": "self request",
+        "v1.core.kv_cache_manager:KVCacheManager.prefix_cache_lookup_enabled": "self request",
+        "v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit": (
+            "self block_hashes max_cache_hit_length"
+        ),
+        "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.popleft": "self",
+        "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.popleft_n": "self n",
+        "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.remove": "self block",
+        "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.append": "self block",
+        "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.append_n": "self blocks",
+        "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.get_all_free_blocks": "self",
+        "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.iter_blocks_after": "self cursor",
+    },
+    "prefixes": {
+        "utils.hashing:get_hash_fn_by_name": "hash_fn_name",
+        "v1.core.kv_cache_utils:init_none_hash": "hash_fn",
+        "v1.core.kv_cache_utils:get_group_id": "key",
+        "v1.core.kv_cache_utils:hash_block_tokens": (
+            "hash_function parent_block_hash curr_block_token_ids extra_keys"
+        ),
+        "v1.core.kv_cache_utils:make_block_hash_with_group_id": "block_hash group_id",
+        "v1.core.block_pool:BlockHashToBlockMap.get_one_block": "self key",
+        "distributed.kv_events:EventPublisher.publish": "self events",
+    },
+}
+"""By module of `_compat`: functions inside vLLM, and the parameters that each has."""
+
+READ = {
+    "scheduling": (
+        "running waiting requests max_num_active_reqs num_waiting_for_streaming_input "
+        "max_num_running_reqs prev_step_scheduled_req_ids requires_kv_delivery connector "
+        "ec_connector block_size max_model_len scheduler_config vllm_config kv_cache_config "
+        "cache_config.enable_prefix_caching kv_cache_config.num_blocks "
+        "vllm_config.additional_config vllm_config.speculative_config "
+        "output.scheduled_new_reqs output.scheduled_cached_reqs.resumed_req_ids "
+        "output.scheduled_cached_reqs.req_ids output.scheduled_cached_reqs.num_computed_tokens "
+        "output.num_scheduled_tokens output.total_num_scheduled_tokens new.req_id "
+        "new.num_computed_tokens"
+    ),
+    "requests": (
+        "request.request_id request.sampling_params.extra_args request.num_prompt_tokens "
+        "request.output_token_ids request.num_output_placeholders request.max_tokens "
+        "request.num_computed_tokens request.num_in_flight_tokens request.num_tokens "
+        "request.block_hashes request.status.name request.resumable request.session_id "
+        "request.cache_salt request.prompt_token_ids request.use_structured_output "
+        "request.mm_features request.pooling_params request.lora_request"
+    ),
+    "pool": (
+        "kv_cache_manager.block_pool.blocks kv_cache_manager.block_pool.free_block_queue "
+        "kv_cache_manager.coordinator.single_type_managers kv_cache_manager.block_pool "
+        "manager.block_size manager.kv_cache_group_id block.ref_cnt block.block_hash "
+        "block.block_id block.pool block.next_free_block "
+        "kv_cache_manager.block_pool.free_block_queue.num_free_blocks "
+        "kv_cache_manager.block_pool.free_block_queue.fake_free_list_head"
+    ),
+    "prefixes": (
+        "kv_cache_manager.block_pool.enable_caching kv_cache_manager.block_pool.hash_block_size "
+        "kv_cache_manager.block_pool.cached_block_hash_to_block enable_kv_cache_events "
+        "kv_event_publisher"
+    ),
+}
+"""By module of `_compat`: attributes of a scheduler, or of what is named first."""
+
+
+def changed(module: str, what: str) -> str:
+    return (
+        f"vLLM {vllm.__version__}: {what}, which agentrt.executors.vllm._compat.{module} uses; "
+        f"it knows vLLM {_compat.VERSIONS}"
+    )
+
+
+def found(name: str) -> Any:
+    module, _, path = name.partition(":")
+    try:
+        return attrgetter(path)(import_module(f"vllm.{module}"))
+    except (ImportError, AttributeError):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in CALLED.items() for name in names]
+)
+def test_what_is_called_is_there_and_takes_what_it_took(module: str, name: str) -> None:
+    function = found(name)
+    assert function is not None, changed(module, f"there is no {name}")
+    parameters = inspect.signature(function).parameters.values()
+    here = " ".join(("*" if p.kind is p.VAR_POSITIONAL else "") + p.name for p in parameters)
+    assert here == CALLED[module][name], changed(module, f"{name} takes ({here})")
+
+
+@pytest.fixture(scope="module")
+def things() -> dict[str, Any]:
+    scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=20)
+    request = make_request("r", list(range(40)), BLOCK_SIZE, max_tokens=2)
+    scheduler.add_request(request)
+    output = scheduler.schedule()
+    manager = scheduler.kv_cache_manager
+    return {
+        "scheduler": scheduler,
+        "request": request,
+        "output": output,
+        "new": output.scheduled_new_reqs[0],
+        "block": manager.get_blocks("r").blocks[0][0],
+        "manager": manager.coordinator.single_type_managers[0],
+    }
+
+
+@pytest.mark.parametrize("module", READ)
+def test_what_is_read_is_there(module: str, things: dict[str, Any]) -> None:
+    for path in READ[module].split():
+        first, _, rest = path.partition(".")
+        thing, rest = (things[first], rest) if first in things else (things["scheduler"], path)
+        try:
+            attrgetter(rest)(thing)
+        except AttributeError as error:
+            pytest.fail(changed(module, f"{path}: {error}"))
+
+
+def test_the_engine_process_is_found_where_it_was() -> None:
+    """These belong to a running engine alone: their classes say what there will be."""
+    resources = found("v1.engine.core_client:BackgroundResources")
+    assert {"ctx", "engine_manager"} <= {field.name for field in fields(resources)}, changed(
+        "core", "the client's BackgroundResources have other fields"
+    )
+    for owner, name in (
+        ("core_client:MPClient", "self.resources"),
+        ("async_llm:AsyncLLM", "self.output_handler"),
+    ):
+        source = inspect.getsource(found(f"v1.engine.{owner}"))
+        assert f"{name} = " in source or f"{name}:" in source, changed(
+            "core", f"{owner} has no {name}"
+        )
+
+
+def test_the_stated_versions_are_those_that_can_be_installed() -> None:
+    assert vllm.__version__.startswith(_compat.VERSIONS), changed("__init__", "another version")
