@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from agentrt.executors.vllm.processes import descendants
 
 _START_S = 120.0
@@ -35,13 +37,12 @@ class LocalCluster:
     """``nodes`` raylets with ``cpus`` cores each, the first of them the head.
 
     A context manager; at its end no process of it is left. ``address`` is what ``--cluster``
-    takes, and ``client_address`` the same for Ray's client, if ``client`` is on.
+    takes.
     """
 
-    def __init__(self, nodes: int = 2, cpus: int = 1, *, client: bool = False) -> None:
+    def __init__(self, nodes: int = 2, cpus: int = 1) -> None:
         self._nodes = nodes
         self._cpus = cpus
-        self._client_port = _free_port() if client else 0
         self._port = _free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="agentrt-ray-")
@@ -51,22 +52,11 @@ class LocalCluster:
         """``HOST:PORT`` of the head."""
         return f"{_HOST.format(2)}:{self._port}"
 
-    @property
-    def client_address(self) -> str:
-        """``ray://HOST:PORT``."""
-        return f"ray://{_HOST.format(2)}:{self._client_port}"
-
     def __enter__(self) -> Self:
         try:
-            head = ["--head", f"--port={self._port}", "--include-dashboard=false"]
-            head.append(f"--ray-client-server-port={self._client_port or _free_port()}")
-            self._processes.append(self._start(0, head))
-            _wait_for(self._port, self._processes[0])
-            for index in range(1, self._nodes):
-                node = self._start(index, [f"--address={self.address}"])
-                self._processes.append(node)
-            for index, process in enumerate(self._processes):
-                self._wait_until_started(index, process)
+            for index in range(self._nodes):
+                self._processes.append(self._start(index))
+                self._wait_until_started(index)
         except BaseException:
             self.close()
             raise
@@ -87,8 +77,8 @@ class LocalCluster:
             _end(process)
         self._folder.cleanup()
 
-    def _wait_until_started(self, index: int, process: subprocess.Popen[bytes]) -> None:
-        log = self._log(index)
+    def _wait_until_started(self, index: int) -> None:
+        log, process = self._log(index), self._processes[index]
         deadline = time.monotonic() + _START_S
         while _STARTED not in log.read_bytes():
             _check(process.poll() is None, f"node {index} ended at once")
@@ -107,23 +97,22 @@ class LocalCluster:
     def replace_node(self, index: int) -> None:
         """Start a new node in the place of one that was killed, and wait until it has joined."""
         _end(self._processes[index])
-        self._processes[index] = self._start(index, [f"--address={self.address}"])
-        self._wait_until_started(index, self._processes[index])
+        self._processes[index] = self._start(index)
+        self._wait_until_started(index)
 
-    def _start(self, index: int, role: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, index: int) -> subprocess.Popen[bytes]:
         ray = Path(sys.executable).with_name("ray")
         lowest = 20000 + 1000 * index
-        arguments = [
-            *(
-                f"--num-cpus={self._cpus}",
-                f"--node-ip-address={_HOST.format(index + 2)}",
-                "--block",
-            ),
-            *(f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats"),
+        head = (
+            *("--head", f"--port={self._port}", f"--ray-client-server-port={_free_port()}"),
+            *("--include-dashboard=false", f"--temp-dir={self._folder.name}"),
+        )
+        role = [f"--address={self.address}"] if index else head
+        arguments = (
+            *(f"--num-cpus={self._cpus}", f"--node-ip-address={_HOST.format(index + 2)}"),
+            *(f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats", "--block"),
             *(f"--min-worker-port={lowest}", f"--max-worker-port={lowest + 999}"),
-        ]
-        if index == 0:
-            arguments.append(f"--temp-dir={self._folder.name}")
+        )
         with self._log(index).open("wb") as log:
             return subprocess.Popen(
                 [ray, "start", *role, *arguments],
@@ -137,12 +126,7 @@ class LocalCluster:
 
 def _raylet(root: int) -> int | None:
     """The raylet below a ``ray start --block``."""
-    for pid in descendants(root):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if words[0].endswith(b"/raylet"):
-                return pid
-    return None
+    return next((pid for pid in descendants(root) if psutil.Process(pid).name() == "raylet"), None)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -154,17 +138,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_S
-    while True:
-        with contextlib.suppress(OSError):
-            socket.create_connection((_HOST.format(2), port), timeout=1.0).close()
-            return
-        _check(process.poll() is None, "the head ended at once")
-        _check(time.monotonic() < deadline, "the head did not come up")
-        time.sleep(0.05)
 
 
 def _free_port() -> int:

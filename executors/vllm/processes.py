@@ -1,6 +1,6 @@
 """The processes that an engine brings along: shielding them from Ctrl-C, and ending them.
 
-Only our own descendants are ever signalled. Linux: they are read from ``/proc``.
+Only our own descendants are ever signalled.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 T = TypeVar("T")
-_PROC = Path("/proc")
 # Python's own tracker of shared memory ends by itself, after everyone who uses it.
-_TRACKER = b"multiprocessing.resource_tracker"
+_TRACKER = "multiprocessing.resource_tracker"
 
 
 async def apart(work: Callable[..., T], *args: Any) -> T:
@@ -66,27 +66,39 @@ def die_with_parent() -> None:
 
 def descendants(root: int | None = None) -> list[int]:
     """The ids of the live processes below ``root`` (this process by default), parents first."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in _parents():
-        children.setdefault(parent, []).append(pid)
-    found = [os.getpid() if root is None else root]
-    for pid in found:
-        found.extend(children.get(pid, ()))
-    return [pid for pid in found[1:] if not _is_tracker(pid)]
+    try:
+        found = psutil.Process(root).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [one.pid for one in found if is_live(one.pid) and not _is_tracker(one)]
+
+
+def is_live(pid: int) -> bool:
+    """Whether the process is there; zombies are dead."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any(_TRACKER in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def cpu_seconds(root: int) -> float:
     """Processor time that ``root`` and what is below it have used so far (seconds)."""
-    return sum(map(_cpu_ticks, [root, *descendants(root)])) / os.sysconf("SC_CLK_TCK")
+    return round(sum(map(_cpu_seconds, [root, *descendants(root)])), 2)
 
 
-def _cpu_ticks(pid: int) -> int:
+def _cpu_seconds(pid: int) -> float:
     try:
-        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # it ended meanwhile
-        return 0
-    user, system = stat.rpartition(")")[2].split()[11:13]
-    return int(user) + int(system)
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:  # it ended meanwhile
+        return 0.0
+    return float(times.user + times.system)
 
 
 def end_descendants(grace_s: float = 0.0) -> int:
@@ -116,28 +128,6 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    """(process, parent) of every live process; zombies are dead."""
-    for entry in _PROC.iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it ended meanwhile
-            continue
-        # The name, in parentheses, may hold anything; what follows is fixed.
-        state, parent = stat.rpartition(")")[2].split()[:2]
-        if state not in "ZX":
-            yield int(entry.name), int(parent)
-
-
-def _is_tracker(pid: int) -> bool:
-    try:
-        return _TRACKER in (_PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def leave_interrupts_to_parent() -> None:

@@ -25,6 +25,7 @@ from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, check_model
+from agentrt.executors.vllm.processes import is_live
 from agentrt.lab.bench.chaos_programs import ChaosPrograms
 from agentrt.lab.bench.engines import CallAudit
 from agentrt.lab.bench.results import show
@@ -334,14 +335,6 @@ class Chaos:
 async def _living(pids: set[int]) -> int:
     """How many of the engines' processes are still there a while after the end."""
     deadline = time.monotonic() + _GONE_S
-    while any(map(_lives, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # no event says so
+    while any(map(is_live, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # no event says so
         await asyncio.sleep(0.1)
-    return sum(map(_lives, pids))
-
-
-def _lives(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    return sum(map(is_live, pids))
