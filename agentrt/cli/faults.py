@@ -76,7 +76,7 @@ def _own_fault(error: AgentrtError) -> int:
             _write(program_fault(error))
             return FAILED
         case ImportFailedError():
-            _write(import_fault(error))
+            _write(_fault(error, f"{error}: not imported"))
             return FAILED
         case _:
             return _bug(error)
@@ -90,16 +90,13 @@ def _bug(error: BaseException) -> int:
 
 def program_fault(error: ProgramError) -> str:
     """A program's failure for people: its own traceback, then one line that names it."""
-    cause = error.__cause__
-    assert cause is not None
-    return f"{user_traceback(cause)}\nerror: program {error.program_id} failed: {summary(cause)}"
+    return _fault(error, f"program {error.program_id} failed")
 
 
-def import_fault(error: ImportFailedError) -> str:
-    """A file's failure for people: its own traceback, then one line that names it."""
+def _fault(error: AgentrtError, what: str) -> str:
     cause = error.__cause__
     assert cause is not None
-    return f"{user_traceback(cause)}\nerror: {error}: not imported: {summary(cause)}"
+    return f"{user_traceback(cause)}\nerror: {what}: {summary(cause)}"
 
 
 def summary(error: BaseException) -> str:

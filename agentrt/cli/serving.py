@@ -128,9 +128,9 @@ class Serving:
             self.tell(f"{signal}: finishing what runs and taking nothing new; again to stop now")
             stop.set()
 
-        self.tell(self._announcement(server))
         try:
             with self.drain.possible(drain):
+                self.tell(self._announcement(server))
                 await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
                     await self.listener.drain(server, self.job.drain_s)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -61,7 +62,7 @@ def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
             elastic_name(report.id),
             Text(report.state, STYLES.get(run.state, "")),
             f"{report.wall_s:.2f}",
-            *(f"{seconds:.2f}" for seconds in _seconds(shares)),
+            *(f"{seconds:.2f}" for seconds in shares),
             Elastic(partial(share_bar, shares), _BAR_CELLS),
         )
     return table
@@ -122,10 +123,9 @@ def _table(*columns: str, bar: bool = False) -> Table:
 
 def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:
     """A bar of ``cells`` cells, coloured by share. Rounding never loses a cell."""
-    seconds = _seconds(shares)
-    whole = sum(seconds)
+    whole = sum(shares)
     bar, filled, so_far = Text(), 0, 0.0
-    for part, colour, glyph in zip(seconds, _COLOURS, "█▓▒░", strict=True):
+    for part, colour, glyph in zip(shares, _COLOURS, "█▓▒░", strict=True):
         so_far += part
         until = round(cells * so_far / whole) if whole > 0 else 0
         bar.append(glyph * (until - filled), colour)
@@ -136,10 +136,6 @@ def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """The smallest value that ``percent`` of the ordered values do not exceed."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-
-def _seconds(shares: Shares) -> tuple[float, float, float, float]:
-    return shares.service, shares.waiting, shares.tools, shares.other
 
 
 def _critical_path(run: Run) -> Text | None:
@@ -165,8 +161,7 @@ def _step(node: Node) -> str:
 # -- where the time went ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(NamedTuple):
     """Seconds that add up to the wall time.
 
     Of things at one time the first counts: a call that is served, a call that waits, a

@@ -8,7 +8,7 @@ run (`agentrt.integrations.langgraph.frames`). It never sees a call: whoever mak
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from threading import RLock
 from typing import Any
 from uuid import UUID
@@ -24,6 +24,8 @@ from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
 
+Told = Mapping[str, Any]
+"""What LangChain says of a run that starts: its parent, its tags, its metadata."""
 _UNNAMED = "program"
 _SWEEP_AT = 64
 """With so many programs more than lived last time, those that have ended are looked for."""
@@ -99,8 +101,8 @@ class Follower(BaseCallbackHandler):
 
     # -- inside ------------------------------------------------------------------------
 
-    def _begin(self, run_id: UUID, name: str | None, told: Mapping[str, Any]) -> Frame:
-        """The frame of a run that starts, of which LangChain ``told`` so much."""
+    def _begin(self, run_id: UUID, name: str | None, told: Told) -> Frame:
+        """The frame of a run that starts."""
         metadata: Mapping[str, Any] = told.get("metadata") or {}
         parent = self._frames.get(told["parent_run_id"]) if told.get("parent_run_id") else None
         here = tracking.current_scope()
@@ -111,27 +113,22 @@ class Follower(BaseCallbackHandler):
             program, namespace = self._program_of(around.owner), langgraph.namespace_of(metadata)
             frame = Frame(around, program, namespace, here, langgraph.thread_of(metadata))
             with registry_of(program.run).lock:
-                self._join(frame, run_id, name, told.get("tags") or (), metadata, parent)
+                self._join(frame, run_id, name, told, parent)
         self._frames[run_id] = frame
         frame.program.frames.add(run_id)
         return frame
 
     def _join(
-        self,
-        frame: Frame,
-        run_id: UUID,
-        name: str | None,
-        tags: Sequence[str],
-        metadata: Mapping[str, Any],
-        parent: Frame | None,
+        self, frame: Frame, run_id: UUID, name: str | None, told: Told, parent: Frame | None
     ) -> None:
         """Give a frame its scope: a node's, a branch's, its own, or that of the code around it."""
+        metadata = told.get("metadata") or {}
         if parent is not None and langgraph.is_node(name, metadata, parent.namespace):
             if parent.root:
                 self._name_after(parent, str(name), metadata)
             step = langgraph.step_of(metadata)
             frame.enter(parent.supersteps(), step, frame.namespace, str(name))
-        elif parent is not None and langgraph.is_branch(tags):
+        elif parent is not None and langgraph.is_branch(told.get("tags") or ()):
             frame.enter(parent.supersteps(), None, str(run_id), "")
         elif not tracking.is_alone_in(frame.scope):
             frame.fork(frame.scope)
