@@ -91,17 +91,6 @@ def test_joining_another_threads_child_twice_changes_nothing() -> None:
     assert [dag.parents(n) for n in (2, 3, 4)] == [(1,), (2,), (3,)]
 
 
-def test_child_that_only_joined_supersedes_its_base() -> None:
-    dag = ExecutionDAG("p", "t")
-    main = chain(dag, 1)
-    child = main.fork()
-    grandchild = child.fork()
-    emit(dag, grandchild)
-    child.join(grandchild)
-    main.join(child)
-    assert main.ids == (1,)
-
-
 def test_join_across_threads_is_pruned_at_the_next_emission() -> None:
     """t2 waits for t1; main waits for both: only t2's node is a parent."""
     dag = ExecutionDAG("p", "t")
@@ -113,35 +102,6 @@ def test_join_across_threads_is_pruned_at_the_next_emission() -> None:
     main.join(t1)
     main.join(t2)
     assert main.prune(dag) == (2,)
-
-
-def test_knowledge_through_a_third_thread_prunes_later_joins() -> None:
-    """main hears of t1 through t2 and emits; waiting for t1 itself then adds nothing."""
-    dag = ExecutionDAG("p", "t")
-    main = chain(dag, 1)
-    t1, t2 = main.fork(), main.fork()
-    emit(dag, t1)
-    t2.join(t1)
-    main.join(t2)
-    emit(dag, main)
-    main.join(t1)
-    assert main.prune(dag) == (2,)
-    assert dag.parents(2) == (1,)
-
-
-def test_unpruned_fork_prunes_for_itself() -> None:
-    dag = ExecutionDAG("p", "t")
-    main = chain(dag, 1)
-    t1, t2 = main.fork(), main.fork()
-    emit(dag, t1)
-    t2.join(t1)
-    emit(dag, t2)
-    main.join(t1)
-    main.join(t2)
-    child = main.fork()
-    assert dag.parents(emit(dag, child)) == (2,)
-    main.join(child)
-    assert main.prune(dag) == (3,)
 
 
 def test_overlapping_emissions_of_one_thread_both_stay() -> None:
@@ -219,19 +179,6 @@ def test_threads_do_not_keep_each_other_alive() -> None:
     del first
     gc.collect()
     assert gone() is None
-
-
-def test_maximal_takes_out_ancestors_only() -> None:
-    dag = ExecutionDAG("p", "t")
-    for parents in ((), (0,), (0,), (1, 2), (2,), ()):
-        dag.add(NodeKind.CALL, "m", "main", parents, 0.0)
-        dag.finish(len(dag) - 1, 0.0)
-    assert maximal([], dag) == ()
-    assert maximal([1, 1], dag) == (1,)
-    assert maximal([0, 3], dag) == (3,)
-    assert maximal([1, 2, 4], dag) == (1, 4)
-    assert maximal([0, 1, 2, 3, 4, 5], dag) == (3, 4, 5)
-    assert maximal([1, 5], dag) == (1, 5)
 
 
 def test_maximal_keeps_an_ancestor_beyond_its_budget() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentrt.request import CallReport
 from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_router
@@ -105,32 +102,6 @@ def test_cost_weighs_a_wait_against_a_prefill() -> None:
     assert fleet.where("q", long) == 2
 
 
-def test_cost_waits_behind_its_own_level_only() -> None:
-    """Calls of programs that have attained much do not keep one waiting that has not."""
-    prompt = blocks("a", 200)
-    for attained_s, replica in ((0.0, 1), (9.0, 2)):
-        fleet = Fleet("cost:others=0", (1.0, 2.0, math.inf))
-        fleet.tell(2, prompt)
-        fleet.tell(1, prompt[:20])
-        fleet.fill(2, 5, attained_s)
-        assert fleet.where("p", prompt) == replica
-
-
-def test_cost_stays_unless_another_is_better_by_a_margin() -> None:
-    """1. Its program's last replica has a little more to do, and the call stays all the same.
-    2. With no margin it would not. 3. With much more to do, it goes.
-    """
-    prompt = blocks("a", 400)
-    for margin, busy, stays in ((0.5, 1, True), (0.0, 1, False), (0.5, 12, False)):
-        fleet = Fleet(f"cost:margin={margin}")
-        for replica in range(3):
-            fleet.tell(replica, prompt)
-        first = fleet.send("p", prompt)
-        fleet.dispatcher.ended(first)
-        fleet.fill(first.replica.index, busy)
-        assert (fleet.send("p", prompt).replica is first.replica) == stays
-
-
 def test_cost_counts_the_way_and_the_pace() -> None:
     """A far replica, or a slow one, is left alone."""
     fleet = Fleet("cost")
@@ -184,30 +155,6 @@ def test_a_call_holds_no_more_than_all_but_its_last_token() -> None:
     call = RouterCall("p", 160, block_size=SIZE, blocks=lambda: prompt)
     fleet.dispatcher.send(call, fleet.views)
     assert call.cached_on(fleet.views[0]) == 159
-
-
-@pytest.mark.parametrize("name", ["cost", "prefix", "agentix", "least-used", "round-robin"])
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.booleans()), max_size=25),
-)
-def test_books_are_empty_when_all_calls_are_over(
-    name: str, calls: list[tuple[int, int, bool]]
-) -> None:
-    fleet, trips = Fleet(name, (1.0, math.inf)), []
-    for number, (program, count, told) in enumerate(calls):
-        trip = fleet.send(f"p{program}", blocks(f"p{program}", count), number / 3)
-        trips.append(trip)
-        if told:
-            fleet.dispatcher.ended(trips.pop(0), TYPICAL)
-    for trip in trips:
-        fleet.dispatcher.ended(trip)
-        fleet.dispatcher.ended(trip)
-    for view in fleet.views:
-        assert (view.in_flight, view.calls) == (0, 0)
-        assert view.waits_s == [0.0] * len(view.waits_s)
-    for program in range(4):
-        fleet.dispatcher.program_ended(f"p{program}")
-    assert fleet.dispatcher.programs == 0
 
 
 def test_outputs_are_learned_by_kind() -> None:
@@ -291,20 +238,6 @@ def test_a_pace_that_is_unsure_is_one() -> None:
     assert last == pytest.approx(mean)
     steady = Pace()
     assert {steady.learn(1.1) for _ in range(100)} == {1.0}
-
-
-def test_turns_grow_with_the_calls_ahead() -> None:
-    dispatcher = Dispatcher(make_router("least-used"))
-    view = dispatcher.join("a", slots=8, transfer_s=0.25)
-    turns, turn_s = [], dispatcher.speed.service_s / 8
-    for number in range(20):
-        turns.append((view.waits_s[0] - 0.25) / turn_s)
-        dispatcher.send(RouterCall(f"p-{number}", 0), [view])
-    assert turns == sorted(turns)
-    assert turns[0] == 0.0
-    assert turns[4] < 0.2
-    assert turns[8] == pytest.approx(1.0)
-    assert turns[16] == pytest.approx(9.0)
 
 
 def test_a_view_of_its_own_needs_no_dispatcher() -> None:

@@ -65,14 +65,6 @@ def test_a_call_enters_the_level_of_its_programs_service() -> None:
     assert levels == [0, 0, 1, 1, 2, 2]
 
 
-def test_levels_run_in_order_and_first_come_first_served_within() -> None:
-    desk = Desk()
-    late, early = desk.arrive("a", "old", service=5), desk.arrive("b", "new")
-    second = desk.arrive("c", "newer")
-    assert [desk.queues.take() for _ in range(3)] == [early, second, late]
-    assert desk.queues.head() is None
-
-
 def test_a_spent_quantum_demotes_to_the_tail_of_the_next_level() -> None:
     desk = Desk()
     call = desk.run(desk.arrive("a", "p"))
@@ -94,38 +86,6 @@ def test_a_preempted_call_comes_back_ahead_of_later_ones() -> None:
     assert first.preemptions == 1
 
 
-def test_a_held_call_counts_but_is_not_offered_until_released() -> None:
-    desk = Desk()
-    call = desk.run(desk.arrive("a", "p"))
-    desk.queues.stop(call, now=1)
-    desk.queues.put(call, deferred=True)
-    assert desk.queues.head() is None
-    assert len(desk.queues) == 1
-    desk.queues.release(lambda c: False)
-    assert desk.queues.head() is None
-    desk.queues.release(lambda c: True)
-    assert desk.queues.head() is call
-
-
-def test_waiting_time_covers_every_wait() -> None:
-    desk = Desk()
-    call = desk.arrive("a", "p", now=1)
-    desk.run(call, now=4)
-    desk.queues.stop(call, now=10)
-    desk.queues.put(call)
-    desk.queues.remove(call, now=12)
-    assert call.waited_s == 3 + 2
-
-
-def test_only_a_strictly_better_level_preempts() -> None:
-    desk = Desk()
-    running = desk.run(desk.arrive("a", "p", service=1))
-    desk.arrive("same", "q", service=1)
-    assert desk.victims([running]) == []
-    desk.arrive("better", "r")
-    assert desk.victims([running]) == [running]
-
-
 def test_the_worst_goes_first_and_no_more_than_needed() -> None:
     desk = Desk()
     bad = desk.run(desk.arrive("bad", "p", service=1))
@@ -138,14 +98,6 @@ def test_the_worst_goes_first_and_no_more_than_needed() -> None:
     assert desk.victims([bad, worse], slots=2) == []
 
 
-def test_preemptions_are_bounded_per_step() -> None:
-    desk = Desk(max_preemptions_per_step=1)
-    running = [desk.run(desk.arrive(f"r{i}", f"p{i}", service=9)) for i in range(3)]
-    for i in range(3):
-        desk.arrive(f"w{i}", f"q{i}")
-    assert desk.victims(running) == [running[-1]]
-
-
 def test_memory_preempts_only_when_that_makes_enough_room() -> None:
     desk = Desk()
     running = desk.run(desk.arrive("a", "p", service=9))
@@ -153,25 +105,6 @@ def test_memory_preempts_only_when_that_makes_enough_room() -> None:
     assert desk.victims([running], slots=5, blocks=0, size=3) == [running]
     one_short = desk.queues.victims([running], 5, 0, Room(lambda c: 4, lambda c: 3))
     assert one_short == [], "a preemption that does not help is not made"
-
-
-def test_hysteresis_protects_the_newly_started_and_the_spared() -> None:
-    desk = Desk(min_residency_steps=2)
-    running = desk.run(desk.arrive("a", "p", service=9))
-    desk.arrive("x", "r")
-    assert desk.victims([running]) == []
-    desk.queues.charge(running, 0.1, 0.0)
-    desk.queues.charge(running, 0.1, 0.0)
-    assert desk.victims([running]) == [running]
-    spared = desk.queues.victims([running], 0, 9, Room(spared=lambda c: True))
-    assert spared == []
-
-
-def test_without_preemption_nobody_gives_way() -> None:
-    desk = Desk(preemption=False)
-    running = desk.run(desk.arrive("a", "p", service=9))
-    desk.arrive("x", "r")
-    assert desk.victims([running]) == []
 
 
 def test_a_starved_call_is_promoted_when_its_ratio_reaches_beta() -> None:
@@ -182,26 +115,6 @@ def test_a_starved_call_is_promoted_when_its_ratio_reaches_beta() -> None:
     assert desk.queues.promote(18.0) == [call]
     assert (call.level, call.promotions, call.quantum_left) == (0, 1, 1.0)
     assert desk.queues.head() is call
-
-
-def test_a_change_of_the_program_moves_the_deadline() -> None:
-    desk = Desk(beta=2.0)
-    call = desk.arrive("a", "p", now=0, service=4)
-    call.program.service_s = 10
-    desk.queues.call_ended(call, 0.0)
-    assert desk.queues.promote(19.9) == []
-    call.program.waiting_s = 5
-    desk.queues.call_ended(call, 0.0)
-    assert desk.queues.promote(15.0) == [call]
-
-
-def test_at_most_so_many_promoted_calls_wait_at_once() -> None:
-    desk = Desk(beta=1.0, max_promoted=2)
-    calls = [desk.arrive(f"c{i}", f"p{i}", now=i, service=5) for i in range(4)]
-    assert desk.queues.promote(100) == calls[:2], "those that starve longest first"
-    assert desk.queues.promote(100) == []
-    desk.run(calls[0], now=100)
-    assert desk.queues.promote(100) == [calls[2]]
 
 
 def test_a_call_is_neither_queued_nor_started_twice() -> None:
@@ -291,31 +204,5 @@ def test_levels_and_slots_are_respected(
         return watched()
 
     engine._serve = serve  # type: ignore[method-assign, assignment]
-    while engine.busy:
-        engine.step()
-
-
-@settings(max_examples=100, deadline=None)
-@given(programs(), configs, st.integers(1, 3))
-def test_waiting_is_bounded_by_beta(
-    made: list[ToyProgram], settings_: SchedulerConfig, batch: int
-) -> None:
-    """After promotion no call below Q_1 starves, unless the allowed number already wait."""
-    engine = toy(made, settings_, batch, strict=False)
-    queues = engine.queues
-    watched = queues.promote
-
-    def promote(now: float) -> list[QueuedCall]:
-        promoted = watched(now)
-        if queues.policy.starving and sum(c.promoted for c in queues.calls.values()) < (
-            settings_.max_promoted
-        ):
-            for call in queues.in_order():
-                waited = call.program.waiting_s + call.debt_waited_s + now - call.debt_since
-                service = call.program.service_s + call.debt_served_s
-                assert call.level == 0 or waited < settings_.beta * service + 1e-6
-        return promoted
-
-    queues.promote = promote  # type: ignore[method-assign]
     while engine.busy:
         engine.step()
