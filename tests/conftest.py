@@ -7,6 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
+
+# The same examples in every run, so that a change is judged by what it changes.
+settings.register_profile("same", derandomize=True)
+# `make mutate` only asks whether a test fails, not for the shortest story in which it does.
+settings.register_profile("mutate", derandomize=True, phases=[Phase.explicit, Phase.generate])
+settings.load_profile("same")
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def test_maximal_of_equals_looks_no_further() -> None:
     assert dag.looked == 100
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
 def test_what_comes_last_and_which_calls_came_before(rng: random.Random, size: int) -> None:
     """Against all ancestors of every node, of which a call hides those of its own."""
@@ -260,7 +260,7 @@ class Threads:
             known |= self.threads[other][1]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -54,7 +54,7 @@ class Lane:
         return max(now, self.at - self.credit / self.rate)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([0.0, 0.125, 0.25, 0.75]),
     st.sampled_from([1, 2, 4, 8]),
@@ -171,7 +171,7 @@ class Past:
         )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -210,7 +210,7 @@ class Tables:
         assert sorted(row.program_id for row in self.table.stale(self.now, 2.0)) == sorted(stale)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.tuples(
