@@ -1,42 +1,36 @@
-"""Notes to an engine that nobody waits for."""
+"""Notifications to an engine elsewhere, which nobody waits for."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import EngineDiedError
+from agentrt.executors.base import Notification
 
 _LOG = logging.getLogger(__name__)
-NoteT = TypeVar("NoteT")
 
 
-class Outbox(Generic[NoteT]):
+class Outbox:
     """Takes notes at once, and sends them in batches. What is for a dead engine is lost with it.
 
     One message is under way at a time, with all notes that came up during the one before:
     a busy engine is not flooded, and an idle one is told at once.
     """
 
-    def __init__(self, send: Callable[[list[NoteT]], Awaitable[object]]) -> None:
+    def __init__(self, send: Callable[[list[Notification]], Awaitable[object]]) -> None:
         self._send = send
-        self._notes: list[NoteT] = []
+        self._notes: list[Notification] = []
         self._under_way: asyncio.Task[None] | None = None
 
-    def post(self, note: NoteT) -> None:
+    def post(self, note: Notification) -> None:
         """Send a note on its way. Only on a running loop."""
         self._notes.append(note)
         if self._under_way is None or self._under_way.done():
             with tracking.outside():  # it is nobody's own
                 self._under_way = asyncio.create_task(self._deliver(), name="agentrt/outbox")
-
-    async def sent(self) -> None:
-        """Wait until there is no note left to send."""
-        while self._under_way is not None and not self._under_way.done():
-            await asyncio.wait([self._under_way])
 
     async def close(self) -> None:
         """Drop what has not been sent."""

@@ -48,7 +48,7 @@ class RayEngine(Executor):
         self._pids: list[int] = []
         self._hasher: BlockHasher | None = None
         self._on_kv_events: KVEventListener | None = None
-        self._notes = Outbox[Notification](lambda notes: self._ask("notify", notes))
+        self._notes = Outbox(lambda notes: self._ask("notify", notes))
 
     @property
     def info(self) -> ExecutorInfo:

@@ -27,7 +27,7 @@ class CoreClient(Executor):
     def __init__(self, scheduling: SchedulerConfig) -> None:
         self._llm: AsyncLLM | None = None
         self._scheduling = scheduling
-        self._notes = Outbox[Notification](lambda notes: self._control("boundary", notes))
+        self._notes = Outbox(lambda notes: self._control("boundary", notes))
 
     # -- programs ----------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class CoreClient(Executor):
 
     # -- inside ------------------------------------------------------------------------
 
-    async def close_mail(self) -> None:
+    async def close_outbox(self) -> None:
         """Drop what has not been sent yet."""
         await self._notes.close()
 

@@ -146,7 +146,7 @@ class VLLMEngine(CoreClient):
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
-        await self.close_mail()
+        await self.close_outbox()
         if llm is not None:
             await _shut_down(llm)
 

@@ -9,6 +9,7 @@ import pytest
 
 from agentrt import tracking
 from agentrt.errors import EngineDiedError
+from agentrt.executors.base import Notification
 from agentrt.executors.outbox import Outbox
 from agentrt.graph import Frontier
 from agentrt.tracking.scope import Scope
@@ -21,9 +22,10 @@ class Post:
         self.taken: list[list[str]] = []
         self.scopes: list[Scope | None] = []
         self._errors = errors
-        self.outbox = Outbox[str](self._send)
+        self.outbox = Outbox(self._send)
 
-    async def _send(self, notes: list[str]) -> None:
+    async def _send(self, sent: list[Notification]) -> None:
+        notes = [note.program_id for note in sent]
         self.taken.append(notes)
         self.scopes.append(tracking.current_scope())
         await asyncio.sleep(0)
@@ -31,27 +33,29 @@ class Post:
             if note in self._errors:
                 raise self._errors[note]
 
-    async def say(self, *notes: str) -> None:
+    async def post(self, *notes: str) -> None:
+        """Post them, and give the outbox some turns of the loop."""
         for note in notes:
-            self.outbox.post(note)
-        await self.outbox.sent()
+            self.outbox.post(Notification(note, "tool"))
+        for _ in range(9):
+            await asyncio.sleep(0)
 
 
 async def test_notes_go_out_in_batches_one_at_a_time() -> None:
     post = Post()
-    post.outbox.post("a")
+    post.outbox.post(Notification("a", "tool"))
     await asyncio.sleep(0)
-    await post.say("b", "c")
+    await post.post("b", "c")
     assert post.taken == [["a"], ["b", "c"]]
     await post.outbox.close()
 
 
-async def test_sent_waits_for_all_of_them() -> None:
+async def test_what_has_not_been_sent_is_dropped_at_the_end() -> None:
     post = Post()
-    await post.say("a", "b")
-    assert post.taken == [["a", "b"]]
-    await post.say()
+    post.outbox.post(Notification("a", "tool"))
     await post.outbox.close()
+    await post.outbox.close()
+    assert post.taken == []
 
 
 async def test_a_note_that_is_refused_is_a_warning_and_the_next_is_sent(
@@ -60,9 +64,9 @@ async def test_a_note_that_is_refused_is_a_warning_and_the_next_is_sent(
     """Though it came up while the other was under way."""
     post = Post(odd=ValueError("what is that?"))
     with caplog.at_level(logging.WARNING, logger="agentrt.executors.outbox"):
-        post.outbox.post("odd")
+        post.outbox.post(Notification("odd", "tool"))
         await asyncio.sleep(0)
-        await post.say("a")
+        await post.post("a")
     assert post.taken == [["odd"], ["a"]]
     assert "what is that?" in caplog.text
 
@@ -71,18 +75,18 @@ async def test_what_is_for_a_dead_engine_is_lost_without_a_word(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     post = Post(late=EngineDiedError("gone"))
-    await post.say("late")
+    await post.post("late")
     assert not caplog.records
 
 
-async def test_mail_belongs_to_no_program() -> None:
+async def test_what_is_sent_belongs_to_no_program() -> None:
     """Whichever posts first: it carries the notes of all."""
     post = Post()
     tracking.install(asyncio.get_running_loop())
     try:
         tracking.enter(Scope(owner="p", frontier=Frontier(), path="p"))
         assert tracking.current_scope() is not None
-        await post.say("a")
+        await post.post("a")
     finally:
         tracking.uninstall(asyncio.get_running_loop())
     assert post.scopes == [None]
