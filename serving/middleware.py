@@ -48,13 +48,25 @@ class Middleware:
         headers = dict(reversed(scope["headers"]))
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
-        send = _SendWithId(send, request_id)
-        error = self._check(scope, headers)
-        if error is not None:
-            await error(scope, receive, send)
-        else:
-            receive = _LimitedReceive(receive, self._server.bounds.body_bytes)
-            await self._app(scope, receive, send)
+        left = most = self._server.bounds.body_bytes
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = (b"x-request-id", request_id.encode("ascii"))
+                message["headers"] = [*message.get("headers", ()), own]
+            await send(message)
+
+        async def receive_bounded() -> Message:
+            nonlocal left
+            message = await receive()
+            if message["type"] == "http.request":
+                left -= len(message.get("body", b""))
+                if left < 0:
+                    raise TooLargeError(most)
+            return message
+
+        app = self._check(scope, headers) or self._app
+        await app(scope, receive_bounded, send_with_id)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> ASGIApp | None:
         """The error response for a request that may not pass."""
@@ -103,35 +115,6 @@ class TooLargeError(HTTPException):
         # The connection stays open, and the rest is read and dropped until the request times
         # out: closing it would reset it, and the client would never see this answer.
         super().__init__(413, message)
-
-
-class _LimitedReceive:
-    """`receive` that counts the bytes of the body. Raises `TooLargeError`."""
-
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive = receive
-        self._most = self._left = most
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request":
-            self._left -= len(message.get("body", b""))
-            if self._left < 0:
-                raise TooLargeError(self._most)
-        return message
-
-
-class _SendWithId:
-    """`send` that adds the request's id to the response headers."""
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
-        self._header = (b"x-request-id", request_id.encode("ascii"))
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), self._header]
-        await self._send(message)
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
@@ -20,23 +20,21 @@ if TYPE_CHECKING:
 __all__ = ["api", "api_with"]
 
 
-def api(server: Server) -> AbstractAsyncContextManager[APIRouter]:
-    """Open the LangGraph API over the graphs and programs of ``server``.
+def api_with(auth: Auth | None) -> Api:
+    """The API whose requests pass the hooks of ``auth`` (`agentrt.serving.langgraph.auth`).
 
-    Raises `ConfigError` if its database cannot be opened or is in use by another server, and
+    It raises `ConfigError` if its database cannot be opened or is in use by another server, and
     `ProgramLoadError` for a graph that cannot be made.
     """
-    return api_with(None)(server)
-
-
-def api_with(auth: Auth | None) -> Api:
-    """The API whose requests pass the hooks of ``auth`` (`agentrt.serving.langgraph.auth`)."""
 
     @asynccontextmanager
     async def opened(server: Server) -> AsyncIterator[APIRouter]:
-        from agentrt.serving.langgraph.api import open_api
+        from agentrt.serving.langgraph.router import open_api
 
         async with open_api(server, auth) as router:
             yield router
 
     return opened
+
+
+api = api_with(None)

@@ -12,21 +12,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
+import sqlalchemy as sa
 from langgraph_sdk import Auth
-from sqlalchemy import (
-    Column,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    case,
-    delete,
-    func,
-    insert,
-    select,
-    tuple_,
-)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.langgraph.database import Database
@@ -64,30 +51,30 @@ def authorize_hook(auth: Auth | None, resource: str, action: str) -> Any:
 Task = tuple[str, str, str]
 """The namespace and the id of a checkpoint, and a task of it."""
 _TASK = ("checkpoint_ns", "checkpoint_id", "task_id")
-_metadata = MetaData()
+_metadata = sa.MetaData()
 
 
-def _writes(name: str, value: str) -> Table:
+def _writes(name: str, value: str) -> sa.Table:
     strings = ("thread_id", *_TASK, "task_path", "channel", "type")
-    return Table(
+    return sa.Table(
         name,
         _metadata,
-        *[Column(one, String) for one in strings],
-        Column("idx", Integer),
-        Column(value, LargeBinary, key="value"),
+        *[sa.Column(one, sa.String) for one in strings],
+        sa.Column("idx", sa.Integer),
+        sa.Column(value, sa.LargeBinary, key="value"),
     )
 
 
-checkpoints = Table(
+checkpoints = sa.Table(
     "checkpoints",
     _metadata,
-    *[Column(name, String) for name in ("thread_id", "checkpoint_ns", "checkpoint_id")],
+    *[sa.Column(name, sa.String) for name in ("thread_id", "checkpoint_ns", "checkpoint_id")],
 )
 SQLITE_WRITES = _writes("writes", "value")
 POSTGRES_WRITES = _writes("checkpoint_writes", "blob")
 
 
-def writes_table(database: Database) -> Table:
+def writes_table(database: Database) -> sa.Table:
     """The table of what tasks have written to checkpoints."""
     return SQLITE_WRITES if database.address.file is not None else POSTGRES_WRITES
 
@@ -132,16 +119,16 @@ async def writes_since(
 ) -> list[Write]:
     """What was written to the checkpoints of a thread and its subgraphs, from one on."""
     c = writes_table(database).c
-    value = case((c.idx < 0, c.value)).label("value")
+    value = sa.case((c.idx < 0, c.value)).label("value")
     columns = (*(c[name] for name in _TASK), c.idx, c.task_path, c.channel, c.type, value)
-    query = select(*columns).where(c.thread_id == thread, c.checkpoint_id >= since)
+    query = sa.select(*columns).where(c.thread_id == thread, c.checkpoint_id >= since)
     return [Write(*row) for row in await connection.execute(query)]
 
 
 async def last_checkpoint(connection: AsyncConnection, thread: str, *, own: bool = False) -> str:
     """The id of a thread's last checkpoint; with ``own`` of the graph itself, not a subgraph."""
     c = checkpoints.c
-    query = select(func.max(c.checkpoint_id)).where(c.thread_id == thread)
+    query = sa.select(sa.func.max(c.checkpoint_id)).where(c.thread_id == thread)
     if own:
         query = query.where(c.checkpoint_ns == "")
     return (await connection.execute(query)).scalar() or ""
@@ -150,7 +137,7 @@ async def last_checkpoint(connection: AsyncConnection, thread: str, *, own: bool
 async def namespaces_since(connection: AsyncConnection, thread: str, after: str) -> set[str]:
     """The namespaces with a checkpoint after one."""
     c = checkpoints.c
-    query = select(c.checkpoint_ns).where(c.thread_id == thread, c.checkpoint_id > after)
+    query = sa.select(c.checkpoint_ns).where(c.thread_id == thread, c.checkpoint_id > after)
     return set((await connection.execute(query.distinct())).scalars())
 
 
@@ -160,7 +147,7 @@ async def delete_after(
     """Delete a thread's checkpoints after ``last``, and what was written to them."""
     for table in (writes_table(database), checkpoints):
         later = (table.c.thread_id == thread, table.c.checkpoint_id > last)
-        await connection.execute(delete(table).where(*later))
+        await connection.execute(sa.delete(table).where(*later))
 
 
 async def restore_writes(
@@ -176,24 +163,24 @@ async def restore_writes(
     for row in now:
         if (row.task, row.idx) not in lasting:
             here = [table.c[name] == getattr(row, name) for name in (*_TASK, "idx")]
-            await connection.execute(delete(table).where(table.c.thread_id == thread, *here))
+            await connection.execute(sa.delete(table).where(table.c.thread_id == thread, *here))
     for row in then:
         if row.replaceable:
-            await connection.execute(insert(table).values(thread_id=thread, **asdict(row)))
+            await connection.execute(sa.insert(table).values(thread_id=thread, **asdict(row)))
 
 
 async def keep_latest(database: Database, thread: str) -> None:
     """Delete all but the last checkpoint of a thread and of each of its subgraphs."""
     c = checkpoints.c
     last = (
-        select(c.checkpoint_ns, func.max(c.checkpoint_id))
+        sa.select(c.checkpoint_ns, sa.func.max(c.checkpoint_id))
         .where(c.thread_id == thread)
         .group_by(c.checkpoint_ns)
     )
     old = [
-        delete(table).where(
+        sa.delete(table).where(
             table.c.thread_id == thread,
-            tuple_(table.c.checkpoint_ns, table.c.checkpoint_id).not_in(last),
+            sa.tuple_(table.c.checkpoint_ns, table.c.checkpoint_id).not_in(last),
         )
         for table in (writes_table(database), checkpoints)
     ]

@@ -1,4 +1,4 @@
-"""Assistants, which are graphs with a config of their own, in versions; and their routes.
+"""Assistants, which are graphs with a config of their own, in versions.
 
 Each graph has a default assistant, whose id anybody can compute from the graph's name.
 """
@@ -6,12 +6,12 @@ Each graph has a default assistant, whose id anybody can compute from the graph'
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
+import sqlalchemy as sa
 from fastapi import APIRouter, HTTPException, Response
-from sqlalchemy import ColumnElement, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -20,13 +20,7 @@ from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, Calling
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.graphs import Graphs, schemas_of, subgraphs_of
-from agentrt.serving.langgraph.responses import (
-    JSON,
-    conflict,
-    invalid,
-    not_found,
-    timestamp,
-)
+from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, timestamp
 from agentrt.serving.langgraph.tables import LONGEST_TENANT, Filter, assistants, has, versions
 
 _A = "/assistants/{assistant_id}"
@@ -35,225 +29,15 @@ _NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
 _MAX_VERSIONS = 1000
 _CONTENT = ("graph_id", "name", "description", "config", "context", "metadata")
 """The columns that a version has."""
-_DEFAULT_METADATA = {"created_by": "system"}
-
-
-def default_assistant(graph_id: str) -> str:
-    """The id of a graph's default assistant."""
-    return str(uuid5(_NAMESPACE, graph_id))
-
-
-def assistant_json(row: Row[Any]) -> dict[str, Any]:
-    """An assistant, or a version of one, as clients see it."""
-    one = dict(row._mapping)
-    del one["tenant"]
-    for key in ("created_at", "updated_at"):
-        if key in one:
-            one[key] = timestamp(one[key])
-    return one
 
 
 class Assistants:
-    """The assistants of all tenants; every request names its tenant."""
+    """The assistants of all tenants, and the routes to them and to their graphs."""
 
     def __init__(self, database: Database, graphs: Graphs) -> None:
         self._database = database
         self._graphs = graphs
         self._known_tenants: set[str] = set()
-
-    async def get(self, tenant: str, name: str, only: Filter = None) -> dict[str, Any]:
-        """The assistant of that id, or the default one of the graph of that name."""
-        row = await self._find(tenant, self.id_of(name), only)
-        if row is None:
-            raise not_found("assistant", name)
-        return assistant_json(row)
-
-    def id_of(self, name: str) -> str:
-        """The id that clients mean by ``name``: a graph's name, or an id. Raises 404."""
-        if name in self._graphs:
-            return default_assistant(name)
-        try:
-            return str(UUID(name))
-        except ValueError:
-            raise self._no_graph(name) from None
-
-    async def create(self, tenant: str, body: bodies.AssistantCreate) -> dict[str, Any]:
-        """A new one. Raises 409 if its id is taken, 404 for a graph that is not served."""
-        self._check_graph(body.graph_id)
-        await self._add_defaults(tenant)
-        now, key = time.time(), str(body.assistant_id or uuid4())
-        content = {
-            "graph_id": body.graph_id,
-            "name": body.name or "Untitled",
-            "description": body.description,
-            "config": body.config.given(),
-            "context": body.context,
-            "metadata": body.metadata,
-        }
-        try:
-            async with self._database.writing() as connection:
-                await _add(connection, tenant, key, content, now)
-        except IntegrityError:
-            if body.if_exists == "raise":
-                raise conflict(f"assistant {key} exists already") from None
-        return await self.get(tenant, key)
-
-    async def patch(
-        self, tenant: str, key: UUID, body: bodies.AssistantPatch, only: Filter
-    ) -> dict[str, Any]:
-        """A new version, which is the latest. Metadata is merged, all else replaced."""
-        if body.graph_id is not None:
-            self._check_graph(body.graph_id)
-        old = await self.get(tenant, str(key), only)
-        content = {name: old[name] for name in _CONTENT}
-        given = body.model_dump(exclude_unset=True, exclude_none=True)
-        if body.config is not None:
-            given["config"] = body.config.given()
-        given["metadata"] = {**old["metadata"], **given.get("metadata", {})}
-        await self._add_version(tenant, str(key), {**content, **given})
-        return await self.get(tenant, str(key))
-
-    async def _add_version(self, tenant: str, key: str, content: Mapping[str, Any]) -> None:
-        now = time.time()
-        async with self._database.writing() as connection:
-            last = select(func.max(versions.c.version)).where(*_is(versions, tenant, key))
-            number = ((await connection.execute(last)).scalar() or 0) + 1
-            if number > _MAX_VERSIONS:
-                raise conflict(f"assistant {key} has {_MAX_VERSIONS} versions; make a new one")
-            row = {"tenant": tenant, "assistant_id": key, "version": number, **content}
-            await connection.execute(insert(versions).values(**row, created_at=now))
-            await _point_to(connection, tenant, key, {**content, "version": number}, now)
-
-    async def delete(self, tenant: str, key: UUID, only: Filter) -> None:
-        """Delete it and its versions. Raises 409 for a default one, which stays with its graph."""
-        found = await self.get(tenant, str(key), only)
-        if str(key) in {default_assistant(name) for name in self._graphs.names()}:
-            raise conflict(f"assistant {key} comes with the graph {found['graph_id']!r}")
-        both = [delete(t).where(*_is(t, tenant, str(key))) for t in (assistants, versions)]
-        await self._database.write(*both)
-
-    async def search(
-        self, tenant: str, body: bodies.AssistantSearch, only: Filter
-    ) -> list[dict[str, Any]]:
-        """A page of those that match."""
-        await self._add_defaults(tenant)
-        conditions = _matching(tenant, body, only)
-        rows = await self._database.search(assistants, conditions, "assistant_id", body)
-        found = [assistant_json(row) for row in rows]
-        return [{k: one[k] for k in body.select} for one in found] if body.select else found
-
-    async def count(self, tenant: str, body: bodies.AssistantCount, only: Filter) -> int:
-        """How many match."""
-        await self._add_defaults(tenant)
-        return await self._database.count(assistants, _matching(tenant, body, only))
-
-    async def history(
-        self, tenant: str, key: UUID, body: bodies.VersionSearch, only: Filter
-    ) -> list[dict[str, Any]]:
-        """Its versions, the last one first."""
-        await self.get(tenant, str(key), only)
-        query = select(versions).where(*_is(versions, tenant, str(key)))
-        if body.metadata:
-            query = query.where(has(versions.c.metadata, body.metadata))
-        query = query.order_by(versions.c.version.desc()).limit(body.limit).offset(body.offset)
-        return [assistant_json(row) for row in await self._database.rows(query)]
-
-    async def set_latest(self, tenant: str, key: UUID, number: int, only: Filter) -> dict[str, Any]:
-        """Make a version the latest one."""
-        await self.get(tenant, str(key), only)
-        async with self._database.writing() as connection:
-            query = select(versions).where(
-                *_is(versions, tenant, str(key)), versions.c.version == number
-            )
-            row = (await connection.execute(query)).first()
-            if row is None:
-                raise not_found(f"version of assistant {key}", number)
-            content = {name: row._mapping[name] for name in (*_CONTENT, "version")}
-            await _point_to(connection, tenant, str(key), content, time.time())
-        return await self.get(tenant, str(key))
-
-    def _check_graph(self, graph_id: str) -> None:
-        if graph_id not in self._graphs:
-            raise self._no_graph(graph_id)
-
-    def _no_graph(self, name: str) -> HTTPException:
-        known = ", ".join(self._graphs.names()) or "none"
-        return not_found("graph", f"{name} (there is: {known})")
-
-    async def _find(self, tenant: str, key: str, only: Filter) -> Row[Any] | None:
-        await self._add_defaults(tenant)
-        query = select(assistants).where(*_is(assistants, tenant, key))
-        if only:
-            query = query.where(has(assistants.c.metadata, only))
-        return await self._database.first(query)
-
-    async def _add_defaults(self, tenant: str) -> None:
-        """Give a new tenant the default assistants of all graphs."""
-        if tenant in self._known_tenants:
-            return
-        if len(tenant) > LONGEST_TENANT:
-            raise invalid(f"a tenant's name has at most {LONGEST_TENANT} characters")
-        async with self._database.writing() as connection:
-            known = select(assistants.c.assistant_id).where(assistants.c.tenant == tenant)
-            there = set((await connection.execute(known)).scalars())
-            for name in self._graphs.names():
-                if (key := default_assistant(name)) not in there:
-                    await _add(connection, tenant, key, _default_content(name), time.time())
-        self._known_tenants.add(tenant)
-
-
-def _default_content(graph_id: str) -> dict[str, Any]:
-    return {
-        "graph_id": graph_id,
-        "name": graph_id,
-        "description": None,
-        "config": {},
-        "context": {},
-        "metadata": _DEFAULT_METADATA,
-    }
-
-
-async def _add(
-    connection: AsyncConnection, tenant: str, key: str, content: Mapping[str, Any], now: float
-) -> None:
-    row = {"tenant": tenant, "assistant_id": key, "version": 1, "created_at": now, **content}
-    await connection.execute(insert(assistants).values(**row, updated_at=now))
-    await connection.execute(insert(versions).values(**row))
-
-
-async def _point_to(
-    connection: AsyncConnection, tenant: str, key: str, content: Mapping[str, Any], now: float
-) -> None:
-    changed = update(assistants).where(*_is(assistants, tenant, key))
-    await connection.execute(changed.values(**content, updated_at=now))
-
-
-def _is(table: Any, tenant: str, key: str) -> Sequence[ColumnElement[bool]]:
-    return (table.c.tenant == tenant, table.c.assistant_id == key)
-
-
-def _matching(
-    tenant: str, body: bodies.AssistantCount, only: Filter
-) -> Sequence[ColumnElement[bool]]:
-    column = assistants.c
-    query: list[ColumnElement[bool]] = [column.tenant == tenant]
-    if body.graph_id is not None:
-        query.append(column.graph_id == body.graph_id)
-    if body.name is not None:
-        query.append(func.lower(column.name).contains(body.name.lower(), autoescape=True))
-    query.extend(has(column.metadata, wanted) for wanted in (body.metadata, only) if wanted)
-    return query
-
-
-# -- routes -------------------------------------------------------------------------------
-
-
-class AssistantRoutes:
-    """Assistants, and what can be asked of their graphs."""
-
-    def __init__(self, assistants: Assistants, graphs: Graphs) -> None:
-        self._all = assistants
-        self._graphs = graphs
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
@@ -275,23 +59,37 @@ class AssistantRoutes:
         """A new assistant."""
         value: dict[str, Any] = body.model_dump()
         await caller.authorize("assistants", "create", value)
-        body = body.model_copy(update={"metadata": value["metadata"]})
-        return JSON(await self._all.create(caller.tenant, body))
+        self._check_graph(body.graph_id)
+        await self._add_defaults(caller.tenant)
+        key = str(body.assistant_id or uuid4())
+        content = {name: getattr(body, name) for name in _CONTENT}
+        content["name"] = body.name or "Untitled"
+        content |= {"config": body.config.given(), "metadata": value["metadata"]}
+        try:
+            async with self._database.writing() as connection:
+                await _add(connection, caller.tenant, key, content)
+        except IntegrityError:
+            if body.if_exists == "raise":
+                raise conflict(f"assistant {key} exists already") from None
+        return JSON(await self.find(caller.tenant, key))
 
     async def search(self, body: bodies.AssistantSearch, caller: Calling) -> JSON:
         """Assistants that fit. X-Pagination-Next is where the next ones begin, if there are."""
         only = await caller.authorize("assistants", "search", body.model_dump())
+        await self._add_defaults(caller.tenant)
         more = body.model_copy(update={"limit": body.limit + 1})
-        found = await self._all.search(caller.tenant, more, only)
-        headers = {}
-        if len(found) > body.limit:
-            headers["X-Pagination-Next"] = str(body.offset + body.limit)
-        return JSON(found[: body.limit], headers=headers)
+        conditions = _matching(caller.tenant, body, only)
+        rows = await self._database.search(assistants, conditions, "assistant_id", more)
+        found = [_json(row, body.select) for row in rows[: body.limit]]
+        following = {"X-Pagination-Next": str(body.offset + body.limit)}
+        return JSON(found, headers=following if len(rows) > body.limit else {})
 
     async def count(self, body: bodies.AssistantCount, caller: Calling) -> JSON:
         """How many fit."""
         only = await caller.authorize("assistants", "search", body.model_dump())
-        return JSON(await self._all.count(caller.tenant, body, only))
+        await self._add_defaults(caller.tenant)
+        conditions = _matching(caller.tenant, body, only)
+        return JSON(await self._database.count(assistants, conditions))
 
     async def get(self, assistant_id: str, caller: Calling) -> JSON:
         """One assistant, by its id or its graph's name."""
@@ -301,7 +99,25 @@ class AssistantRoutes:
         """A new version of an assistant."""
         value = {"assistant_id": assistant_id, **body.model_dump(exclude_unset=True)}
         only = await caller.authorize("assistants", "update", value)
-        return JSON(await self._all.patch(caller.tenant, assistant_id, body, only))
+        tenant, key = caller.tenant, str(assistant_id)
+        if body.graph_id is not None:
+            self._check_graph(body.graph_id)
+        old = await self.find(tenant, key, only)
+        content = {name: old[name] for name in _CONTENT}
+        content |= body.model_dump(exclude_unset=True, exclude_none=True)
+        if body.config is not None:
+            content["config"] = body.config.given()
+        content["metadata"] = {**old["metadata"], **(body.metadata or {})}
+        async with self._database.writing() as connection:
+            last = sa.select(sa.func.max(versions.c.version)).where(*_is(versions, tenant, key))
+            number = ((await connection.execute(last)).scalar() or 0) + 1
+            if number > _MAX_VERSIONS:
+                raise conflict(f"assistant {key} has {_MAX_VERSIONS} versions; make a new one")
+            content["version"] = number
+            row = {"tenant": tenant, "assistant_id": key, "created_at": time.time(), **content}
+            await connection.execute(sa.insert(versions).values(row))
+            await connection.execute(_set_latest(tenant, key, content))
+        return JSON(await self.find(tenant, key))
 
     async def delete(
         self, assistant_id: UUID, caller: Calling, delete_threads: bool = False
@@ -310,7 +126,14 @@ class AssistantRoutes:
         if delete_threads:
             raise invalid("delete_threads: not supported here; delete the threads by their ids")
         only = await caller.authorize("assistants", "delete", {"assistant_id": assistant_id})
-        await self._all.delete(caller.tenant, assistant_id, only)
+        tenant, key = caller.tenant, str(assistant_id)
+        found = await self.find(tenant, key, only)
+        if key in map(default_assistant, self._graphs.names()):
+            raise conflict(f"assistant {key} comes with the graph {found['graph_id']!r}")
+        both = [
+            sa.delete(table).where(*_is(table, tenant, key)) for table in (assistants, versions)
+        ]
+        await self._database.write(*both)
         return Response(status_code=204)
 
     async def graph(self, assistant_id: str, caller: Calling, xray: bool | int = False) -> JSON:
@@ -343,19 +166,128 @@ class AssistantRoutes:
     ) -> JSON:
         """An assistant's versions, the last one first."""
         only = await caller.authorize("assistants", "read", {"assistant_id": assistant_id})
-        return JSON(await self._all.history(caller.tenant, assistant_id, body, only))
+        key = str(assistant_id)
+        await self.find(caller.tenant, key, only)
+        query = sa.select(versions).where(*_is(versions, caller.tenant, key))
+        if body.metadata:
+            query = query.where(has(versions.c.metadata, body.metadata))
+        query = query.order_by(versions.c.version.desc()).limit(body.limit).offset(body.offset)
+        return JSON([_json(row) for row in await self._database.rows(query)])
 
     async def latest(self, assistant_id: UUID, body: bodies.Latest, caller: Calling) -> JSON:
         """Make a version the one that is used."""
         value = {"assistant_id": assistant_id, "version": body.version}
         only = await caller.authorize("assistants", "update", value)
-        return JSON(await self._all.set_latest(caller.tenant, assistant_id, body.version, only))
+        tenant, key = caller.tenant, str(assistant_id)
+        await self.find(tenant, key, only)
+        async with self._database.writing() as connection:
+            this = (*_is(versions, tenant, key), versions.c.version == body.version)
+            row = (await connection.execute(sa.select(versions).where(*this))).first()
+            if row is None:
+                raise not_found(f"version of assistant {key}", body.version)
+            content = {name: row._mapping[name] for name in (*_CONTENT, "version")}
+            await connection.execute(_set_latest(tenant, key, content))
+        return JSON(await self.find(tenant, key))
+
+    # -- inside ------------------------------------------------------------------------
+
+    async def find(self, tenant: str, name: str, only: Filter = None) -> dict[str, Any]:
+        """The assistant of that id, or the default one of the graph of that name. Raises 404."""
+        key = self._id_of(name)
+        await self._add_defaults(tenant)
+        query = sa.select(assistants).where(*_is(assistants, tenant, key))
+        if only:
+            query = query.where(has(assistants.c.metadata, only))
+        row = await self._database.first(query)
+        if row is None:
+            raise not_found("assistant", name)
+        return _json(row)
+
+    def _id_of(self, name: str) -> str:
+        """The id that clients mean by ``name``: a graph's name, or an id. Raises 404."""
+        if name in self._graphs:
+            return default_assistant(name)
+        try:
+            return str(UUID(name))
+        except ValueError:
+            raise self._no_graph(name) from None
+
+    def _check_graph(self, graph_id: str) -> None:
+        if graph_id not in self._graphs:
+            raise self._no_graph(graph_id)
+
+    def _no_graph(self, name: str) -> HTTPException:
+        known = ", ".join(self._graphs.names()) or "none"
+        return not_found("graph", f"{name} (there is: {known})")
 
     async def _read(self, caller: Caller, name: str) -> dict[str, Any]:
-        key = self._all.id_of(name)
-        only = await caller.authorize("assistants", "read", {"assistant_id": UUID(key)})
-        return await self._all.get(caller.tenant, name, only)
+        key = UUID(self._id_of(name))
+        only = await caller.authorize("assistants", "read", {"assistant_id": key})
+        return await self.find(caller.tenant, name, only)
 
     async def _graph(self, caller: Caller, name: str) -> tuple[str, Graph]:
         graph_id: str = (await self._read(caller, name))["graph_id"]
         return graph_id, self._graphs.of(graph_id, caller.tenant)
+
+    async def _add_defaults(self, tenant: str) -> None:
+        """Give a new tenant the default assistants of all graphs."""
+        if tenant in self._known_tenants:
+            return
+        if len(tenant) > LONGEST_TENANT:
+            raise invalid(f"a tenant's name has at most {LONGEST_TENANT} characters")
+        content: dict[str, Any] = {"description": None, "config": {}, "context": {}}
+        content["metadata"] = {"created_by": "system"}
+        async with self._database.writing() as connection:
+            known = sa.select(assistants.c.assistant_id).where(assistants.c.tenant == tenant)
+            there = set((await connection.execute(known)).scalars())
+            for name in self._graphs.names():
+                if (key := default_assistant(name)) not in there:
+                    own = {"graph_id": name, "name": name, **content}
+                    await _add(connection, tenant, key, own)
+        self._known_tenants.add(tenant)
+
+
+def default_assistant(graph_id: str) -> str:
+    """The id of a graph's default assistant."""
+    return str(uuid5(_NAMESPACE, graph_id))
+
+
+def _json(row: sa.Row[Any], select: list[bodies.AssistantField] | None = None) -> dict[str, Any]:
+    """An assistant, or a version of one, as clients see it."""
+    one = dict(row._mapping)
+    del one["tenant"]
+    for key in ("created_at", "updated_at"):
+        if key in one:
+            one[key] = timestamp(one[key])
+    return {key: one[key] for key in select} if select else one
+
+
+async def _add(
+    connection: AsyncConnection, tenant: str, key: str, content: Mapping[str, Any]
+) -> None:
+    now = time.time()
+    row = {"tenant": tenant, "assistant_id": key, "version": 1, "created_at": now, **content}
+    await connection.execute(sa.insert(assistants).values(**row, updated_at=now))
+    await connection.execute(sa.insert(versions).values(row))
+
+
+def _set_latest(tenant: str, key: str, content: Mapping[str, Any]) -> sa.Update:
+    changed = sa.update(assistants).where(*_is(assistants, tenant, key))
+    return changed.values(**content, updated_at=time.time())
+
+
+def _is(table: sa.Table, tenant: str, key: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return (table.c.tenant == tenant, table.c.assistant_id == key)
+
+
+def _matching(
+    tenant: str, body: bodies.AssistantCount, only: Filter
+) -> list[sa.ColumnElement[bool]]:
+    column = assistants.c
+    conditions: list[sa.ColumnElement[bool]] = [column.tenant == tenant]
+    if body.graph_id is not None:
+        conditions.append(column.graph_id == body.graph_id)
+    if body.name is not None:
+        conditions.append(sa.func.lower(column.name).contains(body.name.lower(), autoescape=True))
+    conditions.extend(has(column.metadata, wanted) for wanted in (body.metadata, only) if wanted)
+    return conditions

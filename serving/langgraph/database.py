@@ -15,17 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Executable,
-    Row,
-    Select,
-    Table,
-    event,
-    func,
-    insert,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -95,33 +85,33 @@ class Database:
         async with self._writes.begin() as connection:
             yield connection
 
-    async def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+    async def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """All rows of a query."""
         async with self.reading() as connection:
-            rows: Sequence[Row[Any]] = (await connection.execute(query)).all()
+            rows: Sequence[sa.Row[Any]] = (await connection.execute(query)).all()
             return rows
 
-    async def first(self, query: Select[Any]) -> Row[Any] | None:
+    async def first(self, query: sa.Select[Any]) -> sa.Row[Any] | None:
         """The first row of a query, if there is one."""
         async with self.reading() as connection:
-            row: Row[Any] | None = (await connection.execute(query)).first()
+            row: sa.Row[Any] | None = (await connection.execute(query)).first()
             return row
 
-    async def count(self, table: Table, conditions: Sequence[ColumnElement[bool]]) -> int:
+    async def count(self, table: sa.Table, conditions: Sequence[sa.ColumnElement[bool]]) -> int:
         """How many rows meet all ``conditions``."""
-        row = await self.first(select(func.count()).select_from(table).where(*conditions))
+        row = await self.first(sa.select(sa.func.count()).select_from(table).where(*conditions))
         return 0 if row is None else int(row[0])
 
     async def search(
-        self, table: Table, conditions: Sequence[ColumnElement[bool]], key: str, page: Any
-    ) -> Sequence[Row[Any]]:
+        self, table: sa.Table, conditions: Sequence[sa.ColumnElement[bool]], key: str, page: Any
+    ) -> Sequence[sa.Row[Any]]:
         """A page of rows in the order that ``page`` asks for (a search body); ties by ``key``."""
         column = table.c[page.sort_by]
         order = column.asc() if page.sort_order == "asc" else column.desc()
-        query = select(table).where(*conditions).order_by(order, table.c[key])
+        query = sa.select(table).where(*conditions).order_by(order, table.c[key])
         return await self.rows(query.limit(page.limit).offset(page.offset))
 
-    async def write(self, *statements: Executable) -> None:
+    async def write(self, *statements: sa.Executable) -> None:
         """Execute the statements in one transaction."""
         async with self.writing() as connection:
             for statement in statements:
@@ -180,13 +170,13 @@ def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
         connect_args={"timeout": _BUSY_S},
     )
 
-    @event.listens_for(engine.sync_engine, "connect")
+    @sa.event.listens_for(engine.sync_engine, "connect")
     def connected(connection: Any, record: Any) -> None:
         connection.isolation_level = None
         connection.create_function(CONTAINS, 2, json_contains, deterministic=True)
         connection.execute("PRAGMA journal_mode=WAL").close()
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @sa.event.listens_for(engine.sync_engine, "begin")
     def began(connection: Any) -> None:
         connection.exec_driver_sql(begin)
 
@@ -210,7 +200,7 @@ async def _advisory_lock(engine: AsyncEngine, address: Address) -> AsyncIterator
     """Take PostgreSQL's lock on a connection of its own, which ends with this process."""
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
-        try_lock = select(func.pg_try_advisory_lock(_LOCK_KEY))
+        try_lock = sa.select(sa.func.pg_try_advisory_lock(_LOCK_KEY))
         for _ in range(_LOCK_TRIES):
             if (await connection.execute(try_lock)).scalar():
                 break
@@ -218,7 +208,7 @@ async def _advisory_lock(engine: AsyncEngine, address: Address) -> AsyncIterator
         else:
             raise _in_use(str(address))
         yield
-        await connection.execute(select(func.pg_advisory_unlock(_LOCK_KEY)))
+        await connection.execute(sa.select(sa.func.pg_advisory_unlock(_LOCK_KEY)))
 
 
 def _in_use(name: str) -> ConfigError:
@@ -231,9 +221,11 @@ async def _make_tables(engine: AsyncEngine, address: Address) -> None:
     async with engine.begin() as connection:
         await connection.run_sync(tables.metadata.create_all)
         is_version = about.c.key == "version"
-        found = (await connection.execute(select(about.c.value).where(is_version))).scalar()
+        found = (await connection.execute(sa.select(about.c.value).where(is_version))).scalar()
         if found is None:
-            await connection.execute(insert(about).values(key="version", value=str(tables.VERSION)))
+            await connection.execute(
+                sa.insert(about).values(key="version", value=str(tables.VERSION))
+            )
         elif found != str(tables.VERSION):
             raise ConfigError(
                 f"--database {address}: its tables are of version {found}, and this agentrt has "

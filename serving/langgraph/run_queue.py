@@ -18,7 +18,7 @@ from fastapi import HTTPException
 from agentrt import tracking
 from agentrt.serving.langgraph.execution import Execution
 from agentrt.serving.langgraph.runs import RunRecord
-from agentrt.serving.langgraph.streams import Action, EventLog, LiveRun
+from agentrt.serving.langgraph.streams import Action, EventLog, LiveRun, OnLeave
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.tenants import BusyError
 
@@ -118,6 +118,15 @@ class RunQueue:
         live.stop(action)
         if self._waiting.pop(live.record.run_id, None) is not None:
             self._start(live)
+
+    def canceller(self, live: LiveRun | None, wanted: bool) -> OnLeave:
+        """What is called when a client leaves: if ``wanted``, it cancels the run."""
+
+        def on_leave() -> None:
+            if wanted and live is not None and not live.done.is_set():
+                self.cancel(live, "interrupt")
+
+        return on_leave
 
     async def stop_all(self, run_ids: Iterable[str], action: Action) -> None:
         """Stop these runs as far as they are live, and wait for their ends."""

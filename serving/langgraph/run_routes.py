@@ -1,4 +1,4 @@
-"""The routes of runs: start them, follow them, ask for them, and stop them."""
+"""The routes of runs that were started before: read, follow and stop them."""
 
 from __future__ import annotations
 
@@ -7,41 +7,22 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Body, Header, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BeforeValidator
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from agentrt.serving.langgraph import bodies
+from agentrt.serving.langgraph import bodies, streams
 from agentrt.serving.langgraph.auth import Caller, Calling
 from agentrt.serving.langgraph.responses import JSON, conflict, encode, invalid
 from agentrt.serving.langgraph.run_queue import RunQueue
-from agentrt.serving.langgraph.run_starts import (
-    BatchRunBody,
-    LoneRunBody,
-    RunBody,
-    RunStarter,
-    StreamMode,
-    ThreadRunBody,
-)
 from agentrt.serving.langgraph.runs import run_json
-from agentrt.serving.langgraph.streams import (
-    PING_S,
-    LiveRun,
-    OnLeave,
-    StreamEvent,
-    as_sse,
-    event_stream,
-    replay,
-    result_response,
-)
+from agentrt.serving.langgraph.streams import LiveRun, StreamEvent, headers_of
 from agentrt.serving.langgraph.tables import ACTIVE
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 _RUNS = "/threads/{thread_id}/runs"
 _RUN = f"{_RUNS}/{{run_id}}"
-_MAX_BATCH = 100
 Action = Literal["interrupt", "rollback"]
 
 
@@ -50,115 +31,14 @@ def _given(modes: Any) -> Any:
     return [mode for mode in modes if mode] or None if isinstance(modes, list) else modes
 
 
-_Modes = Annotated[list[StreamMode] | None, BeforeValidator(_given), Query()]
+_Modes = Annotated[list[bodies.StreamMode] | None, BeforeValidator(_given), Query()]
 _ThreadModes = Annotated[
     list[Literal["run_modes", "lifecycle"]] | None, BeforeValidator(_given), Query()
 ]
 RunField = Literal[
-    "run_id",
-    "thread_id",
-    "assistant_id",
-    "created_at",
-    "updated_at",
-    "status",
-    "metadata",
-    "kwargs",
-    "multitask_strategy",
-    "cancel_reason",
-]
-
-
-class StartRoutes:
-    """Runs in a thread, and runs without."""
-
-    def __init__(self, state: TenantState, queue: RunQueue) -> None:
-        self._queue = queue
-        self._starter = RunStarter(state, queue)
-
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        add = router.add_api_route
-        add(_RUNS, self.create, methods=["POST"])
-        add(f"{_RUNS}/wait", self.wait, methods=["POST"], response_model=None)
-        add(f"{_RUNS}/stream", self.stream, methods=["POST"], response_model=None)
-        add("/runs", self.create_lone, methods=["POST"])
-        add("/runs/wait", self.wait_lone, methods=["POST"], response_model=None)
-        add("/runs/stream", self.stream_lone, methods=["POST"], response_model=None)
-        add("/runs/batch", self.batch, methods=["POST"])
-
-    async def create(self, thread_id: UUID, body: ThreadRunBody, caller: Calling) -> JSON:
-        """Start a run, and leave it to itself."""
-        row, _ = await self._starter.start(caller, thread_id, body)
-        return JSON(run_json(row), headers=headers_of(row))
-
-    async def wait(
-        self, thread_id: UUID, body: ThreadRunBody, caller: Calling, request: Request
-    ) -> StreamingResponse:
-        """Start a run, and wait for what it gives."""
-        row, live = await self._starter.start(caller, thread_id, body)
-        return self._waiting(row, live, body, request)
-
-    async def stream(
-        self, thread_id: UUID, body: ThreadRunBody, caller: Calling
-    ) -> EventSourceResponse:
-        """Start a run, and follow it."""
-        row, live = await self._starter.start(caller, thread_id, body)
-        return self._streaming(row, live, body)
-
-    async def create_lone(self, body: LoneRunBody, caller: Calling) -> JSON:
-        """Start a run without a thread, and leave it to itself."""
-        row, _ = await self._starter.start(caller, None, body)
-        return JSON(run_json(row), headers=headers_of(row))
-
-    async def wait_lone(
-        self, body: LoneRunBody, caller: Calling, request: Request
-    ) -> StreamingResponse:
-        """Start a run without a thread, and wait for what it gives."""
-        row, live = await self._starter.start(caller, None, body)
-        return self._waiting(row, live, body, request)
-
-    async def stream_lone(self, body: LoneRunBody, caller: Calling) -> EventSourceResponse:
-        """Start a run without a thread, and follow it."""
-        row, live = await self._starter.start(caller, None, body)
-        return self._streaming(row, live, body)
-
-    async def batch(
-        self,
-        bodies: Annotated[list[BatchRunBody], Body(min_length=1, max_length=_MAX_BATCH)],
-        caller: Calling,
-    ) -> JSON:
-        """Start several runs."""
-        started = await self._starter.start_all(caller, bodies)
-        return JSON([run_json(row) for row, _ in started])
-
-    def _waiting(
-        self, row: Row[Any], live: LiveRun, body: RunBody, request: Request
-    ) -> StreamingResponse:
-        return result_response(live, request, headers_of(row, "join"), self._on_leave(live, body))
-
-    def _streaming(self, row: Row[Any], live: LiveRun, body: RunBody) -> EventSourceResponse:
-        return event_stream(
-            live.log.follow(0),
-            headers_of(row, "stream"),
-            numbered=live.log.resumable,
-            on_leave=self._on_leave(live, body),
-        )
-
-    def _on_leave(self, live: LiveRun, body: RunBody) -> OnLeave:
-        """What a client that goes away does to its run."""
-
-        def on_leave() -> None:
-            if body.on_disconnect == "cancel" and not live.done.is_set():
-                self._queue.cancel(live, "interrupt")
-
-        return on_leave
-
-
-def headers_of(row: Row[Any], retry: str | None = None) -> dict[str, str]:
-    """Where a run is, and where a client whose connection breaks asks again: ``retry``."""
-    path = f"/threads/{row._mapping['thread_id']}/runs/{row._mapping['run_id']}"
-    headers = {"Content-Location": path}
-    return headers if retry is None else {**headers, "Location": f"{path}/{retry}"}
+    "run_id", "thread_id", "assistant_id", "created_at", "updated_at", "status", "metadata",
+    "kwargs", "multitask_strategy", "cancel_reason",
+]  # fmt: skip
 
 
 class RunRoutes:
@@ -214,7 +94,7 @@ class RunRoutes:
         row = await self._row(caller, thread_id, run_id, "read")
         live = self._queue.get(str(run_id))
         if live is not None:
-            return result_response(live, request, headers_of(row, "join"))
+            return streams.result_response(live, request, headers_of(row, "join"))
         row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
         result = row._mapping["result"]
         return JSON(None if result is None else json.loads(result), headers=headers_of(row))
@@ -241,12 +121,12 @@ class RunRoutes:
         after = _after(last_event_id)
         if after is not None and not resumable:
             raise invalid("Last-Event-ID: the run was not started with stream_resumable")
-        return event_stream(
+        return streams.event_stream(
             self._events(live, str(run_id), after),
             headers_of(row, "stream"),
             numbered=resumable,
             modes=stream_mode,
-            on_leave=self._on_leave(live, cancel_on_disconnect),
+            on_leave=self._queue.canceller(live, cancel_on_disconnect),
         )
 
     async def cancel(
@@ -301,7 +181,7 @@ class RunRoutes:
         whole = "run_modes" in (stream_mode or ["run_modes"])
         headers = {"Location": f"/threads/{thread_id}/stream"}
         runs = self._thread_events(str(thread_id), whole)
-        return EventSourceResponse(runs, headers=headers, ping=PING_S)
+        return EventSourceResponse(runs, headers=headers, ping=streams.PING_S)
 
     async def _check(self, caller: Caller, thread_id: UUID, action: str) -> None:
         only = await caller.authorize("threads", action, {"thread_id": thread_id})
@@ -318,15 +198,8 @@ class RunRoutes:
             async for one in live.log.follow(live.log.last if after is None else after):
                 yield one
         elif after is not None:
-            async for one in replay(self._state.storage.database, run_id, after):
+            async for one in streams.replay(self._state.storage.database, run_id, after):
                 yield one
-
-    def _on_leave(self, live: LiveRun | None, cancel: bool) -> OnLeave:
-        def on_leave() -> None:
-            if cancel and live is not None and not live.done.is_set():
-                self._queue.cancel(live, "interrupt")
-
-        return on_leave
 
     async def _thread_events(self, thread: str, whole: bool) -> AsyncIterator[ServerSentEvent]:
         with self._queue.listeners.listen(thread) as beginning:
@@ -335,7 +208,7 @@ class RunRoutes:
                 yield _told(live, "run_started")
                 if whole:
                     async for one in live.log.follow(0):
-                        yield as_sse(one, numbered=False)
+                        yield streams.as_sse(one, numbered=False)
                 await live.done.wait()
                 yield _told(live, "run_done")
 

@@ -1,135 +1,126 @@
-"""New runs: what clients may ask for, and how that becomes a run in the queue."""
+"""Starts runs: in the background, until their end, or as a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from uuid import UUID, uuid4
 
-from fastapi import HTTPException
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from fastapi import APIRouter, Body, HTTPException, Request
+from fastapi.responses import StreamingResponse
 from sqlalchemy import Row
+from sse_starlette import EventSourceResponse
 
 from agentrt.integrations.langgraph.graphs import Graph
-from agentrt.serving.langgraph.auth import Caller
-from agentrt.serving.langgraph.bodies import Body, Checkpoint, Config, Label, Object
-from agentrt.serving.langgraph.responses import invalid
+from agentrt.serving.langgraph.auth import Caller, Calling
+from agentrt.serving.langgraph.bodies import BatchRunBody, LoneRunBody, RunBody, ThreadRunBody
+from agentrt.serving.langgraph.responses import JSON, invalid
 from agentrt.serving.langgraph.run_queue import RunQueue
-from agentrt.serving.langgraph.runs import RunRequest, record_of
-from agentrt.serving.langgraph.streams import LiveRun
+from agentrt.serving.langgraph.runs import NewRun, record_of, run_json
+from agentrt.serving.langgraph.streams import LiveRun, event_stream, headers_of, result_response
 from agentrt.serving.langgraph.tables import Filter
 from agentrt.serving.langgraph.tenant_state import TenantState
 
-StreamMode = Literal[
-    "values",
-    "messages",
-    "updates",
-    "events",
-    "tasks",
-    "checkpoints",
-    "debug",
-    "custom",
-    "messages-tuple",
-]
-Durability = Literal["sync", "async", "exit"]
-Strategy = Literal["reject", "interrupt", "rollback", "enqueue"]
-
-
-def _listed(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given
-
-
-def _unique(modes: list[StreamMode]) -> list[StreamMode]:
-    return list(dict.fromkeys(modes))
-
-
-StreamModes = Annotated[
-    list[StreamMode],
-    BeforeValidator(_listed),
-    AfterValidator(_unique),
-    Field(min_length=1, max_length=32),
-]
-Nodes = Annotated[Literal["*"] | list[str], Field(max_length=256)]
-
-
-class SendTo(Body):
-    """A node and the input that it gets."""
-
-    node: str
-    input: Any = None
-
-
-class Command(Body):
-    """Goes on from an interrupt: with an answer, other state, at another node."""
-
-    resume: Any = None
-    update: Object | list[tuple[str, Any]] | None = None
-    goto: str | SendTo | list[str | SendTo] | None = None
-    graph: None = None
-
-
-class RunBody(Body):
-    """A run. Where ``checkpoint`` is, it starts from there; else from the thread's end."""
-
-    assistant_id: Label
-    input: Any = None
-    command: Command | None = None
-    config: Config = Field(default_factory=lambda: Config())
-    context: Object | None = None
-    metadata: Object = Field(default_factory=dict)
-    stream_mode: StreamModes = Field(default=["values"])
-    stream_subgraphs: bool = False
-    stream_resumable: bool = False
-    interrupt_before: Nodes | None = None
-    interrupt_after: Nodes | None = None
-    on_disconnect: Literal["cancel", "continue"] = "continue"
-    after_seconds: float = Field(0, ge=0, le=30 * 24 * 3600)
-    durability: Durability = "sync"
-
-    @model_validator(mode="after")
-    def _one_input(self) -> RunBody:
-        if self.command is not None and self.input is not None:
-            raise ValueError("give input or command, not both")
-        return self
-
-
-class ThreadRunBody(RunBody):
-    """A run in a thread."""
-
-    checkpoint: Checkpoint | None = None
-    checkpoint_id: UUID | None = None
-    multitask_strategy: Strategy = "enqueue"
-    if_not_exists: Literal["create", "reject"] = "reject"
-    strict_resume: bool = False
-
-
-class LoneRunBody(RunBody):
-    """A run in a thread of its own, which goes with it."""
-
-    on_completion: Literal["delete", "keep"] = "delete"
-    if_not_exists: Literal["create", "reject"] = "create"  # there is none, and one is made
-
-
-class BatchRunBody(ThreadRunBody):
-    """One of several runs that are asked for at once: in a thread, or without."""
-
-    thread_id: UUID | None = None
-    on_completion: Literal["delete", "keep"] = "delete"
-
-
+_RUNS = "/threads/{thread_id}/runs"
+_MAX_BATCH = 100
 _OWN_COLUMNS = {"assistant_id", "metadata", "multitask_strategy", "if_not_exists", "thread_id"}
 """The fields of a run's body that are not part of its kwargs."""
 
 
-class RunStarter:
-    """Checks requests for runs, and puts the runs into the queue."""
+class StartRoutes:
+    """Starts runs in a thread, and stateless ones, which get a thread of their own."""
 
     def __init__(self, state: TenantState, queue: RunQueue) -> None:
         self._state = state
         self._queue = queue
 
-    async def start(
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        add = router.add_api_route
+        add(_RUNS, self.create, methods=["POST"])
+        add(f"{_RUNS}/wait", self.wait, methods=["POST"], response_model=None)
+        add(f"{_RUNS}/stream", self.stream, methods=["POST"], response_model=None)
+        add("/runs", self.create_lone, methods=["POST"])
+        add("/runs/wait", self.wait_lone, methods=["POST"], response_model=None)
+        add("/runs/stream", self.stream_lone, methods=["POST"], response_model=None)
+        add("/runs/batch", self.batch, methods=["POST"])
+
+    async def create(self, thread_id: UUID, body: ThreadRunBody, caller: Calling) -> JSON:
+        """Start a run, and leave it to itself."""
+        return await self._background(caller, thread_id, body)
+
+    async def wait(
+        self, thread_id: UUID, body: ThreadRunBody, caller: Calling, request: Request
+    ) -> StreamingResponse:
+        """Start a run, and wait for what it gives."""
+        return await self._until_end(caller, thread_id, body, request)
+
+    async def stream(
+        self, thread_id: UUID, body: ThreadRunBody, caller: Calling
+    ) -> EventSourceResponse:
+        """Start a run, and follow it."""
+        return await self._stream(caller, thread_id, body)
+
+    async def create_lone(self, body: LoneRunBody, caller: Calling) -> JSON:
+        """Start a run without a thread, and leave it to itself."""
+        return await self._background(caller, None, body)
+
+    async def wait_lone(
+        self, body: LoneRunBody, caller: Calling, request: Request
+    ) -> StreamingResponse:
+        """Start a run without a thread, and wait for what it gives."""
+        return await self._until_end(caller, None, body, request)
+
+    async def stream_lone(self, body: LoneRunBody, caller: Calling) -> EventSourceResponse:
+        """Start a run without a thread, and follow it."""
+        return await self._stream(caller, None, body)
+
+    async def batch(
+        self,
+        bodies: Annotated[list[BatchRunBody], Body(min_length=1, max_length=_MAX_BATCH)],
+        caller: Calling,
+    ) -> JSON:
+        """Start several runs."""
+        assistants = [await self._assistant(caller, one.thread_id, one) for one in bodies]
+        with self._reserve(caller.tenant, len(bodies)):  # all of them, or none
+            self._state.server.tenants.ask(caller.tenant, len(bodies))
+        started = []
+        for body, assistant in zip(bodies, assistants, strict=True):
+            with self._reserve(caller.tenant):
+                row, _ = await self._enter(caller, body.thread_id, body, assistant)
+                started.append(run_json(row))
+        return JSON(started)
+
+    # -- three ways to follow a run ----------------------------------------------------
+
+    async def _background(self, caller: Caller, thread: UUID | None, body: RunBody) -> JSON:
+        row, _ = await self._start(caller, thread, body)
+        return JSON(run_json(row), headers=headers_of(row))
+
+    async def _until_end(
+        self, caller: Caller, thread: UUID | None, body: RunBody, request: Request
+    ) -> StreamingResponse:
+        row, live = await self._start(caller, thread, body)
+        on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
+        return result_response(live, request, headers_of(row, "join"), on_leave)
+
+    async def _stream(
+        self, caller: Caller, thread: UUID | None, body: RunBody
+    ) -> EventSourceResponse:
+        row, live = await self._start(caller, thread, body)
+        on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
+        return event_stream(
+            live.log.follow(0),
+            headers_of(row, "stream"),
+            numbered=live.log.resumable,
+            on_leave=on_leave,
+        )
+
+    # -- into the queue ----------------------------------------------------------------
+
+    async def _start(
         self, caller: Caller, thread: UUID | None, body: RunBody
     ) -> tuple[Row[Any], LiveRun]:
         """Enter a run, in ``thread`` or in a new one of its own.
@@ -142,30 +133,16 @@ class RunStarter:
             self._state.server.tenants.ask(caller.tenant)
             return await self._enter(caller, thread, body, assistant)
 
-    async def start_all(
-        self, caller: Caller, bodies: Sequence[BatchRunBody]
-    ) -> list[tuple[Row[Any], LiveRun]]:
-        """Enter several runs, as `start` does; each counts as a request of its tenant."""
-        assistants = [await self._assistant(caller, one.thread_id, one) for one in bodies]
-        with self._reserve(caller.tenant, len(bodies)):  # all of them, or none
-            self._state.server.tenants.ask(caller.tenant, len(bodies))
-        started = []
-        for body, assistant in zip(bodies, assistants, strict=True):
-            with self._reserve(caller.tenant):
-                started.append(await self._enter(caller, body.thread_id, body, assistant))
-        return started
-
     async def _assistant(
         self, caller: Caller, thread: UUID | None, body: RunBody
     ) -> Mapping[str, Any]:
         """The assistant of a run, after checking the run's body."""
-        state = self._state
-        if state.server.draining:
+        if self._state.server.draining:
             raise HTTPException(503, "the server ends; it takes no new runs", {"Retry-After": "5"})
-        assistant = await state.assistants.get(caller.tenant, body.assistant_id)
+        assistant = await self._state.assistants.find(caller.tenant, body.assistant_id)
         _check_thread(body, thread)
         _check_command(body, thread)
-        _check_nodes(body, state.graphs.of(assistant["graph_id"], caller.tenant))
+        _check_nodes(body, self._state.graphs.of(assistant["graph_id"], caller.tenant))
         return assistant
 
     def _reserve(self, tenant: str, runs: int = 1) -> AbstractContextManager[None]:
@@ -175,20 +152,20 @@ class RunStarter:
     async def _enter(
         self, caller: Caller, thread: UUID | None, body: RunBody, assistant: Mapping[str, Any]
     ) -> tuple[Row[Any], LiveRun]:
-        request, only = await _authorized(caller, thread, body, assistant)
-        row, others = await self._state.runs.enter(caller.tenant, thread, request, only)
+        new, only = await _new_run(caller, thread, body, assistant)
+        row, others = await self._state.runs.enter(new, only)
         for other in others:
             live = self._queue.get(other)
-            if live is not None and request.strategy == "interrupt":
+            if live is not None and new.columns["multitask_strategy"] == "interrupt":
                 self._queue.cancel(live, "interrupt")
-            elif live is not None and request.strategy == "rollback":
+            elif live is not None and new.columns["multitask_strategy"] == "rollback":
                 self._queue.cancel(live, "rollback")
         return row, self._queue.enter(record_of(row))
 
 
-async def _authorized(
+async def _new_run(
     caller: Caller, thread: UUID | None, body: RunBody, assistant: Mapping[str, Any]
-) -> tuple[RunRequest, Filter]:
+) -> tuple[NewRun, Filter]:
     """The run as hooks allow it, and the filter on its thread."""
     kwargs = _kwargs(body, assistant)
     if user := caller.config():
@@ -206,19 +183,16 @@ async def _authorized(
         "kwargs": kwargs,
     }
     only = await caller.authorize("threads", "create_run", value)
-    is_temporary = isinstance(body, LoneRunBody | BatchRunBody) and body.on_completion == "delete"
-    request = RunRequest(
-        assistant_id=assistant["assistant_id"],
-        graph_id=assistant["graph_id"],
-        metadata=value["metadata"],
-        kwargs=kwargs,
-        strategy=strategy,
-        after_seconds=body.after_seconds,
-        stateless=thread is None,
-        temporary=is_temporary,
-        make_thread=value["if_not_exists"] == "create",
-    )
-    return request, only
+    columns = {
+        "tenant": caller.tenant,
+        "assistant_id": assistant["assistant_id"],
+        "graph_id": assistant["graph_id"],
+        "multitask_strategy": strategy,
+        "metadata": value["metadata"],
+        "start_at": time.time() + body.after_seconds,
+    }
+    temporary = isinstance(body, LoneRunBody | BatchRunBody) and body.on_completion == "delete"
+    return NewRun(thread, columns, kwargs, temporary, value["if_not_exists"] == "create"), only
 
 
 def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:

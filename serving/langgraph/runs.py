@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Row, Update, delete, insert, select, update
+import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -44,21 +44,20 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest:
-    """A run that is to be created. A ``stateless`` one gets a thread, ``temporary`` or not."""
+class NewRun:
+    """A run to be created, in ``thread`` or in a new one, which may be ``temporary``.
 
-    assistant_id: str
-    graph_id: str
-    metadata: Fields
+    ``make_thread``: the thread is created if it does not exist.
+    """
+
+    thread: UUID | None
+    columns: Fields
     kwargs: Fields
-    strategy: str
-    after_seconds: float
-    stateless: bool
     temporary: bool
     make_thread: bool
 
 
-def run_json(row: Row[Any]) -> dict[str, Any]:
+def run_json(row: sa.Row[Any]) -> dict[str, Any]:
     """A run as clients see it."""
     one = dict(row._mapping)
     for key in _INTERNAL:
@@ -69,7 +68,7 @@ def run_json(row: Row[Any]) -> dict[str, Any]:
     return one
 
 
-def record_of(row: Row[Any]) -> RunRecord:
+def record_of(row: sa.Row[Any]) -> RunRecord:
     """A row as the queue takes it."""
     one = {name: row._mapping[name] for name in RunRecord.__slots__}
     one["kwargs"] = json.loads(one["kwargs"])
@@ -83,31 +82,45 @@ class Runs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def enter(
-        self, tenant: str, thread: UUID | None, request: RunRequest, only: Filter
-    ) -> tuple[Row[Any], list[str]]:
+    async def enter(self, new: NewRun, only: Filter) -> tuple[sa.Row[Any], list[str]]:
         """A new, pending run, and the ids of those that are active in its thread.
 
         Raises 404 if there is no such thread, and 409 where the strategy is to reject.
         """
-        key, run_id = thread or uuid4(), str(uuid4())
+        thread, run_id, now = new.thread or uuid4(), str(uuid4()), time.time()
+        active = sa.select(runs.c.run_id).where(
+            runs.c.thread_id == str(thread), runs.c.status.in_(ACTIVE)
+        )
+        row = {
+            **new.columns,
+            "run_id": run_id,
+            "thread_id": str(thread),
+            "status": "pending",
+            "attempt": 0,
+            "kwargs": encode(new.kwargs).decode(),
+            "created_at": now,
+            "updated_at": now,
+        }
         async with self._database.writing() as connection:
-            await _prepare_thread(connection, tenant, key, request, only)
-            others = await _active(connection, str(key))
-            if others and request.strategy == "reject":
+            await _prepare_thread(connection, thread, new, only)
+            found = await connection.execute(active.order_by(runs.c.number))
+            others = list(found.scalars())
+            if others and new.columns["multitask_strategy"] == "reject":
                 raise conflict(
-                    f"thread {key} has a run that has not ended; wait for it, or choose another "
-                    "multitask_strategy"
+                    f"thread {thread} has a run that has not ended; wait for it, or choose "
+                    "another multitask_strategy"
                 )
-            await connection.execute(insert(runs).values(_row(run_id, tenant, key, request)))
-            row = (await connection.execute(select(runs).where(runs.c.run_id == run_id))).one()
-        return row, others
+            await connection.execute(sa.insert(runs).values(row))
+            stored = (
+                await connection.execute(sa.select(runs).where(runs.c.run_id == run_id))
+            ).one()
+        return stored, others
 
-    async def get(self, tenant: str, thread: UUID, run: UUID) -> Row[Any]:
+    async def get(self, tenant: str, thread: UUID, run: UUID) -> sa.Row[Any]:
         """The run, or 404."""
         c = runs.c
         own = (c.run_id == str(run), c.thread_id == str(thread), c.tenant == tenant)
-        row = await self._database.first(select(runs).where(*own))
+        row = await self._database.first(sa.select(runs).where(*own))
         if row is None:
             raise not_found("run", run)
         return row
@@ -116,7 +129,7 @@ class Runs:
         self, tenant: str, thread: UUID, status: str | None, limit: int, offset: int
     ) -> list[dict[str, Any]]:
         """The runs of a thread, the last one first."""
-        query = select(runs).where(runs.c.thread_id == str(thread), runs.c.tenant == tenant)
+        query = sa.select(runs).where(runs.c.thread_id == str(thread), runs.c.tenant == tenant)
         if status is not None:
             query = query.where(runs.c.status == status)
         query = query.order_by(runs.c.number.desc()).limit(limit).offset(offset)
@@ -124,12 +137,12 @@ class Runs:
 
     async def ids(self, tenant: str, statuses: Sequence[str]) -> list[str]:
         """The ids of a tenant's runs of some statuses."""
-        query = select(runs.c.run_id).where(runs.c.tenant == tenant, runs.c.status.in_(statuses))
+        query = sa.select(runs.c.run_id).where(runs.c.tenant == tenant, runs.c.status.in_(statuses))
         return [row[0] for row in await self._database.rows(query)]
 
     async def active(self) -> list[RunRecord]:
         """All runs that have not ended, in the order of their arrival."""
-        query = select(runs).where(runs.c.status.in_(ACTIVE)).order_by(runs.c.number)
+        query = sa.select(runs).where(runs.c.status.in_(ACTIVE)).order_by(runs.c.number)
         return [record_of(row) for row in await self._database.rows(query)]
 
     async def began(self, record: RunRecord) -> None:
@@ -139,7 +152,7 @@ class Runs:
             _changed(record.run_id, status="running", attempt=record.attempt, origin=origin)
         )
 
-    def end(self, run_id: str, status: str, result: bytes, reason: str | None) -> Update:
+    def end(self, run_id: str, status: str, result: bytes, reason: str | None) -> sa.Update:
         """The update for a run that has ended; those who wait for the run get ``result``.
 
         `Threads.update_state` executes it together with the update of the thread: whoever sees
@@ -151,58 +164,37 @@ class Runs:
 
     async def forget_streams(self, before: float) -> None:
         """Delete the events of runs that had ended at that time."""
-        over = select(runs.c.run_id).where(runs.c.status.not_in(ACTIVE), runs.c.updated_at < before)
-        await self._database.write(delete(events).where(events.c.run_id.in_(over)))
+        over = sa.select(runs.c.run_id).where(
+            runs.c.status.not_in(ACTIVE), runs.c.updated_at < before
+        )
+        await self._database.write(sa.delete(events).where(events.c.run_id.in_(over)))
 
     async def remove(self, run_id: str) -> None:
         """Delete the run and its events."""
         await self._database.write(
-            delete(events).where(events.c.run_id == run_id),
-            delete(runs).where(runs.c.run_id == run_id),
+            sa.delete(events).where(events.c.run_id == run_id),
+            sa.delete(runs).where(runs.c.run_id == run_id),
         )
 
 
 async def _prepare_thread(
-    connection: AsyncConnection, tenant: str, key: UUID, request: RunRequest, only: Filter
+    connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter
 ) -> None:
     """Create the run's thread if that was asked for, and make it busy."""
-    if request.stateless:
-        await add_thread(connection, tenant, key, request.metadata, temporary=request.temporary)
-    elif request.make_thread:
+    tenant, given = new.columns["tenant"], new.columns["metadata"]
+    if new.thread is None:
+        await add_thread(connection, tenant, thread, given, temporary=new.temporary)
+        only = None
+    elif new.make_thread:
         with suppress(IntegrityError):
             async with connection.begin_nested():
-                await add_thread(connection, tenant, key, request.metadata)
-    only = None if request.stateless else only
-    row = await find_thread(connection, tenant, key, only, lock=True)
-    about = {"graph_id": request.graph_id, "assistant_id": request.assistant_id}
+                await add_thread(connection, tenant, thread, given)
+    row = await find_thread(connection, tenant, thread, only, lock=True)
+    about = {name: new.columns[name] for name in ("graph_id", "assistant_id")}
     metadata = {**row._mapping["metadata"], **about}
     changed = {"status": "busy", "metadata": metadata, "updated_at": time.time()}
-    await change_thread(connection, key, changed)
+    await change_thread(connection, thread, changed)
 
 
-def _changed(run_id: str, **values: Any) -> Update:
-    return update(runs).where(runs.c.run_id == run_id).values(**values, updated_at=time.time())
-
-
-def _row(run_id: str, tenant: str, thread: UUID, request: RunRequest) -> dict[str, Any]:
-    now = time.time()
-    return {
-        "run_id": run_id,
-        "thread_id": str(thread),
-        "tenant": tenant,
-        "assistant_id": request.assistant_id,
-        "graph_id": request.graph_id,
-        "status": "pending",
-        "attempt": 0,
-        "multitask_strategy": request.strategy,
-        "metadata": request.metadata,
-        "kwargs": encode(request.kwargs).decode(),
-        "start_at": now + request.after_seconds,
-        "created_at": now,
-        "updated_at": now,
-    }
-
-
-async def _active(connection: AsyncConnection, thread: str) -> list[str]:
-    query = select(runs.c.run_id).where(runs.c.thread_id == thread, runs.c.status.in_(ACTIVE))
-    return list((await connection.execute(query.order_by(runs.c.number))).scalars())
+def _changed(run_id: str, **values: Any) -> sa.Update:
+    return sa.update(runs).where(runs.c.run_id == run_id).values(**values, updated_at=time.time())

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import sqlalchemy as sa
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from sqlalchemy import delete, func, insert, select
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.langgraph.database import Database
@@ -70,7 +70,7 @@ class EventLog:
     async def open(self) -> None:
         """Continue after the events that an earlier attempt has stored."""
         if self.resumable:
-            last = select(func.max(events.c.number)).where(events.c.run_id == self.run_id)
+            last = sa.select(sa.func.max(events.c.number)).where(events.c.run_id == self.run_id)
             row = await self._database.first(last)
             self.last = (row and row[0]) or 0
 
@@ -128,15 +128,15 @@ class EventLog:
         ]
         last = new[-1].number
         async with self._database.writing() as connection:
-            await connection.execute(insert(events), rows)
+            await connection.execute(sa.insert(events), rows)
             if last % _PAGE < len(new):
                 old = (events.c.run_id == self.run_id, events.c.number <= last - MAX_STORED)
-                await connection.execute(delete(events).where(*old))
+                await connection.execute(sa.delete(events).where(*old))
 
 
 async def stored_events(database: Database, run_id: str, after: int) -> list[StreamEvent]:
     """The next stored events of a resumable run, one page of them."""
-    query = select(events).where(events.c.run_id == run_id, events.c.number > after)
+    query = sa.select(events).where(events.c.run_id == run_id, events.c.number > after)
     rows = await database.rows(query.order_by(events.c.number).limit(_PAGE))
     return [StreamEvent(row.number, row.event, row.data.encode()) for row in rows]
 
@@ -175,6 +175,13 @@ class LiveRun:
 
 
 # -- responses ----------------------------------------------------------------------------
+
+
+def headers_of(row: sa.Row[Any], retry: str | None = None) -> dict[str, str]:
+    """Where a run is, and where a client whose connection breaks asks again: ``retry``."""
+    path = f"/threads/{row._mapping['thread_id']}/runs/{row._mapping['run_id']}"
+    headers = {"Content-Location": path}
+    return headers if retry is None else {**headers, "Location": f"{path}/{retry}"}
 
 
 def _ignore() -> None:

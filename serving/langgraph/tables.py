@@ -12,19 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from sqlalchemy import (
-    JSON,
-    Boolean,
-    Column,
-    ColumnElement,
-    Float,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
@@ -40,103 +28,103 @@ CONTAINS = "agentrt_contains"
 Filter = Mapping[str, Any] | None
 """What an object's metadata must contain to be visible, as an authentication hook says."""
 
-metadata = MetaData()
-_Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+metadata = sa.MetaData()
+_Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
 
-def _json(name: str) -> Column[object]:
-    return Column(name, _Json, nullable=False)
+def _json(name: str) -> sa.Column[object]:
+    return sa.Column(name, _Json, nullable=False)
 
 
-def _text(name: str, *, null: bool = False) -> Column[str]:
-    return Column(name, Text, nullable=null)
+def _text(name: str, *, null: bool = False) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=null)
 
 
-def _time(name: str, *, null: bool = False) -> Column[float]:
-    return Column(name, Float(53), nullable=null)
+def _time(name: str, *, null: bool = False) -> sa.Column[float]:
+    return sa.Column(name, sa.Float(53), nullable=null)
 
 
-def _assistant() -> list[Column[Any]]:
+def _assistant() -> list[sa.Column[Any]]:
     """The columns of an assistant that each version has."""
     texts = [_text("graph_id"), _text("name"), _text("description", null=True)]
     return [*texts, _json("config"), _json("context"), _json("metadata")]
 
 
-about = Table(
-    "agentrt_about", metadata, Column("key", String(64), primary_key=True), _text("value")
+about = sa.Table(
+    "agentrt_about", metadata, sa.Column("key", sa.String(64), primary_key=True), _text("value")
 )
 
-assistants = Table(
+assistants = sa.Table(
     "agentrt_assistants",
     metadata,
-    Column("tenant", String(LONGEST_TENANT), primary_key=True),
-    Column("assistant_id", String(36), primary_key=True),
-    Column("version", Integer, nullable=False),
+    sa.Column("tenant", sa.String(LONGEST_TENANT), primary_key=True),
+    sa.Column("assistant_id", sa.String(36), primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
     *_assistant(),
     _time("created_at"),
     _time("updated_at"),
 )
 
-versions = Table(
+versions = sa.Table(
     "agentrt_assistant_versions",
     metadata,
-    Column("tenant", String(LONGEST_TENANT), primary_key=True),
-    Column("assistant_id", String(36), primary_key=True),
-    Column("version", Integer, primary_key=True),
+    sa.Column("tenant", sa.String(LONGEST_TENANT), primary_key=True),
+    sa.Column("assistant_id", sa.String(36), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
     *_assistant(),
     _time("created_at"),
 )
 
-threads = Table(
+threads = sa.Table(
     "agentrt_threads",
     metadata,
-    Column("thread_id", String(36), primary_key=True),
-    Column("tenant", String(LONGEST_TENANT), nullable=False),
-    Column("status", String(16), nullable=False),
+    sa.Column("thread_id", sa.String(36), primary_key=True),
+    sa.Column("tenant", sa.String(LONGEST_TENANT), nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
     # Made for one stateless run, and deleted some time after its end.
-    Column("temporary", Boolean, nullable=False),
+    sa.Column("temporary", sa.Boolean, nullable=False),
     _json("metadata"),
     _json("config"),
-    Column("values", _Json, nullable=True),
+    sa.Column("values", _Json, nullable=True),
     _json("interrupts"),
-    Column("error", _Json, nullable=True),
+    sa.Column("error", _Json, nullable=True),
     _time("created_at"),
     _time("updated_at"),
     _time("state_updated_at"),
-    Index("agentrt_threads_by_age", "tenant", "created_at"),
+    sa.Index("agentrt_threads_by_age", "tenant", "created_at"),
 )
 
-runs = Table(
+runs = sa.Table(
     "agentrt_runs",
     metadata,
     # The order in which runs arrived.
-    Column("number", Integer, primary_key=True, autoincrement=True),
-    Column("run_id", String(36), nullable=False, unique=True),
-    Column("thread_id", String(36), nullable=False),
-    Column("tenant", String(LONGEST_TENANT), nullable=False),
-    Column("assistant_id", String(36), nullable=False),
-    Column("graph_id", Text, nullable=False),
-    Column("status", String(16), nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("multitask_strategy", String(16), nullable=False),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("run_id", sa.String(36), nullable=False, unique=True),
+    sa.Column("thread_id", sa.String(36), nullable=False),
+    sa.Column("tenant", sa.String(LONGEST_TENANT), nullable=False),
+    sa.Column("assistant_id", sa.String(36), nullable=False),
+    sa.Column("graph_id", sa.Text, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("multitask_strategy", sa.String(16), nullable=False),
     _json("metadata"),
     _text("kwargs"),
     _text("origin", null=True),
     _text("result", null=True),
-    Column("cancel_reason", Text, nullable=True),
+    sa.Column("cancel_reason", sa.Text, nullable=True),
     _time("start_at"),
     _time("created_at"),
     _time("updated_at"),
-    Index("agentrt_runs_of_thread", "thread_id", "number"),
-    Index("agentrt_runs_by_status", "status"),
+    sa.Index("agentrt_runs_of_thread", "thread_id", "number"),
+    sa.Index("agentrt_runs_by_status", "status"),
     sqlite_autoincrement=True,
 )
 
-events = Table(
+events = sa.Table(
     "agentrt_events",
     metadata,
-    Column("run_id", String(36), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
+    sa.Column("run_id", sa.String(36), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     _text("event"),
     _text("data"),
 )
@@ -148,7 +136,7 @@ events = Table(
 class contains(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
     """Whether a JSON column contains a value: PostgreSQL's ``column @> value``."""
 
-    type = Boolean()
+    type = sa.Boolean()
     inherit_cache = True
     name = CONTAINS
 
@@ -162,7 +150,7 @@ def _as_operator(element: Any, compiler: Any, **options: Any) -> str:
     )
 
 
-def has(column: Any, value: Any) -> ColumnElement[bool]:
+def has(column: Any, value: Any) -> sa.ColumnElement[bool]:
     """Whether the JSON in ``column`` contains ``value``, as JSONB's ``@>`` does."""
     return contains(column, dumps(value))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
@@ -19,7 +20,6 @@ from agentrt.serving.langgraph.auth import Caller, Calling
 from agentrt.serving.langgraph.bodies import Checkpoint
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
 from agentrt.serving.langgraph.run_queue import RunQueue
-from agentrt.serving.langgraph.tables import Filter
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.threads import (
     checkpoint_json,
@@ -31,13 +31,11 @@ from agentrt.serving.langgraph.threads import (
 
 _T = "/threads/{thread_id}"
 _S = f"{_T}/state"
-_BadUpdate = (InvalidUpdateError, EmptyInputError, ValueError, TypeError, KeyError)
-"""What LangGraph, or a reducer of the graph, raises for values that do not fit."""
 _Select = Annotated[list[bodies.StateField] | None, Query()]
 
 
 class ThreadRoutes:
-    """Threads, without their states."""
+    """Threads, their states and their histories."""
 
     def __init__(self, state: TenantState, queue: RunQueue) -> None:
         self._state = state
@@ -55,6 +53,11 @@ class ThreadRoutes:
         add(_T, self.patch, methods=["PATCH"])
         add(_T, self.delete, methods=["DELETE"], status_code=204)
         add(f"{_T}/copy", self.copy, methods=["POST"])
+        add(_S, self.get_state, name="get")
+        add(_S, self.update_state, methods=["POST"], name="update")
+        add(f"{_S}/checkpoint", self.state_at, methods=["POST"], name="at")
+        add(f"{_S}/{{checkpoint_id}}", self.get_state_at, name="get_at")
+        add(f"{_T}/history", self.history, methods=["POST"])
 
     async def create(self, body: bodies.ThreadCreate, caller: Calling) -> JSON:
         """A new thread; ``supersteps`` are written into its state, if it is new."""
@@ -69,7 +72,11 @@ class ThreadRoutes:
             return JSON(made)
         graph = self._state.graphs.of(graph_id, caller.tenant)
         try:
-            await write_supersteps(graph, made["thread_id"], body.supersteps)
+            steps = [[StateUpdate(u.values, u.as_node) for u in s.updates] for s in body.supersteps]
+            with _refused_updates("supersteps"):
+                await graph.abulk_update_state(
+                    _config(UUID(made["thread_id"]), Checkpoint()), steps
+                )
         except BaseException:
             await self._forget(made["thread_id"])
             raise
@@ -106,7 +113,7 @@ class ThreadRoutes:
 
     async def get(self, thread_id: UUID, caller: Calling) -> JSON:
         """One thread."""
-        row, _ = await self._read(caller, thread_id, "read")
+        row = await self._read(caller, thread_id, "read")
         return JSON(thread_json(row))
 
     async def patch(
@@ -130,7 +137,7 @@ class ThreadRoutes:
 
     async def copy(self, thread_id: UUID, caller: Calling) -> JSON:
         """A new thread with the state and the history of this one."""
-        row, _ = await self._read(caller, thread_id, "read")
+        row = await self._read(caller, thread_id, "read")
         self._check_at_rest(thread_id)
         value: dict[str, Any] = {"thread_id": uuid4(), "metadata": row._mapping["metadata"]}
         await caller.authorize("threads", "create", value)
@@ -142,37 +149,9 @@ class ThreadRoutes:
         await self._all.update_state(new["thread_id"], state)
         return JSON(thread_json(await self._all.get(caller.tenant, body.thread_id or uuid4())))
 
-    async def _read(self, caller: Caller, key: UUID, action: str) -> tuple[Row[Any], Filter]:
-        only = await caller.authorize("threads", action, {"thread_id": key})
-        return await self._all.get(caller.tenant, key, only), only
+    # -- states ------------------------------------------------------------------------
 
-    async def _forget(self, key: str) -> None:
-        await self._queue.stop_all(self._queue.live_in(key), "interrupt")
-        await self._state.storage.saver.adelete_thread(key)
-        await self._all.remove([key])
-
-    def _check_at_rest(self, key: UUID) -> None:
-        if self._queue.is_running(str(key)):
-            raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
-
-
-class StateRoutes:
-    """Reads and changes states."""
-
-    def __init__(self, state: TenantState, queue: RunQueue) -> None:
-        self._state = state
-        self._queue = queue
-
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        add = router.add_api_route
-        add(_S, self.get)
-        add(_S, self.update, methods=["POST"])
-        add(f"{_S}/checkpoint", self.at, methods=["POST"])
-        add(f"{_S}/{{checkpoint_id}}", self.get_at)
-        add("/threads/{thread_id}/history", self.history, methods=["POST"])
-
-    async def get(
+    async def get_state(
         self,
         thread_id: UUID,
         caller: Calling,
@@ -182,7 +161,7 @@ class StateRoutes:
         """A thread's state now."""
         return await self._answer(caller, thread_id, Checkpoint(), subgraphs, select)
 
-    async def get_at(
+    async def get_state_at(
         self,
         thread_id: UUID,
         checkpoint_id: UUID,
@@ -194,11 +173,13 @@ class StateRoutes:
         checkpoint = Checkpoint(checkpoint_id=checkpoint_id)
         return await self._answer(caller, thread_id, checkpoint, subgraphs, select)
 
-    async def at(self, thread_id: UUID, body: bodies.StateAt, caller: Calling) -> JSON:
+    async def state_at(self, thread_id: UUID, body: bodies.StateAt, caller: Calling) -> JSON:
         """A thread's state at a checkpoint, also one of a subgraph."""
         return await self._answer(caller, thread_id, body.checkpoint, body.subgraphs, body.select)
 
-    async def update(self, thread_id: UUID, body: bodies.StateUpdate, caller: Calling) -> JSON:
+    async def update_state(
+        self, thread_id: UUID, body: bodies.StateUpdate, caller: Calling
+    ) -> JSON:
         """Write values into a thread's state, as if a node had; from a checkpoint: fork it."""
         graph = await self._graph(caller, thread_id, "update")
         if graph is None:
@@ -208,32 +189,25 @@ class StateRoutes:
         if self._queue.is_running(str(thread_id)):
             raise conflict(f"thread {thread_id} has a run under way; wait for its end")
         start = body.checkpoint or Checkpoint(checkpoint_id=body.checkpoint_id)
-        config = checkpoint_config(thread_id, start)
-        try:
+        config = _config(thread_id, start)
+        with _refused_updates("values"):
             written = await graph.aupdate_state(config, body.values, body.as_node)
-        except _BadUpdate as error:
-            raise invalid(f"values: {_first_line(error)}") from error
         key = str(thread_id)
         await self._state.threads.update_state(key, await thread_state(graph, key))
         checkpoint = checkpoint_json(written, key)
-        return JSON(
-            {
-                "checkpoint": checkpoint,
-                "configurable": checkpoint,
-                "checkpoint_id": checkpoint["checkpoint_id"],
-            }
-        )
+        own_id = checkpoint["checkpoint_id"]
+        return JSON({"checkpoint": checkpoint, "configurable": checkpoint, "checkpoint_id": own_id})
 
     async def history(self, thread_id: UUID, body: bodies.History, caller: Calling) -> JSON:
         """A thread's states, the last one first."""
         graph = await self._graph(caller, thread_id, "read")
         if graph is None:
             return JSON([])
-        config = checkpoint_config(thread_id, body.checkpoint or Checkpoint())
+        config = _config(thread_id, body.checkpoint or Checkpoint())
         before = body.before
         if isinstance(before, UUID):
             before = Checkpoint(checkpoint_id=before)
-        earlier = checkpoint_config(thread_id, before) if before and before.checkpoint_id else None
+        earlier = _config(thread_id, before) if before and before.checkpoint_id else None
         found = graph.aget_state_history(
             config, filter=body.metadata, before=earlier, limit=body.limit
         )
@@ -242,6 +216,21 @@ class StateRoutes:
         except ValueError as error:
             raise invalid(str(error)) from error
         return JSON([state_json(one, str(thread_id), body.select) for one in states])
+
+    # -- inside ------------------------------------------------------------------------
+
+    async def _read(self, caller: Caller, key: UUID, action: str) -> Row[Any]:
+        only = await caller.authorize("threads", action, {"thread_id": key})
+        return await self._all.get(caller.tenant, key, only)
+
+    async def _forget(self, key: str) -> None:
+        await self._queue.stop_all(self._queue.live_in(key), "interrupt")
+        await self._state.storage.saver.adelete_thread(key)
+        await self._all.remove([key])
+
+    def _check_at_rest(self, key: UUID) -> None:
+        if self._queue.is_running(str(key)):
+            raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
 
     async def _answer(
         self,
@@ -252,32 +241,27 @@ class StateRoutes:
         select: Sequence[str] | None,
     ) -> JSON:
         graph = await self._graph(caller, thread_id, "read")
-        config = checkpoint_config(thread_id, checkpoint)
+        config = _config(thread_id, checkpoint)
         if graph is None:
             state = StateSnapshot({}, (), config, None, None, None, (), ())
         else:
-            state = await self._at(graph, config, subgraphs)
+            try:
+                state = await last_state(graph, config, subgraphs=subgraphs)
+            except ValueError as error:  # no such subgraph
+                raise not_found("checkpoint_ns", f"{error}") from error
         if state.created_at is None and checkpoint.checkpoint_id:
             raise not_found("checkpoint", checkpoint.checkpoint_id)
         return JSON(state_json(state, str(thread_id), select))
 
-    async def _at(self, graph: Graph, config: RunnableConfig, subgraphs: bool) -> StateSnapshot:
-        try:
-            return await last_state(graph, config, subgraphs=subgraphs)
-        except ValueError as error:  # no such subgraph
-            raise not_found("checkpoint_ns", f"{error}") from error
-
     async def _graph(self, caller: Caller, thread_id: UUID, action: str) -> Graph | None:
         """The graph that a thread has run, or is to run."""
-        only = await caller.authorize("threads", action, {"thread_id": thread_id})
-        row = await self._state.threads.get(caller.tenant, thread_id, only)
+        row = await self._read(caller, thread_id, action)
         name = row._mapping["metadata"].get("graph_id")
-        if name not in self._state.graphs:
-            return None
-        return self._state.graphs.of(name, caller.tenant)
+        graphs = self._state.graphs
+        return graphs.of(name, caller.tenant) if name in graphs else None
 
 
-def checkpoint_config(thread_id: UUID, checkpoint: Checkpoint) -> RunnableConfig:
+def _config(thread_id: UUID, checkpoint: Checkpoint) -> RunnableConfig:
     """Where in the thread. Raises 422 for a checkpoint that names another thread."""
     if checkpoint.thread_id not in (None, thread_id):
         raise invalid(f"checkpoint.thread_id is not {thread_id}, the thread of the path")
@@ -285,20 +269,11 @@ def checkpoint_config(thread_id: UUID, checkpoint: Checkpoint) -> RunnableConfig
     return {"configurable": configurable}
 
 
-async def write_supersteps(
-    graph: Graph, thread: str, supersteps: Sequence[bodies.Superstep]
-) -> None:
-    """Give a new thread a history. Raises 422 for values that do not fit."""
-    updates = [
-        [StateUpdate(one.values, one.as_node) for one in superstep.updates]
-        for superstep in supersteps
-    ]
-    config: RunnableConfig = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+@contextmanager
+def _refused_updates(what: str) -> Iterator[None]:
+    """Turn what LangGraph, or a reducer of the graph, raises for bad values into 422."""
     try:
-        await graph.abulk_update_state(config, updates)
-    except _BadUpdate as error:
-        raise invalid(f"supersteps: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+        yield
+    except (InvalidUpdateError, EmptyInputError, ValueError, TypeError, KeyError) as error:
+        first_line = str(error).partition("\n")[0] or type(error).__name__
+        raise invalid(f"{what}: {first_line}") from error

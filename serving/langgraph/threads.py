@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
+import sqlalchemy as sa
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import PregelTask, StateSnapshot
-from sqlalchemy import ColumnElement, Row, Update, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -23,7 +23,7 @@ from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, runs, 
 _TIMES = ("created_at", "updated_at", "state_updated_at")
 
 
-def thread_json(row: Row[Any]) -> dict[str, Any]:
+def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
     """A thread as clients see it."""
     one = dict(row._mapping)
     del one["tenant"], one["temporary"]
@@ -38,7 +38,7 @@ class Threads:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def get(self, tenant: str, key: UUID, only: Filter = None) -> Row[Any]:
+    async def get(self, tenant: str, key: UUID, only: Filter = None) -> sa.Row[Any]:
         """The thread, or 404."""
         async with self._database.reading() as connection:
             return await find_thread(connection, tenant, key, only)
@@ -85,7 +85,7 @@ class Threads:
         return await self._database.count(threads, _matching(tenant, body, only))
 
     async def update_state(
-        self, key: str, state: Mapping[str, Any], run_end: Update | None = None
+        self, key: str, state: Mapping[str, Any], run_end: sa.Update | None = None
     ) -> None:
         """Store the state of a thread (`thread_state`) after it was changed or a run has ended;
         with the update of that run (`Runs.end`).
@@ -94,7 +94,7 @@ class Threads:
         async with self._database.writing() as connection:
             if run_end is not None:
                 await connection.execute(run_end)
-            active = select(func.count()).select_from(runs)
+            active = sa.select(sa.func.count()).select_from(runs)
             active = active.where(runs.c.thread_id == key, runs.c.status.in_(ACTIVE))
             busy = (await connection.execute(active)).scalar_one() > 0
             status = "busy" if busy else state["status"]
@@ -103,19 +103,19 @@ class Threads:
 
     async def remove(self, keys: Collection[str]) -> None:
         """Delete our rows of threads, their runs and events."""
-        run_ids = select(runs.c.run_id).where(runs.c.thread_id.in_(keys))
+        run_ids = sa.select(runs.c.run_id).where(runs.c.thread_id.in_(keys))
         await self._database.write(
-            delete(events).where(events.c.run_id.in_(run_ids)),
-            delete(runs).where(runs.c.thread_id.in_(keys)),
-            delete(threads).where(threads.c.thread_id.in_(keys)),
+            sa.delete(events).where(events.c.run_id.in_(run_ids)),
+            sa.delete(runs).where(runs.c.thread_id.in_(keys)),
+            sa.delete(threads).where(threads.c.thread_id.in_(keys)),
         )
 
     async def left_over(self, before: float) -> list[str]:
         """The temporary threads whose runs had all ended at that time."""
-        active = select(runs.c.thread_id).where(runs.c.status.in_(ACTIVE))
+        active = sa.select(runs.c.thread_id).where(runs.c.status.in_(ACTIVE))
         c = threads.c
         old = (c.temporary, c.updated_at < before, c.thread_id.not_in(active))
-        return [row[0] for row in await self._database.rows(select(c.thread_id).where(*old))]
+        return [row[0] for row in await self._database.rows(sa.select(c.thread_id).where(*old))]
 
 
 # -- inside a transaction -----------------------------------------------------------------
@@ -123,9 +123,9 @@ class Threads:
 
 async def find_thread(
     connection: AsyncConnection, tenant: str, key: UUID, only: Filter, *, lock: bool = False
-) -> Row[Any]:
+) -> sa.Row[Any]:
     """The thread, or 404; ``lock`` keeps others from changing it until the transaction's end."""
-    query = select(threads).where(threads.c.thread_id == str(key), threads.c.tenant == tenant)
+    query = sa.select(threads).where(threads.c.thread_id == str(key), threads.c.tenant == tenant)
     if only:
         query = query.where(has(threads.c.metadata, only))
     row = (await connection.execute(query.with_for_update() if lock else query)).first()
@@ -155,18 +155,18 @@ async def add_thread(
         "error": None,
         **dict.fromkeys(_TIMES, time.time()),
     }
-    await connection.execute(insert(threads).values(row))
+    await connection.execute(sa.insert(threads).values(row))
 
 
 async def change_thread(connection: AsyncConnection, key: UUID, values: Mapping[str, Any]) -> None:
     """Set columns of a thread."""
     where = threads.c.thread_id == str(key)
-    await connection.execute(update(threads).where(where).values(dict(values)))
+    await connection.execute(sa.update(threads).where(where).values(dict(values)))
 
 
-def _matching(tenant: str, body: bodies.ThreadCount, only: Filter) -> list[ColumnElement[bool]]:
+def _matching(tenant: str, body: bodies.ThreadCount, only: Filter) -> list[sa.ColumnElement[bool]]:
     column = threads.c
-    conditions: list[ColumnElement[bool]] = [column.tenant == tenant, ~column.temporary]
+    conditions: list[sa.ColumnElement[bool]] = [column.tenant == tenant, ~column.temporary]
     if body.status is not None:
         conditions.append(column.status == body.status)
     for field, wanted in (

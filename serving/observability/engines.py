@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 ONE_ENGINE = "engine"
@@ -145,32 +145,23 @@ def _level_name(call: Mapping[str, Any], levelled: bool) -> str:
 def _engine_call(
     call: Mapping[str, Any], replica: str, engine: Mapping[str, Any], why: str = ""
 ) -> EngineCall:
-    return EngineCall(
-        call_id=str(call.get("call_id")),
-        program_id=call["program_id"],
-        running=not why,
-        replica=replica,
-        level=call.get("level") if engine.get("levelled", True) else None,
-        since=call.get("since"),
-        served_s=call.get("served_s", 0.0),
-        waited_s=call.get("waited_s", 0.0),
-        preemptions=call.get("preemptions", 0),
-        why=why,
-        preempted_by=call.get("gave_way_to", "") if why else "",
-    )
+    own = {
+        "call_id": str(call.get("call_id")),
+        "running": not why,
+        "replica": replica,
+        "level": call.get("level") if engine.get("levelled", True) else None,
+        "why": why,
+        "preempted_by": call.get("gave_way_to", "") if why else "",
+    }
+    return EngineCall(**_known(EngineCall, call) | own)
 
 
 def _replica(engine: Mapping[str, Any], calls: Iterable[EngineCall]) -> Replica:
     here = Counter(call.running for call in calls if call.replica == engine["name"])
-    return Replica(
-        name=engine["name"],
-        state=engine.get("state", "ready"),
-        running=here[True],
-        waiting=here[False],
-        blocks=engine.get("blocks", 0),
-        free_blocks=engine.get("free_blocks", 0),
-        steps=engine.get("steps") or 0,
-        computed_tokens=engine.get("computed_tokens"),
-        deaths=engine.get("deaths", 0),
-        last_error=engine.get("last_error", ""),
-    )
+    return Replica(**_known(Replica, engine) | {"running": here[True], "waiting": here[False]})
+
+
+def _known(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass that a snapshot has."""
+    names = (field.name for field in fields(kind))
+    return {name: given[name] for name in names if given.get(name) is not None}

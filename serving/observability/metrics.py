@@ -167,6 +167,16 @@ class Metrics:
         return self._labelled[labels]
 
 
+def _sums_of(row: ProgramRow) -> dict[str, float]:
+    return {
+        "finished_calls": row.finished_calls,
+        "service_s": row.service_s,
+        "waiting_s": row.waiting_s,
+        "interrupt_s": row.interrupt_s,
+        **asdict(row.usage),
+    }
+
+
 class TenantMetrics(Collector):
     """The part of a registry that belongs to one tenant."""
 
@@ -185,6 +195,21 @@ class TenantMetrics(Collector):
 
 _Read = dict[str, tuple[str, Callable[[Replica], float]]]
 """Metrics by name: what each counts, and how to read it from a replica."""
+_GAUGES: _Read = {
+    "agentrt_kv_blocks": ("KV-cache blocks.", lambda r: r.blocks),
+    "agentrt_kv_used_blocks": (
+        "KV-cache blocks that are not free.",
+        lambda r: r.blocks - r.free_blocks,
+    ),
+}
+_COUNTERS: _Read = {
+    "agentrt_engine_steps": ("Engine steps.", lambda r: r.steps),
+    "agentrt_computed_tokens": (
+        "Tokens computed, of prompts and outputs.",
+        lambda r: r.computed_tokens or 0,
+    ),
+    "agentrt_replica_deaths": ("Times that the engine died.", lambda r: r.deaths),
+}
 
 
 class Gauges(Collector):
@@ -239,39 +264,9 @@ def _replicas(view: EngineView) -> Iterator[Metric]:
         for state in _REPLICA_STATES:
             up.add_metric((replica.name, state), replica.state == state)
     yield up
-    gauges: _Read = {
-        "agentrt_kv_blocks": ("KV-cache blocks.", lambda r: r.blocks),
-        "agentrt_kv_used_blocks": ("KV-cache blocks that are not free.", _used),
-    }
-    for name, (text, value) in gauges.items():
-        gauge = GaugeMetricFamily(name, text, labels=("replica",))
-        for replica in view.replicas:
-            gauge.add_metric((replica.name,), value(replica))
-        yield gauge
-    counters: _Read = {
-        "agentrt_engine_steps": ("Engine steps.", lambda r: r.steps),
-        "agentrt_computed_tokens": (
-            "Tokens computed, of prompts and outputs.",
-            lambda r: r.computed_tokens or 0,
-        ),
-        "agentrt_replica_deaths": ("Times that the engine died.", lambda r: r.deaths),
-    }
-    for name, (text, value) in counters.items():
-        counter = CounterMetricFamily(name, text, labels=("replica",))
-        for replica in view.replicas:
-            counter.add_metric((replica.name,), value(replica))
-        yield counter
-
-
-def _used(replica: Replica) -> int:
-    return replica.blocks - replica.free_blocks
-
-
-def _sums_of(row: ProgramRow) -> dict[str, float]:
-    return {
-        "finished_calls": row.finished_calls,
-        "service_s": row.service_s,
-        "waiting_s": row.waiting_s,
-        "interrupt_s": row.interrupt_s,
-        **asdict(row.usage),
-    }
+    for family, metrics in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, (text, value) in metrics.items():
+            metric = family(name, text, labels=("replica",))
+            for replica in view.replicas:
+                metric.add_metric((replica.name,), value(replica))
+            yield metric

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -41,7 +41,7 @@ _HEADERS = {
 """The browser loads nothing that is not from this server."""
 
 
-def visible_tenant(request: Request) -> str | None:
+def _visible_tenant(request: Request) -> str | None:
     """The tenant whose programs the request may see; None for all.
 
     The middleware sets ``request.state.tenant`` and ``operator``; without it, as in the
@@ -50,6 +50,10 @@ def visible_tenant(request: Request) -> str | None:
     state = request.state
     keyed = getattr(state, "tenant", None) is not None
     return tenant_of(request) if keyed and not getattr(state, "operator", False) else None
+
+
+Visible = Annotated[str | None, Depends(_visible_tenant)]
+"""The parameter of a request handler that says whose programs may be seen."""
 
 
 class Observability:
@@ -91,9 +95,8 @@ class Observability:
 
     # -- programs -----------------------------------------------------------------------
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, tenant: Visible) -> Response:
         """Metrics for Prometheus, in its text format."""
-        tenant = visible_tenant(request)
         view = await self._poller.fresh(_VIEW_S)
         metrics, present = self._log.metrics, CollectorRegistry()
         with self._log.registry.lock:
@@ -110,14 +113,13 @@ class Observability:
 
     async def programs(
         self,
-        request: Request,
+        tenant: Visible,
         state: Activity | None = None,
         type: Annotated[str | None, Query(max_length=200)] = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 100,
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     ) -> JSONResponse:
         """Live programs, the oldest first, and those that ended lately, the latest first."""
-        tenant = visible_tenant(request)
         view = await self._poller.fresh(_VIEW_S)
         with self._log.registry.lock:
             ended = reversed(self._log.ended.values())
@@ -131,19 +133,17 @@ class Observability:
             )
         return JSONResponse(page)
 
-    async def program(self, request: Request, program_id: str) -> JSONResponse:
+    async def program(self, tenant: Visible, program_id: str) -> JSONResponse:
         """A program and its execution DAG."""
-        tenant = visible_tenant(request)
         run = self._find(tenant, program_id)
         view = await self._poller.fresh(_VIEW_S)
         with self._log.registry.lock:
             return JSONResponse(Renderer(self._log, view, tenant).graph(run))
 
     async def events(
-        self, request: Request, program: Annotated[str | None, Query(max_length=300)] = None
+        self, tenant: Visible, program: Annotated[str | None, Query(max_length=300)] = None
     ) -> Response:
         """What happens, as server-sent events; with ``program`` all of that one alone."""
-        tenant = visible_tenant(request)
         run = None if program is None else self._find(tenant, program)
         feed = Feed(self._server, self._log, self._poller, tenant, run)
         try:

@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
@@ -27,6 +27,7 @@ from agentrt.serving.observability.render import JSON, Renderer
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.server import Server
 
+K = TypeVar("K")
 _VIEW_S = 0.5
 """How often the engines are sent when nothing happens."""
 
@@ -173,30 +174,16 @@ class Feed:
         return [run for run in live if run.id in moved]
 
     def _changed_programs(self, runs: Iterable[Run], render: Renderer) -> list[JSON]:
-        """The programs that differ from what was sent. One that ended is sent once more."""
-        new: list[JSON] = []
-        for run in runs:
-            program = render.program(run)
-            if self.sent.get(run.id) != program:
-                new.append(program)
-            if run.state is RunState.RUNNING:
-                self.sent[run.id] = program
-            else:
-                self.sent.pop(run.id, None)
-        return new
+        rendered = [
+            (run.id, render.program(run), run.state is not RunState.RUNNING) for run in runs
+        ]
+        return _changed(self.sent, rendered)
 
     def _changed_nodes(self, nodes: Iterable[tuple[Run, Node]], render: Renderer) -> list[JSON]:
-        """The nodes that differ from what was sent. One that ended is sent once more."""
-        new: list[JSON] = []
-        for run, node in nodes:
-            key, rendered = (run.id, node.id), render.node(run, node)
-            if self.sent_nodes.get(key) != rendered:
-                new.append(rendered)
-            if node.state.ended:
-                self.sent_nodes.pop(key, None)
-            else:
-                self.sent_nodes[key] = rendered
-        return new
+        rendered = [
+            ((run.id, node.id), render.node(run, node), node.state.ended) for run, node in nodes
+        ]
+        return _changed(self.sent_nodes, rendered)
 
     def _changed_engines(self, render: Renderer) -> JSON | None:
         engines = render.engines()
@@ -204,6 +191,18 @@ class Feed:
             return None
         self.sent_engines = engines
         return engines
+
+
+def _changed(sent: dict[K, JSON], rendered: Iterable[tuple[K, JSON, bool]]) -> list[JSON]:
+    """What differs from what was sent. What has ended is sent once more, and forgotten."""
+    new: list[JSON] = []
+    for key, value, ended in rendered:
+        if sent.get(key) != value:
+            new.append(value)
+        sent[key] = value
+        if ended:
+            del sent[key]
+    return new
 
 
 def _event(name: str, body: dict[str, Any]) -> ServerSentEvent:

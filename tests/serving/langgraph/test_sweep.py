@@ -13,7 +13,7 @@ import pytest_asyncio
 from sqlalchemy import Row
 
 from agentrt import Runtime
-from agentrt.serving.langgraph.runs import RunRequest
+from agentrt.serving.langgraph.runs import NewRun
 from agentrt.serving.langgraph.streams import EventLog, stored_events
 from agentrt.serving.langgraph.tenant_state import (
     LINGER_S,
@@ -33,8 +33,10 @@ async def state(tmp_path: Path) -> AsyncIterator[TenantState]:
         yield state
 
 
-def a_request(*, temporary: bool) -> RunRequest:
-    return RunRequest(str(uuid4()), "g", {}, {}, "enqueue", 0, True, temporary, True)
+def a_run(*, temporary: bool) -> NewRun:
+    texts = {"tenant": "t", "assistant_id": str(uuid4()), "graph_id": "g"}
+    columns = {**texts, "multitask_strategy": "enqueue", "metadata": {}, "start_at": 0.0}
+    return NewRun(None, columns, {}, temporary, True)
 
 
 async def end(state: TenantState, row: Row[Any]) -> None:
@@ -44,8 +46,8 @@ async def end(state: TenantState, row: Row[Any]) -> None:
 
 async def test_threads_of_lone_runs_go_some_time_after_their_end(state: TenantState) -> None:
     """1. A run that has not ended stays. 2. Ended, it lingers. 3. Then it goes; others stay."""
-    lone, _ = await state.runs.enter("t", None, a_request(temporary=True), None)
-    kept, _ = await state.runs.enter("t", None, a_request(temporary=False), None)
+    lone, _ = await state.runs.enter(a_run(temporary=True), None)
+    kept, _ = await state.runs.enter(a_run(temporary=False), None)
     for row in (lone, kept):
         await state.clear_away(time.time() + 2 * LINGER_S)
         await end(state, row)
@@ -60,7 +62,7 @@ async def test_threads_of_lone_runs_go_some_time_after_their_end(state: TenantSt
 
 async def test_streams_can_be_replayed_for_a_while(state: TenantState) -> None:
     database = state.storage.database
-    row, _ = await state.runs.enter("t", None, a_request(temporary=False), None)
+    row, _ = await state.runs.enter(a_run(temporary=False), None)
     log = EventLog(row.run_id, database, resumable=True)
     await log.put([("values", b"1")])
     await state.clear_away(time.time() + 2 * REPLAY_S)

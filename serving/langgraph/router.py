@@ -12,14 +12,14 @@ from fastapi import APIRouter, Depends
 from langgraph_sdk import Auth
 
 from agentrt import __version__
-from agentrt.serving.langgraph.assistants import AssistantRoutes
 from agentrt.serving.langgraph.auth import authenticate
 from agentrt.serving.langgraph.responses import JSON, Route
 from agentrt.serving.langgraph.run_queue import MAX_RUNNING, RunQueue, open_queue
-from agentrt.serving.langgraph.run_routes import RunRoutes, StartRoutes
+from agentrt.serving.langgraph.run_routes import RunRoutes
+from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.store import StoreRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state, sweeping
-from agentrt.serving.langgraph.thread_routes import StateRoutes, ThreadRoutes
+from agentrt.serving.langgraph.thread_routes import ThreadRoutes
 from agentrt.serving.server import Server
 
 
@@ -49,10 +49,9 @@ def _routes(state: TenantState, queue: RunQueue, auth: Auth | None) -> APIRouter
     guarded = APIRouter(
         route_class=Route, dependencies=[Depends(authenticate(auth))], tags=["langgraph"]
     )
-    AssistantRoutes(state.assistants, state.graphs).add_to(guarded)
+    state.assistants.add_to(guarded)
     # The more specific path comes first: /threads/search is no thread.
     ThreadRoutes(state, queue).add_to(guarded)
-    StateRoutes(state, queue).add_to(guarded)
     StartRoutes(state, queue).add_to(guarded)
     RunRoutes(state, queue).add_to(guarded)
     StoreRoutes(state.storage.store).add_to(guarded)
