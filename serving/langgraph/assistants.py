@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph import bodies
-from agentrt.serving.langgraph.auth import Caller, Calling
+from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.graphs import Graphs, schemas_of, subgraphs_of
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, timestamp
@@ -55,7 +55,7 @@ class Assistants:
         add(f"{_A}/versions", self.versions, methods=["POST"])
         add(f"{_A}/latest", self.latest, methods=["POST"])
 
-    async def create(self, body: bodies.AssistantCreate, caller: Calling) -> JSON:
+    async def create(self, body: bodies.AssistantCreate, caller: CallerDep) -> JSON:
         """A new assistant."""
         value: dict[str, Any] = body.model_dump()
         await caller.authorize("assistants", "create", value)
@@ -73,7 +73,7 @@ class Assistants:
                 raise conflict(f"assistant {key} exists already") from None
         return JSON(await self.find(caller.tenant, key))
 
-    async def search(self, body: bodies.AssistantSearch, caller: Calling) -> JSON:
+    async def search(self, body: bodies.AssistantSearch, caller: CallerDep) -> JSON:
         """Assistants that fit. X-Pagination-Next is where the next ones begin, if there are."""
         only = await caller.authorize("assistants", "search", body.model_dump())
         await self._add_defaults(caller.tenant)
@@ -84,18 +84,20 @@ class Assistants:
         following = {"X-Pagination-Next": str(body.offset + body.limit)}
         return JSON(found, headers=following if len(rows) > body.limit else {})
 
-    async def count(self, body: bodies.AssistantCount, caller: Calling) -> JSON:
+    async def count(self, body: bodies.AssistantCount, caller: CallerDep) -> JSON:
         """How many fit."""
         only = await caller.authorize("assistants", "search", body.model_dump())
         await self._add_defaults(caller.tenant)
         conditions = _matching(caller.tenant, body, only)
         return JSON(await self._database.count(assistants, conditions))
 
-    async def get(self, assistant_id: str, caller: Calling) -> JSON:
+    async def get(self, assistant_id: str, caller: CallerDep) -> JSON:
         """One assistant, by its id or its graph's name."""
         return JSON(await self._read(caller, assistant_id))
 
-    async def patch(self, assistant_id: UUID, body: bodies.AssistantPatch, caller: Calling) -> JSON:
+    async def patch(
+        self, assistant_id: UUID, body: bodies.AssistantPatch, caller: CallerDep
+    ) -> JSON:
         """A new version of an assistant."""
         value = {"assistant_id": assistant_id, **body.model_dump(exclude_unset=True)}
         only = await caller.authorize("assistants", "update", value)
@@ -120,7 +122,7 @@ class Assistants:
         return JSON(await self.find(tenant, key))
 
     async def delete(
-        self, assistant_id: UUID, caller: Calling, delete_threads: bool = False
+        self, assistant_id: UUID, caller: CallerDep, delete_threads: bool = False
     ) -> Response:
         """Forget an assistant and its versions; its threads stay."""
         if delete_threads:
@@ -136,7 +138,7 @@ class Assistants:
         await self._database.write(*both)
         return Response(status_code=204)
 
-    async def graph(self, assistant_id: str, caller: Calling, xray: bool | int = False) -> JSON:
+    async def graph(self, assistant_id: str, caller: CallerDep, xray: bool | int = False) -> JSON:
         """The nodes and edges of an assistant's graph; with ``xray``, of those inside, too."""
         _, graph = await self._graph(caller, assistant_id)
         if not isinstance(xray, bool) and not 0 <= xray <= 32:
@@ -144,25 +146,25 @@ class Assistants:
         drawn = await graph.aget_graph(xray=xray)
         return JSON(drawn.to_json())
 
-    async def schemas(self, assistant_id: UUID, caller: Calling) -> JSON:
+    async def schemas(self, assistant_id: UUID, caller: CallerDep) -> JSON:
         """The JSON schemas of an assistant's graph."""
         name, graph = await self._graph(caller, str(assistant_id))
         return JSON(schemas_of(graph, name))
 
-    async def subgraphs(self, assistant_id: str, caller: Calling, recurse: bool = False) -> JSON:
+    async def subgraphs(self, assistant_id: str, caller: CallerDep, recurse: bool = False) -> JSON:
         """The schemas of the graphs inside."""
         _, graph = await self._graph(caller, assistant_id)
         return JSON(subgraphs_of(graph, None, recurse))
 
     async def subgraphs_in(
-        self, assistant_id: str, namespace: str, caller: Calling, recurse: bool = False
+        self, assistant_id: str, namespace: str, caller: CallerDep, recurse: bool = False
     ) -> JSON:
         """The schemas of the graphs inside, from one of them on."""
         _, graph = await self._graph(caller, assistant_id)
         return JSON(subgraphs_of(graph, namespace, recurse))
 
     async def versions(
-        self, assistant_id: UUID, body: bodies.VersionSearch, caller: Calling
+        self, assistant_id: UUID, body: bodies.VersionSearch, caller: CallerDep
     ) -> JSON:
         """An assistant's versions, the last one first."""
         only = await caller.authorize("assistants", "read", {"assistant_id": assistant_id})
@@ -174,7 +176,7 @@ class Assistants:
         query = query.order_by(versions.c.version.desc()).limit(body.limit).offset(body.offset)
         return JSON([_json(row) for row in await self._database.rows(query)])
 
-    async def latest(self, assistant_id: UUID, body: bodies.Latest, caller: Calling) -> JSON:
+    async def latest(self, assistant_id: UUID, body: bodies.Latest, caller: CallerDep) -> JSON:
         """Make a version the one that is used."""
         value = {"assistant_id": assistant_id, "version": body.version}
         only = await caller.authorize("assistants", "update", value)

@@ -157,7 +157,7 @@ def _caller(request: Request) -> Caller:
     return caller
 
 
-Calling = Annotated[Caller, Depends(_caller)]
+CallerDep = Annotated[Caller, Depends(_caller)]
 """The parameter of a request handler that says who the request is from."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -34,41 +34,16 @@ _MAX_UNREAD = 256
 _log = logging.getLogger(__name__)
 
 
-class Listeners:
-    """Clients that follow a thread, and so each of its runs, by thread."""
-
-    def __init__(self) -> None:
-        self._queues: dict[str, list[asyncio.Queue[LiveRun]]] = {}
-
-    @contextmanager
-    def listen(self, thread: str) -> Iterator[asyncio.Queue[LiveRun]]:
-        """The thread's runs, as they begin."""
-        queue: asyncio.Queue[LiveRun] = asyncio.Queue(_MAX_UNREAD)
-        self._queues.setdefault(thread, []).append(queue)
-        try:
-            yield queue
-        finally:
-            self._queues[thread].remove(queue)
-            if not self._queues[thread]:
-                del self._queues[thread]
-
-    def notify(self, live: LiveRun) -> None:
-        """A run of its thread begins."""
-        for queue in self._queues.get(live.record.thread_id, ()):
-            if not queue.full():
-                queue.put_nowait(live)
-
-
 class RunQueue:
     """All live runs of a server."""
 
     def __init__(self, state: TenantState) -> None:
-        self.listeners = Listeners()
         self._state = state
         self._waiting: dict[str, LiveRun] = {}
         self._running: dict[str, LiveRun] = {}  # by thread
         self._live: dict[str, LiveRun] = {}
         self._entering: Counter[str] = Counter()  # by tenant
+        self._listeners: defaultdict[str, list[asyncio.Queue[LiveRun]]] = defaultdict(list)
         self._open = True
 
     @contextmanager
@@ -136,6 +111,18 @@ class RunQueue:
         for live in stopped:
             await live.done.wait()
 
+    @contextmanager
+    def listening(self, thread: str) -> Iterator[asyncio.Queue[LiveRun]]:
+        """The thread's runs, as they begin."""
+        queue: asyncio.Queue[LiveRun] = asyncio.Queue(_MAX_UNREAD)
+        self._listeners[thread].append(queue)
+        try:
+            yield queue
+        finally:
+            self._listeners[thread].remove(queue)
+            if not self._listeners[thread]:
+                del self._listeners[thread]
+
     def live_in(self, thread: str) -> list[str]:
         """The ids of the thread's live runs."""
         return [key for key, live in self._live.items() if live.record.thread_id == thread]
@@ -170,7 +157,9 @@ class RunQueue:
     def _start(self, live: LiveRun) -> None:
         with tracking.outside():
             live.task = asyncio.create_task(self._execute(live), name=live.record.run_id)
-        self.listeners.notify(live)
+        for queue in self._listeners.get(live.record.thread_id, ()):
+            if not queue.full():
+                queue.put_nowait(live)
 
     async def _execute(self, live: LiveRun) -> None:
         try:

@@ -13,7 +13,7 @@ from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.langgraph import bodies, streams
-from agentrt.serving.langgraph.auth import Caller, Calling
+from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.responses import JSON, conflict, encode, invalid
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import run_json
@@ -64,7 +64,7 @@ class RunRoutes:
     async def of_thread(
         self,
         thread_id: UUID,
-        caller: Calling,
+        caller: CallerDep,
         limit: bodies.Limit = 10,
         offset: bodies.Offset = 0,
         status: bodies.RunStatus | None = None,
@@ -75,11 +75,11 @@ class RunRoutes:
         found = await self._all.of_thread(caller.tenant, thread_id, status, limit, offset)
         return JSON([{k: one[k] for k in select} for one in found] if select else found)
 
-    async def get(self, thread_id: UUID, run_id: UUID, caller: Calling) -> JSON:
+    async def get(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> JSON:
         """One run."""
         return JSON(run_json(await self._row(caller, thread_id, run_id, "read")))
 
-    async def delete(self, thread_id: UUID, run_id: UUID, caller: Calling) -> Response:
+    async def delete(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
         """Forget a run that has ended; what it did to its thread stays."""
         row = await self._row(caller, thread_id, run_id, "delete")
         if row._mapping["status"] in ACTIVE:
@@ -88,7 +88,7 @@ class RunRoutes:
         return Response(status_code=204)
 
     async def join(
-        self, thread_id: UUID, run_id: UUID, caller: Calling, request: Request
+        self, thread_id: UUID, run_id: UUID, caller: CallerDep, request: Request
     ) -> Response:
         """What a run gives, when it has ended."""
         row = await self._row(caller, thread_id, run_id, "read")
@@ -103,7 +103,7 @@ class RunRoutes:
         self,
         thread_id: UUID,
         run_id: UUID,
-        caller: Calling,
+        caller: CallerDep,
         stream_mode: _Modes = None,
         cancel_on_disconnect: bool = False,
         last_event_id: Annotated[str | None, Header()] = None,
@@ -133,7 +133,7 @@ class RunRoutes:
         self,
         thread_id: UUID,
         run_id: UUID,
-        caller: Calling,
+        caller: CallerDep,
         wait: bool = False,
         action: Action = "interrupt",
     ) -> JSON:
@@ -148,7 +148,7 @@ class RunRoutes:
         return JSON({})
 
     async def cancel_many(
-        self, body: bodies.RunCancel, caller: Calling, action: Action = "interrupt"
+        self, body: bodies.RunCancel, caller: CallerDep, action: Action = "interrupt"
     ) -> Response:
         """Stop some runs of a thread, or all of a status. Those that have ended are left."""
         if body.thread_id is not None:
@@ -170,7 +170,7 @@ class RunRoutes:
     async def thread_stream(
         self,
         thread_id: UUID,
-        caller: Calling,
+        caller: CallerDep,
         stream_mode: _ThreadModes = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> EventSourceResponse:
@@ -202,18 +202,18 @@ class RunRoutes:
                 yield one
 
     async def _thread_events(self, thread: str, whole: bool) -> AsyncIterator[ServerSentEvent]:
-        with self._queue.listeners.listen(thread) as beginning:
+        with self._queue.listening(thread) as beginning:
             while True:
                 live = await beginning.get()
-                yield _told(live, "run_started")
+                yield _lifecycle(live, "run_started")
                 if whole:
                     async for one in live.log.follow(0):
                         yield streams.as_sse(one, numbered=False)
                 await live.done.wait()
-                yield _told(live, "run_done")
+                yield _lifecycle(live, "run_done")
 
 
-def _told(live: LiveRun, status: str) -> ServerSentEvent:
+def _lifecycle(live: LiveRun, status: str) -> ServerSentEvent:
     about = {"run_id": live.record.run_id, "status": status}
     return ServerSentEvent(encode(about).decode(), event="metadata")
 

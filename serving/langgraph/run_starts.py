@@ -14,7 +14,7 @@ from sqlalchemy import Row
 from sse_starlette import EventSourceResponse
 
 from agentrt.integrations.langgraph.graphs import Graph
-from agentrt.serving.langgraph.auth import Caller, Calling
+from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import BatchRunBody, LoneRunBody, RunBody, ThreadRunBody
 from agentrt.serving.langgraph.responses import JSON, invalid
 from agentrt.serving.langgraph.run_queue import RunQueue
@@ -47,40 +47,40 @@ class StartRoutes:
         add("/runs/stream", self.stream_lone, methods=["POST"], response_model=None)
         add("/runs/batch", self.batch, methods=["POST"])
 
-    async def create(self, thread_id: UUID, body: ThreadRunBody, caller: Calling) -> JSON:
+    async def create(self, thread_id: UUID, body: ThreadRunBody, caller: CallerDep) -> JSON:
         """Start a run, and leave it to itself."""
         return await self._background(caller, thread_id, body)
 
     async def wait(
-        self, thread_id: UUID, body: ThreadRunBody, caller: Calling, request: Request
+        self, thread_id: UUID, body: ThreadRunBody, caller: CallerDep, request: Request
     ) -> StreamingResponse:
         """Start a run, and wait for what it gives."""
         return await self._until_end(caller, thread_id, body, request)
 
     async def stream(
-        self, thread_id: UUID, body: ThreadRunBody, caller: Calling
+        self, thread_id: UUID, body: ThreadRunBody, caller: CallerDep
     ) -> EventSourceResponse:
         """Start a run, and follow it."""
         return await self._stream(caller, thread_id, body)
 
-    async def create_lone(self, body: LoneRunBody, caller: Calling) -> JSON:
+    async def create_lone(self, body: LoneRunBody, caller: CallerDep) -> JSON:
         """Start a run without a thread, and leave it to itself."""
         return await self._background(caller, None, body)
 
     async def wait_lone(
-        self, body: LoneRunBody, caller: Calling, request: Request
+        self, body: LoneRunBody, caller: CallerDep, request: Request
     ) -> StreamingResponse:
         """Start a run without a thread, and wait for what it gives."""
         return await self._until_end(caller, None, body, request)
 
-    async def stream_lone(self, body: LoneRunBody, caller: Calling) -> EventSourceResponse:
+    async def stream_lone(self, body: LoneRunBody, caller: CallerDep) -> EventSourceResponse:
         """Start a run without a thread, and follow it."""
         return await self._stream(caller, None, body)
 
     async def batch(
         self,
         bodies: Annotated[list[BatchRunBody], Body(min_length=1, max_length=_MAX_BATCH)],
-        caller: Calling,
+        caller: CallerDep,
     ) -> JSON:
         """Start several runs."""
         assistants = [await self._assistant(caller, one.thread_id, one) for one in bodies]

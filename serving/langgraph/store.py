@@ -21,7 +21,7 @@ from langgraph.store.base import (
 )
 from pydantic import Field
 
-from agentrt.serving.langgraph.auth import Caller, Calling
+from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Offset
 from agentrt.serving.langgraph.responses import JSON, invalid, not_found
 
@@ -140,7 +140,7 @@ class StoreRoutes:
         add("/store/items/search", self.search, methods=["POST"])
         add("/store/namespaces", self.namespaces, methods=["POST"])
 
-    async def put(self, body: ItemPut, caller: Calling) -> Response:
+    async def put(self, body: ItemPut, caller: CallerDep) -> Response:
         """Write an item, over the one that is there."""
         value = await self._authorized(caller, "put", body.namespace, body.model_dump())
         index: Any = body.index
@@ -154,7 +154,7 @@ class StoreRoutes:
 
     async def get(
         self,
-        caller: Calling,
+        caller: CallerDep,
         key: Annotated[str, Query(min_length=1, max_length=512)],
         namespace: Annotated[str, Query(max_length=4096)] = "",
     ) -> JSON:
@@ -168,13 +168,13 @@ class StoreRoutes:
             raise not_found("item", ".".join((*labels, key)))
         return JSON(_item_json(item))
 
-    async def delete(self, body: ItemDelete, caller: Calling) -> Response:
+    async def delete(self, body: ItemDelete, caller: CallerDep) -> Response:
         """Forget an item, if it is there."""
         value = await self._authorized(caller, "delete", body.namespace, body.model_dump())
         await self._store(caller).adelete(value["namespace"], value["key"])
         return Response(status_code=204)
 
-    async def search(self, body: ItemSearch, caller: Calling) -> JSON:
+    async def search(self, body: ItemSearch, caller: CallerDep) -> JSON:
         """Items under a namespace."""
         value = await self._authorized(caller, "search", body.namespace_prefix, body.model_dump())
         try:
@@ -185,7 +185,7 @@ class StoreRoutes:
             raise invalid(f"filter: {error}") from error
         return JSON({"items": [_item_json(one) for one in found]})
 
-    async def namespaces(self, body: NamespaceSearch, caller: Calling) -> JSON:
+    async def namespaces(self, body: NamespaceSearch, caller: CallerDep) -> JSON:
         """The namespaces that have items."""
         value = await self._authorized(
             caller, "list_namespaces", body.prefix or [], body.model_dump()

@@ -59,12 +59,7 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
         graphs = await stack.enter_async_context(open_graphs(server, storage))
         database = storage.database
         yield TenantState(
-            server,
-            storage,
-            graphs,
-            Assistants(database, graphs),
-            Threads(database),
-            Runs(database),
+            server, storage, graphs, Assistants(database, graphs), Threads(database), Runs(database)
         )
 
 

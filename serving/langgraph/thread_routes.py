@@ -16,7 +16,7 @@ from sqlalchemy import Row
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest
-from agentrt.serving.langgraph.auth import Caller, Calling
+from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Checkpoint
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
 from agentrt.serving.langgraph.run_queue import RunQueue
@@ -59,7 +59,7 @@ class ThreadRoutes:
         add(f"{_S}/{{checkpoint_id}}", self.get_state_at, name="get_at")
         add(f"{_T}/history", self.history, methods=["POST"])
 
-    async def create(self, body: bodies.ThreadCreate, caller: Calling) -> JSON:
+    async def create(self, body: bodies.ThreadCreate, caller: CallerDep) -> JSON:
         """A new thread; ``supersteps`` are written into its state, if it is new."""
         graph_id = str(body.metadata.get("graph_id"))
         if body.supersteps and graph_id not in self._state.graphs:
@@ -85,17 +85,17 @@ class ThreadRoutes:
         )
         return JSON(thread_json(await self._all.get(caller.tenant, UUID(made["thread_id"]))))
 
-    async def search(self, body: bodies.ThreadSearch, caller: Calling) -> JSON:
+    async def search(self, body: bodies.ThreadSearch, caller: CallerDep) -> JSON:
         """Threads that fit."""
         only = await caller.authorize("threads", "search", body.model_dump())
         return JSON(await self._all.search(caller.tenant, body, only))
 
-    async def count(self, body: bodies.ThreadCount, caller: Calling) -> JSON:
+    async def count(self, body: bodies.ThreadCount, caller: CallerDep) -> JSON:
         """How many fit."""
         only = await caller.authorize("threads", "search", body.model_dump())
         return JSON(await self._all.count(caller.tenant, body, only))
 
-    async def prune(self, body: bodies.Prune, caller: Calling) -> JSON:
+    async def prune(self, body: bodies.Prune, caller: CallerDep) -> JSON:
         """Forget threads, or all but their last checkpoints. Those that are not there are left."""
         pruned = 0
         for key in dict.fromkeys(body.thread_ids):
@@ -111,7 +111,7 @@ class ThreadRoutes:
             pruned += 1
         return JSON({"pruned_count": pruned})
 
-    async def get(self, thread_id: UUID, caller: Calling) -> JSON:
+    async def get(self, thread_id: UUID, caller: CallerDep) -> JSON:
         """One thread."""
         row = await self._read(caller, thread_id, "read")
         return JSON(thread_json(row))
@@ -120,7 +120,7 @@ class ThreadRoutes:
         self,
         thread_id: UUID,
         body: bodies.ThreadPatch,
-        caller: Calling,
+        caller: CallerDep,
         prefer: Annotated[str | None, Header()] = None,
     ) -> Response:
         """Merge metadata."""
@@ -129,13 +129,13 @@ class ThreadRoutes:
         patched = await self._all.patch(caller.tenant, thread_id, value["metadata"], only)
         return Response(status_code=204) if prefer == "return=minimal" else JSON(patched)
 
-    async def delete(self, thread_id: UUID, caller: Calling) -> Response:
+    async def delete(self, thread_id: UUID, caller: CallerDep) -> Response:
         """Stop a thread's runs, and forget all of it."""
         await self._read(caller, thread_id, "delete")
         await self._forget(str(thread_id))
         return Response(status_code=204)
 
-    async def copy(self, thread_id: UUID, caller: Calling) -> JSON:
+    async def copy(self, thread_id: UUID, caller: CallerDep) -> JSON:
         """A new thread with the state and the history of this one."""
         row = await self._read(caller, thread_id, "read")
         self._check_at_rest(thread_id)
@@ -152,11 +152,7 @@ class ThreadRoutes:
     # -- states ------------------------------------------------------------------------
 
     async def get_state(
-        self,
-        thread_id: UUID,
-        caller: Calling,
-        subgraphs: bool = False,
-        select: _Select = None,
+        self, thread_id: UUID, caller: CallerDep, subgraphs: bool = False, select: _Select = None
     ) -> JSON:
         """A thread's state now."""
         return await self._answer(caller, thread_id, Checkpoint(), subgraphs, select)
@@ -165,7 +161,7 @@ class ThreadRoutes:
         self,
         thread_id: UUID,
         checkpoint_id: UUID,
-        caller: Calling,
+        caller: CallerDep,
         subgraphs: bool = False,
         select: _Select = None,
     ) -> JSON:
@@ -173,12 +169,12 @@ class ThreadRoutes:
         checkpoint = Checkpoint(checkpoint_id=checkpoint_id)
         return await self._answer(caller, thread_id, checkpoint, subgraphs, select)
 
-    async def state_at(self, thread_id: UUID, body: bodies.StateAt, caller: Calling) -> JSON:
+    async def state_at(self, thread_id: UUID, body: bodies.StateAt, caller: CallerDep) -> JSON:
         """A thread's state at a checkpoint, also one of a subgraph."""
         return await self._answer(caller, thread_id, body.checkpoint, body.subgraphs, body.select)
 
     async def update_state(
-        self, thread_id: UUID, body: bodies.StateUpdate, caller: Calling
+        self, thread_id: UUID, body: bodies.StateUpdate, caller: CallerDep
     ) -> JSON:
         """Write values into a thread's state, as if a node had; from a checkpoint: fork it."""
         graph = await self._graph(caller, thread_id, "update")
@@ -198,7 +194,7 @@ class ThreadRoutes:
         own_id = checkpoint["checkpoint_id"]
         return JSON({"checkpoint": checkpoint, "configurable": checkpoint, "checkpoint_id": own_id})
 
-    async def history(self, thread_id: UUID, body: bodies.History, caller: Calling) -> JSON:
+    async def history(self, thread_id: UUID, body: bodies.History, caller: CallerDep) -> JSON:
         """A thread's states, the last one first."""
         graph = await self._graph(caller, thread_id, "read")
         if graph is None:

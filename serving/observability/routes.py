@@ -52,7 +52,7 @@ def _visible_tenant(request: Request) -> str | None:
     return tenant_of(request) if keyed and not getattr(state, "operator", False) else None
 
 
-Visible = Annotated[str | None, Depends(_visible_tenant)]
+VisibleTenant = Annotated[str | None, Depends(_visible_tenant)]
 """The parameter of a request handler that says whose programs may be seen."""
 
 
@@ -95,7 +95,7 @@ class Observability:
 
     # -- programs -----------------------------------------------------------------------
 
-    async def metrics(self, tenant: Visible) -> Response:
+    async def metrics(self, tenant: VisibleTenant) -> Response:
         """Metrics for Prometheus, in its text format."""
         view = await self._poller.fresh(_VIEW_S)
         metrics, present = self._log.metrics, CollectorRegistry()
@@ -113,7 +113,7 @@ class Observability:
 
     async def programs(
         self,
-        tenant: Visible,
+        tenant: VisibleTenant,
         state: Activity | None = None,
         type: Annotated[str | None, Query(max_length=200)] = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 100,
@@ -133,7 +133,7 @@ class Observability:
             )
         return JSONResponse(page)
 
-    async def program(self, tenant: Visible, program_id: str) -> JSONResponse:
+    async def program(self, tenant: VisibleTenant, program_id: str) -> JSONResponse:
         """A program and its execution DAG."""
         run = self._find(tenant, program_id)
         view = await self._poller.fresh(_VIEW_S)
@@ -141,7 +141,7 @@ class Observability:
             return JSONResponse(Renderer(self._log, view, tenant).graph(run))
 
     async def events(
-        self, tenant: Visible, program: Annotated[str | None, Query(max_length=300)] = None
+        self, tenant: VisibleTenant, program: Annotated[str | None, Query(max_length=300)] = None
     ) -> Response:
         """What happens, as server-sent events; with ``program`` all of that one alone."""
         run = None if program is None else self._find(tenant, program)
