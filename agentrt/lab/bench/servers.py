@@ -8,12 +8,12 @@ import os
 import socket
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
+
+import httpx
 
 from agentrt.errors import EngineStartError
 from agentrt.executors.vllm.options import EngineOptions, engine_args
@@ -98,7 +98,11 @@ class StockServer(Server):
 
     async def _answers(self, method: str, path: str) -> bool:
         url = f"http://{_HOST}:{self._port}{path}"
-        return await asyncio.to_thread(_succeeds, urllib.request.Request(url, method=method))
+        async with httpx.AsyncClient(verify=False, timeout=_REQUEST_S) as client:
+            try:
+                return (await client.request(method, url)).status_code == httpx.codes.OK
+            except httpx.TransportError:
+                return False
 
 
 class AgentrtServer(Server):
@@ -118,7 +122,7 @@ class AgentrtServer(Server):
         self._reader: asyncio.Task[None] | None = None
         self.base_url = ""
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
         """Start it, and wait until it serves. Raises `EngineStartError` if it ends."""
         self.process = await asyncio.create_subprocess_exec(
             *self._command, stderr=asyncio.subprocess.PIPE
@@ -131,7 +135,6 @@ class AgentrtServer(Server):
                     raise EngineStartError("agentrt serve ended before it served")
         self.base_url = line.split(_SAYS)[1].split(")")[0]
         self._reader = asyncio.create_task(_drop(said))
-        return self
 
     async def stop(self) -> None:
         await super().stop()
@@ -176,14 +179,6 @@ def _flag(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
     return [f"--{option}", str(value)]
-
-
-def _succeeds(request: urllib.request.Request) -> bool:
-    try:
-        with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def _free_port() -> int:

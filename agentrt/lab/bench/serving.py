@@ -129,8 +129,9 @@ class ServingBench:
         repeats: int,
     ) -> None:
         """Start both servers, let them take turns, and stop them."""
-        self._progress("starting agentrt serve")
         async with AgentrtServer(options, model) as ours, StockServer(options, model) as stock:
+            self._progress("starting agentrt serve")
+            await ours.start()
             self._progress("starting vLLM's own server")
             await stock.start(collecting)
             urls = {"agentrt": ours.base_url, "stock": stock.base_url}
