@@ -115,7 +115,7 @@ def test_the_command_line_gets_as_far_as_the_engine(
         return 0
 
     monkeypatch.setattr("agentrt.cli.run._run", run)
-    monkeypatch.setattr("agentrt.cli.serve._serve", run)
+    monkeypatch.setattr("agentrt.cli.serving.serve_job", run)
     monkeypatch.setattr("agentrt.serving.listen.Listener", Unbound)
     words = shlex.split(line, comments=True)[1:]
     assert call(words) == 0, capsys.readouterr().err

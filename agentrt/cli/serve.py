@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,10 +15,6 @@ from agentrt.cli.options import (
     model_option,
     scheduling_options,
 )
-
-if TYPE_CHECKING:
-    from agentrt.cli.engines import Fleet
-    from agentrt.cli.serving import ServeJob
 
 _EPILOG = """\b
 Examples:
@@ -131,12 +127,13 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
     # Here and not above, so that --help does not pay for it.
     _check_packages()
     from agentrt.cli.engines import read_fleet
+    from agentrt.cli.serving import read_job, serve_job
     from agentrt.serving.listen import Listener
 
-    job, fleet = _job(targets, engine_flags, options), read_fleet(options)
+    job, fleet = read_job(targets, engine_flags, options), read_fleet(options)
     listener = Listener(options["host"], options["port"])
     try:
-        return _serve(job, fleet, listener)
+        return serve_job(job, fleet, listener)
     finally:
         listener.close()
 
@@ -149,62 +146,6 @@ def _check_packages() -> None:
     for package in ("fastapi", "uvicorn", "httptools", "sse_starlette", "jsonschema"):
         if find_spec(package) is None:
             raise ConfigError(f"a server needs the package {package}; install agentrt[serve]")
-
-
-def _job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
-    from agentrt.cli.engines import engine_options
-    from agentrt.cli.load import load_all, project_of
-    from agentrt.cli.serving import ServeJob, served_of
-    from agentrt.errors import ConfigError, ProgramLoadError
-    from agentrt.serving.server import Bounds
-    from agentrt.serving.tenants import Limits
-
-    engine = engine_options(options, flags)
-    if not options["database"].startswith(("sqlite:", "postgresql://")):
-        raise ConfigError(f"--database {options['database']!r}: give sqlite:FILE or postgresql://…")
-    served: dict[str, Any] = {}
-    for target in targets:
-        for name, one in served_of(target, load_all(target)).items():
-            if name in served:
-                raise ProgramLoadError(
-                    f"{target}: {name!r} is in {served[name].source}, too; name others, or rename"
-                )
-            served[name] = one
-    idle = options["idle"]
-    return ServeJob(
-        engine=engine,
-        served=served,
-        projects=[path for target in targets if (path := project_of(target)) is not None],
-        seed=options["seed"],
-        name=options["served_model_name"],
-        key_file=options["api_key_file"],
-        database=options["database"],
-        isolate=options["isolate_cache"],
-        limits=Limits(calls=options["max_calls"], programs=options["max_programs"]),
-        bounds=Bounds(body_bytes=options["max_body"], idle_s=idle, silent_idle_s=idle / 8),
-        drain_s=options["drain_timeout"],
-    )
-
-
-def _serve(job: ServeJob, fleet: Fleet, listener: Any) -> int:
-    """Serve until a signal ends it. Raises `StoppedError` then."""
-    from agentrt.cli.engine_log import opened_output
-    from agentrt.cli.engines import make_executor
-    from agentrt.cli.faults import StoppedError
-    from agentrt.cli.serving import Serving, read_keys
-    from agentrt.cli.signals import SIGNALS, Drain, Interrupts
-
-    def tell(text: str) -> None:
-        click.echo(text, err=True)
-
-    keys, drain = read_keys(job, tell), Drain(*SIGNALS)
-    with opened_output(verbose=job.engine.verbose) as (log, screen, last_words):
-        serving = Serving(job, listener, keys, drain, screen, log, tell)
-        executor = make_executor(job.engine, fleet, screen.progress)
-        Interrupts(last_words, drain).run(serving.run(executor))
-    if drain.first is not None:
-        raise StoppedError(drain.first, "stopped: what ran has ended")
-    return 0
 
 
 @click.group()

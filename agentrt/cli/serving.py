@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from agentrt.cli.engine_log import EngineLog, start_engine
+import click
+
+from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
+from agentrt.cli.engines import Fleet, engine_options, make_executor
 from agentrt.cli.execute import lent, make_room
-from agentrt.cli.load import Found, GraphTarget
+from agentrt.cli.faults import StoppedError
+from agentrt.cli.load import Found, GraphTarget, load_all, project_of
 from agentrt.cli.screen import Screen
-from agentrt.cli.signals import Drain
+from agentrt.cli.signals import SIGNALS, Drain, Interrupts
+from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.executors.base import Executor
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.options import EngineOptions
@@ -50,7 +55,36 @@ class ServeJob:
     drain_s: float = 30.0
 
 
-def served_of(source: str, found: Mapping[str, Found]) -> dict[str, Served]:
+def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
+    """What the command line asks for. Raises `UsageError` for what cannot be."""
+    engine = engine_options(options, flags)
+    if not options["database"].startswith(("sqlite:", "postgresql://")):
+        raise ConfigError(f"--database {options['database']!r}: give sqlite:FILE or postgresql://…")
+    served: dict[str, Any] = {}
+    for target in targets:
+        for name, one in _served_of(target, load_all(target)).items():
+            if name in served:
+                raise ProgramLoadError(
+                    f"{target}: {name!r} is in {served[name].source}, too; name others, or rename"
+                )
+            served[name] = one
+    idle = options["idle"]
+    return ServeJob(
+        engine=engine,
+        served=served,
+        projects=[path for target in targets if (path := project_of(target)) is not None],
+        seed=options["seed"],
+        name=options["served_model_name"],
+        key_file=options["api_key_file"],
+        database=options["database"],
+        isolate=options["isolate_cache"],
+        limits=Limits(calls=options["max_calls"], programs=options["max_programs"]),
+        bounds=Bounds(body_bytes=options["max_body"], idle_s=idle, silent_idle_s=idle / 8),
+        drain_s=options["drain_timeout"],
+    )
+
+
+def _served_of(source: str, found: Mapping[str, Found]) -> dict[str, Served]:
     """What a file has, as the server takes it."""
     return {
         name: ServedGraph(one.value, source)
@@ -60,9 +94,22 @@ def served_of(source: str, found: Mapping[str, Found]) -> dict[str, Served]:
     }
 
 
-def read_keys(job: ServeJob, notice: Callable[[str], None]) -> KeyRing | None:
-    """The keys of the job's file, if it has one. Raises `ConfigError` for one that cannot be."""
-    return None if job.key_file is None else KeyRing(job.key_file, job.limits, notice=notice)
+def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
+    """Serve until a signal ends it. Raises `StoppedError` then."""
+
+    def tell(text: str) -> None:
+        click.echo(text, err=True)
+
+    drain, keys = Drain(*SIGNALS), None
+    if job.key_file is not None:
+        keys = KeyRing(job.key_file, job.limits, notice=tell)
+    with opened_output(verbose=job.engine.verbose) as (log, screen, last_words):
+        serving = Serving(job, listener, keys, drain, screen, log, tell)
+        executor = make_executor(job.engine, fleet, screen.progress)
+        Interrupts(last_words, drain).run(serving.run(executor))
+    if drain.first is not None:
+        raise StoppedError(drain.first, "stopped: what ran has ended")
+    return 0
 
 
 @dataclass(slots=True)

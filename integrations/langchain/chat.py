@@ -22,6 +22,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from agentrt.errors import ConfigError
+from agentrt.executors.info import display_name
 from agentrt.integrations._compat.langgraph import node_heartbeat
 from agentrt.integrations.langchain.callspec import as_choice, call_spec, choice_name
 from agentrt.integrations.langchain.messages import as_chat
@@ -250,5 +251,7 @@ class ChatAgentRT(BaseChatModel):
 
 def _origin(portal: Portal, spec: CallSpec, terms: Terms) -> Origin:
     """To be asked for once the engine is there: it knows its model and its tools."""
-    in_form = bool(spec.tools) and spec.tool_choice != "none" and not portal.native_tools
-    return Origin(portal.name_of(terms.model), spec, portal.next_number(), in_form)
+    info = portal.info
+    in_form = bool(spec.tools) and spec.tool_choice != "none" and not info.native_tools
+    served = None if terms.model is None else info.served_as(terms.model)
+    return Origin(display_name(served or info.model), spec, portal.next_number(), in_form)

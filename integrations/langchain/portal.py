@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from agentrt import tracking
 from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.base import Chunk
-from agentrt.executors.info import ExecutorInfo, display_name
+from agentrt.executors.info import ExecutorInfo
 from agentrt.integrations.langchain.calls import alone, run_call, run_stream
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
 from agentrt.integrations.langchain.job import Job
@@ -131,22 +131,8 @@ class Portal:
     # -- what is behind it -------------------------------------------------------------
 
     @property
-    def model(self) -> str:
-        """The name of the model that is served; "" before the first call, or if nobody says."""
-        return display_name(self._info.model)
-
-    def name_of(self, model: str | None) -> str:
-        """The name of the model that a call which asks for ``model`` gets."""
-        served = None if model is None else self._info.served_as(model)
-        return self.model if served is None else display_name(served)
-
-    @property
-    def native_tools(self) -> bool:
-        """Whether the executor gives text and tool calls apart, and not as one JSON output."""
-        return self._info.native_tools
-
-    @property
-    def _info(self) -> ExecutorInfo:
+    def info(self) -> ExecutorInfo:
+        """What the executor says of itself; nothing before the first call."""
         return ExecutorInfo() if self._runtime is None else self._runtime.executor.info
 
     def next_number(self) -> int:

@@ -17,6 +17,7 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 
 from agentrt import Runtime
 from agentrt.errors import CallTimeoutError, ConfigError
+from agentrt.executors.info import display_name
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.integrations.langchain import ChatAgentRT, Portal
@@ -59,7 +60,7 @@ class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
 
     @property
     def model_override_value(self) -> str:
-        return DOOR.model
+        return display_name(DOOR.info.model)
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         model = self.chat_model_class(**self.chat_model_params)
