@@ -42,7 +42,7 @@ _MAX_GROWING = 64
 
 
 class Execution:
-    """Carries one run out."""
+    """One run, from its start to its end."""
 
     def __init__(self, live: LiveRun, state: TenantState) -> None:
         self._live = live

@@ -42,7 +42,7 @@ RunField = Literal[
 
 
 class RunRoutes:
-    """Asks for runs, joins them, stops them."""
+    """Reads, follows and stops runs."""
 
     def __init__(self, state: TenantState, queue: RunQueue) -> None:
         self._state = state

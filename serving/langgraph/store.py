@@ -129,7 +129,7 @@ class StoreRoutes:
     """Items by namespace and key."""
 
     def __init__(self, store: BaseStore) -> None:
-        self._all = store
+        self._shared = store
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
@@ -200,7 +200,7 @@ class StoreRoutes:
         return JSON({"namespaces": found})
 
     def _store(self, caller: Caller) -> TenantStore:
-        return TenantStore(self._all, caller.tenant)
+        return TenantStore(self._shared, caller.tenant)
 
     async def _authorized(
         self, caller: Caller, action: str, namespace: list[str], value: dict[str, Any]

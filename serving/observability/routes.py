@@ -42,14 +42,8 @@ _HEADERS = {
 
 
 def _visible_tenant(request: Request) -> str | None:
-    """The tenant whose programs the request may see; None for all.
-
-    The middleware sets ``request.state.tenant`` and ``operator``; without it, as in the
-    dashboard of a command, there is one user.
-    """
-    state = request.state
-    keyed = getattr(state, "tenant", None) is not None
-    return tenant_of(request) if keyed and not getattr(state, "operator", False) else None
+    """The tenant whose programs the request may see; None, for an operator, for all."""
+    return None if request.state.operator else tenant_of(request)
 
 
 VisibleTenant = Annotated[str | None, Depends(_visible_tenant)]
