@@ -14,7 +14,7 @@ from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.outbox import Outbox
 from agentrt.executors.ray.actor import PROGRESS, EngineActor
 from agentrt.executors.ray.cluster import Cluster
-from agentrt.executors.vllm.blocks import BlockHasher
+from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch

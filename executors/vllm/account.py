@@ -22,7 +22,7 @@ class Account:
     cached_tokens: int | None = None
     computed_at_stop: int = 0
     recomputed_tokens: int = 0
-    held_since: float | None = None
+    deferred_since: float | None = None
     """Since when the call has waited for memory that others are expected back for."""
 
     def began(self, call: QueuedCall, scheduled: int) -> None:
@@ -34,12 +34,12 @@ class Account:
         else:
             self.recomputed_tokens += max(0, self.computed_at_stop - cached)
 
-    def holds(self, dear: Callable[[], bool], now: float, patience_s: float) -> bool:
-        """Whether the request waits on while its memory is ``dear``, at most for so long."""
-        since = now if self.held_since is None else self.held_since
-        held = now - since <= patience_s and dear()
-        self.held_since = since if held or now - since > patience_s else None
-        return held
+    def defers(self, costly: Callable[[], bool], now: float, patience_s: float) -> bool:
+        """Whether the request waits on while its memory is too ``costly``, at most for so long."""
+        since = now if self.deferred_since is None else self.deferred_since
+        deferred = now - since <= patience_s and costly()
+        self.deferred_since = since if deferred or now - since > patience_s else None
+        return deferred
 
     def report(self, call: QueuedCall, step: int) -> CallReport:
         """The account of a call that ended in the engine's ``step``."""

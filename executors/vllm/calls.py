@@ -1,17 +1,23 @@
-"""A call as vLLM takes it, and vLLM's last output of it as our reply."""
+"""A call as vLLM takes it, with the hashes of its prompt's blocks; what vLLM puts out as ours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.identity import NESTED, to_extra_args
 from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
-from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob
+from agentrt.router.kv_events import short
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import RequestOutput
+
+_REMEMBERED = 16384
+"""Blocks whose hashes are remembered: prompts grow, and share their beginnings."""
 
 
 def prompt_of(spec: CallSpec, tokenizer: Any, model: str) -> dict[str, Any]:
@@ -93,3 +99,49 @@ def reply_of(spec: CallSpec, output: RequestOutput, whole: str) -> Reply:
         token_ids=tuple(last.token_ids),
         report=CallReport(**report),
     )
+
+
+def logprobs_of(spec: CallSpec, output: RequestOutput | None = None) -> tuple[TokenLogprob, ...]:
+    """Those of the tokens that came now; none unless the call asked for them."""
+    if spec.logprobs is None or output is None or not output.outputs[0].logprobs:
+        return ()
+    last = output.outputs[0]
+    new = last.logprobs[-len(last.token_ids) :] if last.token_ids else ()
+    return tuple(
+        _logprob(token, options, spec.logprobs)
+        for token, options in zip(last.token_ids, new, strict=False)
+    )
+
+
+def _logprob(token: int, options: Mapping[int, Any], most: int) -> TokenLogprob:
+    likeliest = sorted(options.values(), key=lambda option: option.rank or 0)[:most]
+    own = options[token]
+    top = tuple((option.decoded_token or "", option.logprob) for option in likeliest)
+    return TokenLogprob(own.decoded_token or "", own.logprob, top)
+
+
+class BlockHasher:
+    """Hashes prompts in blocks of ``size`` tokens, by the function of that name in vLLM.
+
+    For prompts without images or adapters, whose blocks are known by their tokens and their salt.
+    """
+
+    def __init__(self, algorithm: str, size: int) -> None:
+        from agentrt.executors.vllm._compat.prefixes import block_hash
+
+        self.size = size
+
+        def chained(before: bytes | None, tokens: tuple[int, ...], salt: str | None) -> bytes:
+            return block_hash(algorithm, before, tokens, salt)
+
+        self._hash: Callable[[bytes | None, tuple[int, ...], str | None], bytes]
+        self._hash = lru_cache(_REMEMBERED)(chained)
+
+    def __call__(self, ids: Sequence[int], salt: str | None = None) -> list[int]:
+        """64 bits of the hash of each full block."""
+        size, before, found = self.size, None, []
+        for start in range(0, len(ids) - size + 1, size):
+            first = salt if before is None else None  # later blocks are shared with it in them
+            before = self._hash(before, tuple(ids[start : start + size]), first)
+            found.append(short(before))
+        return found

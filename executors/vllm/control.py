@@ -60,9 +60,9 @@ def _configure(scheduler: ProgramScheduler, settings: Any) -> dict[str, Any]:
     return scheduler.config.to_dict()
 
 
-def _held(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any] | None:
+def _cached_blocks(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any] | None:
     """All blocks that the prefix cache holds; None where there are no KV events."""
-    return None if scheduler.held is None else scheduler.held.snapshot()
+    return None if scheduler.kv_events is None else scheduler.kv_events.snapshot()
 
 
 def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
@@ -112,6 +112,6 @@ _OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
     "aborted": _aborted,
     "configure": _configure,
     "know": _know,
-    "held": _held,
+    "cached_blocks": _cached_blocks,
     "snapshot": _snapshot,
 }

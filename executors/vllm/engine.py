@@ -17,15 +17,20 @@ from agentrt.errors import (
 from agentrt.executors.base import Chunk, KVEventListener, Progress
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.core import close_context, core_pids, start_reader, stop_reader
-from agentrt.executors.vllm.blocks import BlockHasher
-from agentrt.executors.vllm.calls import prompt_ids_of, prompt_of, reply_of, sampling_params
+from agentrt.executors.vllm.calls import (
+    BlockHasher,
+    logprobs_of,
+    prompt_ids_of,
+    prompt_of,
+    reply_of,
+    sampling_params,
+)
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.faults import config_fault
-from agentrt.executors.vllm.logprobs import logprobs_of
 from agentrt.executors.vllm.options import (
     EngineOptions,
     check_model,
+    config_fault,
     engine_args,
     prepare_environment,
 )
@@ -202,7 +207,7 @@ class VLLMEngine(CoreClient):
         return str(self._engine().vllm_config.cache_config.prefix_caching_hash_algo)
 
     async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
-        values = await self._control("held")
+        values = await self._control("cached_blocks")
         if values is None:
             return None
         if self._hasher is None:

@@ -13,11 +13,11 @@ from typing import Any
 
 from agentrt.executors.vllm._compat.pool import all_blocks
 from agentrt.executors.vllm._compat.prefixes import (
+    cached_keys,
     event_blocks,
     hash_block_size,
-    hear_events,
-    held_blocks,
-    holds_block,
+    is_cached,
+    on_events,
 )
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch, short
@@ -42,7 +42,7 @@ class KVEventLog:
     def of(cls, scheduler: AsyncScheduler) -> KVEventLog | None:
         """The log of a scheduler, or None where vLLM makes no KV events."""
         log = cls(scheduler)
-        return log if hear_events(scheduler, log.publish) else None
+        return log if on_events(scheduler, log.publish) else None
 
     def publish(self, events: Iterable[Any]) -> None:
         """A step's events."""
@@ -66,7 +66,7 @@ class KVEventLog:
         stored: list[int] = []
         removed: list[int] = []
         for key in self._changed:
-            (stored if holds_block(self._scheduler, key) else removed).append(short(key))
+            (stored if is_cached(self._scheduler, key) else removed).append(short(key))
         self._changed.clear()
         self.number += 1
         return KVEventBatch.of(self.number, stored, removed).to_wire()
@@ -80,7 +80,7 @@ class KVEventLog:
             self.number += 1
         self._changed.clear()
         self._cleared = False
-        blocks = map(short, held_blocks(self._scheduler))
+        blocks = map(short, cached_keys(self._scheduler))
         size = hash_block_size(self._scheduler)
         return KVEventBatch.of(self.number, blocks, whole=True).to_wire() | {"block_size": size}
 

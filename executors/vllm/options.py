@@ -128,7 +128,20 @@ def check_model(model: str) -> None:
         raise ModelLoadError(f"model {model!r}: the folder has no config.json; {_A_MODEL}")
 
 
-def refusal(error: Exception) -> str:
+def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
+    """Our error for what vLLM raises when it is configured: the options' fault or the model's."""
+    why = _refusal(error)
+    if isinstance(error, ValidationError) or "additional_config" in why:
+        return ConfigError(
+            f"vLLM refuses these options with model {model!r}: {why} "
+            "(change --model, or the flags after --)"
+        )
+    return ModelLoadError(
+        f"model {model!r} cannot be loaded: {why} (give --model a folder or a hub name)"
+    )
+
+
+def _refusal(error: Exception) -> str:
     """Why vLLM refuses its options, in a line: fields and reasons, not what pydantic adds."""
     if not isinstance(error, ValidationError):
         return _shorten(str(error))

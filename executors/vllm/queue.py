@@ -9,8 +9,8 @@ from agentrt.executors.vllm._compat.scheduling import RequestQueue
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.queues import LevelQueues
 
-_HELD_A_STEP = 16
-"""Calls that are held back for memory in one step, before the rest have to wait as well."""
+_MAX_DEFERRED = 16
+"""Calls that are deferred for memory in one step, before the rest have to wait as well."""
 
 
 class LevelRequestQueue(RequestQueue):
@@ -18,19 +18,19 @@ class LevelRequestQueue(RequestQueue):
 
     vLLM asks two different things of a queue: its truth, "is there something to peek
     at", and its length, which decides whether the engine goes idle. They differ while
-    a victim is held back: preempted in this very step, it must not run in it. So is, for
-    a step, a call that would be ``too_dear`` for the memory that it takes.
+    a victim is deferred: preempted in this very step, it must not run in it. So is, for a
+    step, a call that would be ``too_costly`` for the memory that it takes.
     """
 
-    def __init__(self, queues: LevelQueues, too_dear: Callable[[QueuedCall], bool]) -> None:
+    def __init__(self, queues: LevelQueues, too_costly: Callable[[QueuedCall], bool]) -> None:
         self._queues = queues
-        self._too_dear = too_dear
-        self._held = 0
-        self.holding = False
+        self._too_costly = too_costly
+        self._deferred = 0
+        self.deferring = False
 
     def begin_step(self) -> None:
-        """Look anew at the calls that were held back for memory."""
-        self._held = 0
+        """Look anew at the calls that were deferred for memory."""
+        self._deferred = 0
 
     def add_request(self, request: Request) -> None:
         call = self._queues.calls[request.request_id]
@@ -51,8 +51,8 @@ class LevelRequestQueue(RequestQueue):
         return request
 
     def prepend_request(self, request: Request) -> None:
-        # A call's place is its own: coming back, it stands before later ones anyway.
-        self._queues.put(self._queues.calls[request.request_id], deferred=self.holding)
+        # A call's priority is its own: coming back, it stands before later ones anyway.
+        self._queues.put(self._queues.calls[request.request_id], deferred=self.deferring)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         for request in list(requests):
@@ -69,10 +69,10 @@ class LevelRequestQueue(RequestQueue):
                 self._queues.discard(call)
 
     def __bool__(self) -> bool:
-        while (call := self._queues.head()) is not None and self._too_dear(call):
-            if self._held == _HELD_A_STEP:
+        while (call := self._queues.head()) is not None and self._too_costly(call):
+            if self._deferred == _MAX_DEFERRED:
                 return False
-            self._held += 1
+            self._deferred += 1
             self._queues.put(self._queues.take(), deferred=True)
         return call is not None
 

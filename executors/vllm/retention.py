@@ -7,6 +7,8 @@ gives the time with each event.
 
 from __future__ import annotations
 
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,15 +16,19 @@ from agentrt.executors.vllm._compat.pool import all_blocks, cached_blocks, free_
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_size
 from agentrt.executors.vllm._compat.requests import Request
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
-from agentrt.executors.vllm.free_blocks import ShelvedFreeQueue
-from agentrt.executors.vllm.returns import Returns
+from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.retention import Context, Contexts, Ranking, key_of, make_retention
+from agentrt.scheduler.retention.context import Key
 from agentrt.scheduler.retention.gaps import Gaps
 from agentrt.scheduler.table import ProgramRow
 
 _HEADROOM = 0.1
 """Share of the cache that new calls leave to what the programs that are there will add."""
+_CHAINS = 8
+"""Calls of a program that are remembered: parallel branches return to different ones."""
+_PROGRAMS = 8192
+"""Programs and sessions that are remembered; the longest unheard-of are forgotten."""
 
 
 class Retainer:
@@ -35,15 +41,15 @@ class Retainer:
     def __init__(self, scheduler: AsyncScheduler, config: SchedulerConfig) -> None:
         self._scheduler = scheduler
         self.now = 0.0
-        self._returns = Returns()
-        self.queue: ShelvedFreeQueue | None = None
+        self._history = PrefixHistory()
+        self.queue: ProtectedFreeQueue | None = None
         self.gaps: Gaps | None = None
         policy = make_retention(config)
         if policy is None or not caches_prefixes(scheduler):
             return
         self.gaps = policy.gaps
         self.contexts = Contexts(policy)
-        self.queue = ShelvedFreeQueue.adopt(
+        self.queue = ProtectedFreeQueue.adopt(
             free_queue(scheduler),
             all_blocks(scheduler),
             Ranking(self.contexts.rank),
@@ -80,7 +86,7 @@ class Retainer:
         """
         size = hash_block_size(self._scheduler)
         most = (request.num_prompt_tokens - 1) // size
-        return min(self._returns.known(key_of(row), request.block_hashes), most) * size
+        return min(self._history.known(key_of(row), request.block_hashes), most) * size
 
     def blocks_freed(self, request: Request, context: Context | None) -> None:
         """A request's blocks are about to be freed, as it ends or is preempted.
@@ -115,9 +121,9 @@ class Retainer:
         """Remember what a call had computed, for its program's next."""
         size = hash_block_size(self._scheduler)
         computed = min(request.num_computed_tokens // size, len(request.block_hashes))
-        self._returns.note(key_of(row), request.block_hashes, computed)
+        self._history.note(key_of(row), request.block_hashes, computed)
 
-    def too_dear(self, request: Request) -> bool:
+    def too_costly(self, request: Request) -> bool:
         """Whether a waiting call should rather wait on than evict others.
 
         One that finds at least half of its prompt never should: what it adds is little, and
@@ -136,7 +142,7 @@ class Retainer:
     def program_ended(self, row: ProgramRow, now: float) -> None:
         """A program ended, was cancelled, or was not heard of any more."""
         if row.session is None:
-            self._returns.forget(key_of(row))
+            self._history.forget(key_of(row))
         if self.queue is None:
             return
         self.at(now)
@@ -167,6 +173,69 @@ class Retainer:
 
     def cache_emptied(self) -> None:
         """The prefix cache was reset: there is nothing to protect, and nothing was lost."""
-        self._returns.clear()
+        self._history.clear()
         if self.queue is not None:
             self.queue.release_all()
+
+
+class PrefixHistory:
+    """How much of a returning program's prompt its own calls had computed before.
+
+    Of each program (or session) the chains of block hashes of its last few calls are kept,
+    eight bytes a block. A hash stands for all tokens up to its block, so what a new prompt
+    has in common with a chain is found by bisection.
+    """
+
+    def __init__(self) -> None:
+        self._chains: OrderedDict[Key, deque[array[int]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+    def known(self, key: Key, hashes: Sequence[bytes]) -> int:
+        """How many leading blocks of a prompt with these hashes were computed before."""
+        return max((_common(chain, hashes) for chain in self._chains.get(key, ())), default=0)
+
+    def note(self, key: Key, hashes: Sequence[bytes], computed: int) -> None:
+        """A call ended that had computed the first ``computed`` blocks of these."""
+        if computed <= 0:
+            return
+        chains = self._chains.setdefault(key, deque(maxlen=_CHAINS))
+        self._chains.move_to_end(key)
+        before, common = array("Q"), 0
+        for chain in chains:
+            shared = _common(chain, hashes)
+            if shared > common:
+                before, common = chain, shared
+        common = min(common, computed)
+        chain = before[:common]
+        chain.extend(_short(value) for value in hashes[common:computed])
+        if len(before) == common and common:
+            chains.remove(before)  # it goes on in the new one
+        chains.append(chain)
+        if len(self._chains) > _PROGRAMS:
+            self._chains.popitem(last=False)
+
+    def forget(self, key: Key) -> None:
+        """Its program ended."""
+        self._chains.pop(key, None)
+
+    def clear(self) -> None:
+        """The cache was emptied on purpose: nothing of it counts as lost."""
+        self._chains.clear()
+
+
+def _common(chain: array[int], hashes: Sequence[bytes]) -> int:
+    """The length of the common beginning; equal at an index means equal before it."""
+    low, high = 0, min(len(chain), len(hashes))
+    while low < high:
+        middle = (low + high) // 2
+        if chain[middle] == _short(hashes[middle]):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _short(value: bytes) -> int:
+    return int.from_bytes(value[:8])

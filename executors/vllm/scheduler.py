@@ -66,7 +66,7 @@ class ProgramScheduler(AsyncScheduler):
         self.steps = 0
         self.computed_tokens = 0
         self._accounts: dict[str, Account] = {}
-        self.held = KVEventLog.of(self)
+        self.kv_events = KVEventLog.of(self)
         self.aborted: OrderedDict[str, CallReport] = OrderedDict()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
@@ -85,7 +85,7 @@ class ProgramScheduler(AsyncScheduler):
         self._levelled = queues.policy.levelled or self.retainer.queue is not None
         self._unsorted = False
         if self._levelled:
-            self.waiting = LevelRequestQueue(queues, self._too_dear)
+            self.waiting = LevelRequestQueue(queues, self._too_costly)
         else:
             self.waiting = self._stock_waiting
 
@@ -118,7 +118,7 @@ class ProgramScheduler(AsyncScheduler):
         if dispatched is not None:
             self._charge_step(scheduler_output, dispatched)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        return outputs if self.held is None else self.held.attach(outputs)
+        return outputs if self.kv_events is None else self.kv_events.attach(outputs)
 
     def _preempt_request(
         self, request: Request, timestamp: float, *args: Any, **kwargs: Any
@@ -179,18 +179,18 @@ class ProgramScheduler(AsyncScheduler):
         assert isinstance(queue, LevelRequestQueue)
         # vLLM keeps its own victims out of the step that preempts them; ours are
         # preempted before the step begins, so the queue has to do it.
-        queue.holding = True
+        queue.deferring = True
         self._preempt_request(request, now, drop_stale_output=self.requires_kv_delivery)
-        queue.holding = False
+        queue.deferring = False
         self.prev_step_scheduled_req_ids.discard(request.request_id)
 
-    def _too_dear(self, call: QueuedCall) -> bool:
+    def _too_costly(self, call: QueuedCall) -> bool:
         """Whether a waiting call should not begin, since that would cost others too much."""
         if not self.running:  # nothing would end: it would wait for ever
             return False
         account, patience = self._accounts[call.call_id], self.config.retention_patience
-        dear = partial(self.retainer.too_dear, call.item)
-        return account.holds(dear, self.retainer.now, patience)
+        costly = partial(self.retainer.too_costly, call.item)
+        return account.defers(costly, self.retainer.now, patience)
 
     def _spared(self, call: QueuedCall) -> bool:
         left = tokens_left(call.item)

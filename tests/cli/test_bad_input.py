@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from agentrt.executors.base import Progress
-from agentrt.executors.vllm.faults import config_fault
+from agentrt.executors.vllm.options import config_fault
 from tests.cli.conftest import EchoEngine, Invoke, Write
 
 GOOD = "@program\nasync def good(ctx): return 1\n"

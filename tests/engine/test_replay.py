@@ -15,8 +15,8 @@ import pytest
 from agentrt import Context, Runtime, SchedulerConfig, program
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.engine.engines import LabEngine
-from agentrt.lab.engine.recorded import read
-from agentrt.lab.engine.replay import replay
+from agentrt.lab.engine.step_time import read
+from tests.lab.engine.replaying import replay
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine

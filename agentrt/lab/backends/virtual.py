@@ -74,7 +74,7 @@ class Virtual(Backend):
             for _ in range(replicas)
         ]
         for lane in self.lanes if reads else ():
-            lane.stream.take(KVEventBatch.from_wire(lane.engine.scheduler.control("held")))
+            lane.stream.take(KVEventBatch.from_wire(lane.engine.scheduler.control("cached_blocks")))
         self._now = 0.0
         self._serial = 0
         self._stepping: list[tuple[float, int, _Lane]] = []
@@ -96,7 +96,7 @@ class Virtual(Backend):
 
     def _end_step(self, lane: _Lane, ended: CallEnded) -> None:
         if self._replicas is not None:
-            for note in lane.engine.held:
+            for note in lane.engine.events:
                 for ready in lane.stream.take(note):
                     view = self._replicas.views[self.lanes.index(lane)]
                     self._replicas.dispatcher.cache_changed(view, ready)

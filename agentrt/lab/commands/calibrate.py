@@ -26,8 +26,7 @@ from agentrt.lab.bench.results import hardware
 from agentrt.lab.commands.bench.values import note
 from agentrt.lab.commands.simulate.options import check_output
 from agentrt.lab.engine.engines import LabEngine
-from agentrt.lab.engine.recorded import read, samples
-from agentrt.lab.engine.step_time import StepTimeModel, fit
+from agentrt.lab.engine.step_time import StepTimeModel, fit, read, samples
 from agentrt.lab.reports.tables import markdown
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig

@@ -161,13 +161,13 @@ def complete(
 class Step:
     """What one step decided and did, by request id; ``reports`` are of those finished.
 
-    ``held`` are the notes of what the prefix cache holds (`KVEventBatch`), as they went out.
+    ``kv_events`` are the changes of the prefix cache (`KVEventBatch`), as they went out.
     """
 
     scheduled: dict[str, int]
     finished: list[str]
     reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    held: list[Mapping[str, Any]] = field(default_factory=list)
+    kv_events: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -267,7 +267,7 @@ class HeadlessEngine:
                 params = one.kv_transfer_params or {}
                 step.reports[one.request_id] = params.get("agentrt") or {}
                 if KV_EVENTS in params:
-                    step.held.append(params[KV_EVENTS])
+                    step.kv_events.append(params[KV_EVENTS])
                 self.requests.pop(one.request_id, None)
 
     def _beside_tokens(self, output: Any) -> dict[str, Any]:

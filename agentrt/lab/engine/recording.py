@@ -2,7 +2,7 @@
 
 A `Recorder` stands in front of a scheduler's methods while it is on, and is not there
 when it is off. What it notes is enough to take the same decisions again without a
-model (`agentrt.lab.engine.replay`), and to learn how long steps take.
+model (`tests/lab/engine/replaying.py`), and to learn how long steps take.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrt.executors.vllm._compat.scheduling import (
     not_replayable,
     sampled_tokens,
 )
-from agentrt.lab.engine.recorded import FORMAT, Event
+from agentrt.lab.engine.step_time import FORMAT, Event
 from agentrt.scheduler.table import ProcessTable
 
 if TYPE_CHECKING:

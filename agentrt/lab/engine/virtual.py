@@ -78,7 +78,7 @@ class VirtualEngine:
 
     ``scheduling`` is our scheduler's settings, or the policy of vLLM's own scheduler,
     which then runs as it is. Ours decides exactly as that with policy ``fcfs``. With
-    ``kv_events`` ours tells what its prefix cache holds: ``held`` are the notes of the last
+    ``kv_events`` ours tells what its prefix cache holds: ``events`` are those of the last
     step. ``busy_s`` are the seconds that its steps have taken.
     """
 
@@ -92,7 +92,7 @@ class VirtualEngine:
     ) -> None:
         self.options = options
         self.scheduler = _scheduler(scheduling, options, kv_events=kv_events)
-        self.held: list[KVEventBatch] = []
+        self.events: list[KVEventBatch] = []
         self.busy_s = 0.0
         self.counts = EngineCounts()
         self._empty_steps = 0
@@ -149,7 +149,7 @@ class VirtualEngine:
         before = self.now
         step = self._engine.step()
         self.busy_s += self.now - before
-        self.held = [KVEventBatch.from_wire(note) for note in step.held]
+        self.events = [KVEventBatch.from_wire(note) for note in step.kv_events]
         self.counts.steps += bool(step.scheduled)
         self._empty_steps = 0 if step.scheduled or step.finished else self._empty_steps + 1
         if self._empty_steps > _STUCK_STEPS:

@@ -48,20 +48,20 @@ def _hash_function(name: str) -> Callable[[Any], bytes]:
     return function
 
 
-def holds_block(scheduler: Scheduler, key: bytes) -> bool:
+def is_cached(scheduler: Scheduler, key: bytes) -> bool:
     """Whether the prefix cache has a block with this key (hash and group)."""
     pool = scheduler.kv_cache_manager.block_pool
     return pool.cached_block_hash_to_block.get_one_block(key) is not None
 
 
-def held_blocks(scheduler: Scheduler) -> list[bytes]:
+def cached_keys(scheduler: Scheduler) -> list[bytes]:
     """The keys of all blocks of the first group that the prefix cache has, each once."""
     hashes = (block.block_hash for block in scheduler.kv_cache_manager.block_pool.blocks)
     return list(dict.fromkeys(h for h in hashes if h is not None and not get_group_id(h)))
 
 
-def hear_events(scheduler: Scheduler, hear: Callable[[Iterable[Any]], None]) -> bool:
-    """Have each step's KV events told to ``hear`` as well. False where vLLM makes none.
+def on_events(scheduler: Scheduler, listener: Callable[[Iterable[Any]], None]) -> bool:
+    """Have each step's KV events told to ``listener`` as well. False where vLLM makes none.
 
     Whoever else vLLM publishes them to gets them as before.
     """
@@ -73,7 +73,7 @@ def hear_events(scheduler: Scheduler, hear: Callable[[Iterable[Any]], None]) -> 
     publish = publisher.publish
 
     def both(batch: Any) -> None:
-        hear(batch.events)
+        listener(batch.events)
         publish(batch)
 
     publisher.publish = both

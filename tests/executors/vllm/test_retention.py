@@ -8,11 +8,11 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm._compat import pool
-from agentrt.executors.vllm.free_blocks import ShelvedFreeQueue
+from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_request, make_scheduler
 from agentrt.lab.engine.recording import Recorder
-from agentrt.lab.engine.replay import replay
+from tests.lab.engine.replaying import replay
 
 pytestmark = pytest.mark.engine
 
@@ -34,7 +34,7 @@ def ours(engine: HeadlessEngine) -> ProgramScheduler:
     return engine.scheduler
 
 
-def queue(engine: HeadlessEngine) -> ShelvedFreeQueue:
+def queue(engine: HeadlessEngine) -> ProtectedFreeQueue:
     found = ours(engine).retainer.queue
     assert found is not None
     found.check_integrity()
@@ -80,7 +80,7 @@ def test_protected_blocks_give_way_when_nothing_else_fits() -> None:
     assert queue(e).unprotected == 20
     report = call(e, "b/1", text(2, 29))
     assert report["prompt_tokens"] == 29 * 16
-    assert queue(e).gave_way == 9
+    assert queue(e).yielded == 9
     report = call(e, "a/2", [*text(1, 10), 5])
     assert report["lost_tokens"] == 144
 
@@ -110,7 +110,7 @@ def test_requests_without_a_program_are_not_protected() -> None:
     e.add("plain", text(1, 5), 2)
     e.run()
     assert queue(e).unprotected == 30
-    assert len(ours(e).retainer._returns) == 0
+    assert len(ours(e).retainer._history) == 0
 
 
 def test_a_shared_prefix_counts_once_and_outlives_its_first_user() -> None:

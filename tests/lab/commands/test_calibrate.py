@@ -12,8 +12,7 @@ from agentrt.cli.app import call
 from agentrt.errors import EngineStartError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.engine.recorded import FORMAT
-from agentrt.lab.engine.step_time import StepTimeModel, StepWork
+from agentrt.lab.engine.step_time import FORMAT, StepTimeModel, StepWork
 from agentrt.request import Call, Reply
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramTotals

@@ -11,11 +11,11 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
-from agentrt.lab.engine.recorded import read, samples
 from agentrt.lab.engine.recording import Recorder
-from agentrt.lab.engine.replay import replay
 from agentrt.lab.engine.schedulers import RecordedScheduler
+from agentrt.lab.engine.step_time import read, samples
 from agentrt.scheduler import ProgramTotals
+from tests.lab.engine.replaying import replay
 
 pytestmark = pytest.mark.engine
 

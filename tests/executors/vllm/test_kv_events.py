@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from agentrt.executors.identity import to_extra_args
-from agentrt.executors.vllm._compat.prefixes import held_blocks
-from agentrt.executors.vllm.blocks import BlockHasher
+from agentrt.executors.vllm._compat.prefixes import cached_keys
+from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
 from agentrt.request import Call, CallSpec, Identity
@@ -39,7 +39,7 @@ class Reader:
 
     def ask(self) -> None:
         self.asked += 1
-        self.apply(self.engine.scheduler.control("held"))
+        self.apply(self.engine.scheduler.control("cached_blocks"))
 
     def apply(self, values: Any) -> None:
         for note in self.stream.take(KVEventBatch.from_wire(values)):
@@ -81,7 +81,7 @@ def add(
 
 
 def truth(engine: HeadlessEngine) -> set[int]:
-    return set(map(short, held_blocks(engine.scheduler)))
+    return set(map(short, cached_keys(engine.scheduler)))
 
 
 @pytest.mark.parametrize("losing", [0.0, 0.5])
@@ -100,12 +100,12 @@ def test_notes_add_up_to_the_cache(losing: float) -> None:
             own = [rng.randrange(1000) for _ in range(rng.randrange(40))]
             add(tiny, number, prompts[rng.randrange(4)][: rng.randrange(20, 150)] + own)
         step = tiny.step()
-        reader.hear(step.held)
-        if step.held and not losing:
+        reader.hear(step.kv_events)
+        if step.kv_events and not losing:
             assert reader.held == truth(tiny)
             checked += 1
         elif step.finished and losing:
-            if not reader.stream.gap and reader.stream.number == tiny.scheduler.held.number:
+            if not reader.stream.gap and reader.stream.number == tiny.scheduler.kv_events.number:
                 assert reader.held == truth(tiny)
             checked += 1
     if losing:
@@ -124,8 +124,8 @@ def test_a_block_that_is_there_twice_is_held_until_both_are_gone() -> None:
     add(tiny, 1, prompt)
     add(tiny, 2, prompt)
     for step in tiny.run():
-        reader.hear(step.held)
-        if step.held:
+        reader.hear(step.kv_events)
+        if step.kv_events:
             assert reader.held == truth(tiny)
     hashes = BlockHasher("sha256", BLOCK_SIZE)(prompt)
     assert reader.index.match(hashes) == [len(hashes)] == [100 // BLOCK_SIZE]
@@ -136,12 +136,12 @@ def test_a_cache_that_is_reset_is_told_as_a_whole() -> None:
     reader = Reader(tiny)
     add(tiny, 1, list(range(64)))
     for step in tiny.run():
-        reader.hear(step.held)
+        reader.hear(step.kv_events)
     assert reader.held
     assert tiny.scheduler.reset_prefix_cache()
     add(tiny, 2, list(range(500, 530)))
     for step in tiny.run():
-        reader.hear(step.held)
+        reader.hear(step.kv_events)
     assert reader.asked == 1
     assert reader.held == truth(tiny)
     assert reader.held.isdisjoint(BlockHasher("sha256", BLOCK_SIZE)(list(range(64))))
@@ -160,7 +160,7 @@ def test_prompts_are_hashed_as_the_engine_hashes_them(salt: str | None) -> None:
         expected = reader.index.match(hashes, BLOCK_SIZE, most // BLOCK_SIZE * BLOCK_SIZE)
         add(tiny, number, context, salt=salt)
         for step in tiny.run():
-            reader.hear(step.held)
+            reader.hear(step.kv_events)
             for report in step.reports.values():
                 assert report["cached_tokens"] == expected[0]
         assert number == 0 or expected[0] >= 64
@@ -170,23 +170,23 @@ def test_a_log_that_nobody_reads_starts_over() -> None:
     """Calls of others end without a note. What piles up is dropped, and who comes back sees it."""
     tiny = engine()
     reader = Reader(tiny)
-    log = tiny.scheduler.held
+    log = tiny.scheduler.kv_events
     for number in range(30):
         tiny.add(f"lone-{number}", [1000 * number + i for i in range(100)], 4)
-        assert not [note for step in tiny.run() for note in step.held]
+        assert not [note for step in tiny.run() for note in step.kv_events]
         assert len(log._changed) <= 2 * BLOCKS
     add(tiny, 1, list(range(100)))
     for step in tiny.run():
-        reader.hear(step.held)
+        reader.hear(step.kv_events)
     assert reader.asked > 1
     assert reader.held == truth(tiny)
 
 
 def test_nothing_is_told_without_events() -> None:
     quiet = engine(events=False)
-    assert quiet.scheduler.control("held") is None
+    assert quiet.scheduler.control("cached_blocks") is None
     add(quiet, 1, list(range(64)))
-    assert not [note for step in quiet.run() for note in step.held]
+    assert not [note for step in quiet.run() for note in step.kv_events]
 
 
 def test_a_note_survives_the_way_to_the_client() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.lab.engine.headless import complete, make_request, make_scheduler
-from agentrt.lab.engine.recorded import Event, read
 from agentrt.lab.engine.recording import Recorder
+from agentrt.lab.engine.step_time import Event, read
 
 _COMPARED = {"schedule": ("scheduled", "computed", "preempted"), "update": ("finished",)}
 

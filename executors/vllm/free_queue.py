@@ -1,9 +1,9 @@
-"""vLLM's queue of free blocks, with shelves: blocks that are free, but go last.
+"""vLLM's queue of free blocks, with protected lists: blocks that are free, but go last.
 
 vLLM hands out free blocks from the head of one list, whoever they belong to. Here a free
-block that a program may come back for lies on its context's shelf instead, a list of
-its own. Every block still counts as free, and is handed out when no other is left, in
-the order of the ranking: capacity never shrinks, so nothing can wait for a shelf.
+block that a program may come back for is on a list of its context's instead. Every block
+still counts as free, and is handed out when no other is left, in the order of the ranking:
+capacity never shrinks, so no call ever waits for a protected block.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from agentrt.executors.vllm._compat.pool import FreeKVCacheBlockQueue, KVCacheBl
 from agentrt.scheduler.retention import Context, Ranking, Retention
 
 
-class ShelvedFreeQueue(FreeKVCacheBlockQueue):
+class ProtectedFreeQueue(FreeKVCacheBlockQueue):
     """Takes the place of vLLM's queue by becoming its class: see `adopt`, and `leave`.
 
-    The list that vLLM made is the plain one; a shelf is another queue of vLLM's class.
+    The list that vLLM made is the plain one; a protected list is another queue of vLLM's class.
     """
 
     ranking: Ranking
     retention: Retention
     now: float
-    gave_way: int
-    """Blocks that were taken from shelves, since nothing else was free."""
-    _shelved: int
+    yielded: int
+    """Protected blocks that were handed out, since nothing else was free."""
+    _protected: int
     _owner: list[Context | None]
-    _on: list[Context | None]
+    _listed: list[Context | None]
     _used: list[float]
-    _shelves: dict[Context, FreeKVCacheBlockQueue]
+    _lists: dict[Context, FreeKVCacheBlockQueue]
     _asked: tuple[float, int, int] | None
     _worth: bool
 
     @classmethod
     def adopt(
         cls, queue: FreeKVCacheBlockQueue, blocks: int, ranking: Ranking, retention: Retention
-    ) -> ShelvedFreeQueue:
-        """Make ``queue``, of an engine with so many ``blocks``, one with shelves."""
+    ) -> ProtectedFreeQueue:
+        """Make ``queue``, of an engine with so many ``blocks``, one with protected lists."""
         # The block pool and others hold the object: it stays, and changes its class.
         queue.__class__ = cls
         assert isinstance(queue, cls)
         queue.ranking, queue.retention, queue.now = ranking, retention, 0.0
-        queue.gave_way = queue._shelved = 0
-        queue._owner, queue._on = [None] * blocks, [None] * blocks
-        queue._used, queue._shelves = [0.0] * blocks, {}
+        queue.yielded = queue._protected = 0
+        queue._owner, queue._listed = [None] * blocks, [None] * blocks
+        queue._used, queue._lists = [0.0] * blocks, {}
         queue._asked, queue._worth = None, False
         return queue
 
@@ -78,37 +78,37 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
         self._asked = None
         if context.released:
             self.release(context)
-        elif context in self._shelves:
+        elif context in self._lists:
             self.ranking.put(context, self.now)
 
     def release(self, context: Context) -> None:
         """Protect a context's free blocks no longer; they are the next after the unused."""
-        shelf = self._shelves.pop(context, None)
-        if shelf is None:
+        own = self._lists.pop(context, None)
+        if own is None:
             return
         self.ranking.discard(context)
-        blocks = shelf.get_all_free_blocks()
+        blocks = own.get_all_free_blocks()
         for block in blocks:
-            self._on[block.block_id] = None
-        self._shelved -= len(blocks)
+            self._listed[block.block_id] = None
+        self._protected -= len(blocks)
         self.num_free_blocks -= len(blocks)
         super().append_n(blocks)
 
     def release_all(self) -> None:
         """Protect nothing any more, and forget who used what: the cache was emptied."""
-        for context in list(self._shelves):
+        for context in list(self._lists):
             self.release(context)
         self._owner = [None] * len(self._owner)
 
     @property
     def unprotected(self) -> int:
-        """Free blocks that are on no shelf."""
-        return int(self.num_free_blocks - self._shelved)
+        """Free blocks that are on no protected list."""
+        return int(self.num_free_blocks - self._protected)
 
     def worth_waiting_for(self) -> bool:
         """Whether even the context that is worth the least is expected back soon."""
         # Many calls may ask in one step: between changes of the free blocks, once is enough.
-        state = (self.now, self.num_free_blocks, self._shelved)
+        state = (self.now, self.num_free_blocks, self._protected)
         if self._asked != state:
             least = self.ranking.first(self.now)
             self._worth = least is not None and self.retention.expects(least, self.now)
@@ -129,18 +129,18 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
         plain = min(n, self.unprotected)
         taken: list[KVCacheBlock] = super().popleft_n(plain)
         while len(taken) < n:
-            taken += self._give_way(n - len(taken))
+            taken += self._yield_blocks(n - len(taken))
         for block in taken:
             self._owner[block.block_id] = None
         return taken
 
     def remove(self, block: KVCacheBlock) -> None:
-        context = self._on[block.block_id]
+        context = self._listed[block.block_id]
         if context is None:
             super().remove(block)
             return
-        self._on[block.block_id] = None
-        self._shelves[context].remove(block)
+        self._listed[block.block_id] = None
+        self._lists[context].remove(block)
         self._took(context, 1)
 
     def append(self, block: KVCacheBlock) -> None:
@@ -152,13 +152,13 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
             if owner is None or owner.released:
                 plain += group
             else:
-                self._shelve(list(group), owner)
+                self._protect(list(group), owner)
         super().append_n(plain)
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         blocks: list[KVCacheBlock] = super().get_all_free_blocks()
         for context in self.ranking.in_order(self.now):
-            blocks += self._shelves[context].get_all_free_blocks()
+            blocks += self._lists[context].get_all_free_blocks()
         return blocks
 
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
@@ -170,48 +170,48 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
                     break
         yield from blocks
 
-    # -- shelves -----------------------------------------------------------------------
+    # -- protected lists -----------------------------------------------------------------------
 
-    def _shelve(self, blocks: list[KVCacheBlock], context: Context) -> None:
-        shelf = self._shelves.get(context)
-        if shelf is None:
-            shelf = self._shelves[context] = FreeKVCacheBlockQueue([])
-        shelf.append_n(blocks)
+    def _protect(self, blocks: list[KVCacheBlock], context: Context) -> None:
+        own = self._lists.get(context)
+        if own is None:
+            own = self._lists[context] = FreeKVCacheBlockQueue([])
+        own.append_n(blocks)
         for block in blocks:
-            self._on[block.block_id] = context
-        self._shelved += len(blocks)
+            self._listed[block.block_id] = context
+        self._protected += len(blocks)
         self.num_free_blocks += len(blocks)
-        if shelf.num_free_blocks == len(blocks):
-            self._age(context, shelf)
+        if own.num_free_blocks == len(blocks):
+            self._age(context, own)
             self.ranking.put(context, self.now)
 
-    def _give_way(self, n: int) -> list[KVCacheBlock]:
+    def _yield_blocks(self, n: int) -> list[KVCacheBlock]:
         """Up to ``n`` blocks of the context that is worth the least."""
         context = self.ranking.first(self.now)
         if context is None:
-            raise InvariantError(f"{self._shelved} blocks are on shelves that nobody ranks")
-        shelf = self._shelves[context]
-        blocks: list[KVCacheBlock] = shelf.popleft_n(min(n, shelf.num_free_blocks))
+            raise InvariantError(f"{self._protected} blocks are protected, and not ranked")
+        own = self._lists[context]
+        blocks: list[KVCacheBlock] = own.popleft_n(min(n, own.num_free_blocks))
         for block in blocks:
-            self._on[block.block_id] = None
-        self.gave_way += len(blocks)
+            self._listed[block.block_id] = None
+        self.yielded += len(blocks)
         self._took(context, len(blocks))
         return blocks
 
     def _took(self, context: Context, blocks: int) -> None:
-        self._shelved -= blocks
+        self._protected -= blocks
         self.num_free_blocks -= blocks
-        shelf = self._shelves[context]
-        if shelf.num_free_blocks:
-            self._age(context, shelf)
+        own = self._lists[context]
+        if own.num_free_blocks:
+            self._age(context, own)
         else:
-            del self._shelves[context]
+            del self._lists[context]
             self.ranking.discard(context)
 
-    def _age(self, context: Context, shelf: FreeKVCacheBlockQueue) -> None:
+    def _age(self, context: Context, own: FreeKVCacheBlockQueue) -> None:
         """A shared context is as old as its block that was used the longest ago."""
         if context.shared:
-            context.since = self._used[shelf.fake_free_list_head.next_free_block.block_id]
+            context.since = self._used[own.fake_free_list_head.next_free_block.block_id]
 
     def _release_expired(self) -> None:
         while (context := self.ranking.first(self.now)) is not None:
@@ -224,23 +224,23 @@ class ShelvedFreeQueue(FreeKVCacheBlockQueue):
     def check_integrity(self) -> None:
         """Raise `InvariantError` on a state that must not be."""
         plain = super().get_all_free_blocks()
-        shelved = [
+        protected = [
             (block, context)
-            for context, shelf in self._shelves.items()
-            for block in shelf.get_all_free_blocks()
+            for context, own in self._lists.items()
+            for block in own.get_all_free_blocks()
         ]
-        ids = [block.block_id for block in plain] + [block.block_id for block, _ in shelved]
+        ids = [block.block_id for block in plain] + [block.block_id for block, _ in protected]
         if len(ids) != len(set(ids)):
             raise InvariantError("a free block is in two lists")
-        if len(ids) != self.num_free_blocks or len(shelved) != self._shelved:
+        if len(ids) != self.num_free_blocks or len(protected) != self._protected:
             raise InvariantError(f"{len(ids)} blocks are free, {self.num_free_blocks} counted")
-        if any(self._on[block.block_id] is not context for block, context in shelved):
-            raise InvariantError("a block is not on the shelf that is noted")
-        if any(self._on[block.block_id] is not None for block in plain):
-            raise InvariantError("a plain free block is noted to be on a shelf")
-        if any(context.released for context in self._shelves):
+        if any(self._listed[block.block_id] is not context for block, context in protected):
+            raise InvariantError("a block is not on the list that is noted")
+        if any(self._listed[block.block_id] is not None for block in plain):
+            raise InvariantError("a plain free block is noted to be protected")
+        if any(context.released for context in self._lists):
             raise InvariantError("the blocks of an ended program are protected")
-        if set(self._shelves) != set(self.ranking.in_order(self.now)):
-            raise InvariantError("the ranking and the shelves differ")
-        if any(block.ref_cnt for block in plain) or any(block.ref_cnt for block, _ in shelved):
+        if set(self._lists) != set(self.ranking.in_order(self.now)):
+            raise InvariantError("the ranking and the protected lists differ")
+        if any(block.ref_cnt for block in plain) or any(block.ref_cnt for block, _ in protected):
             raise InvariantError("a block in use is free")
