@@ -234,6 +234,7 @@ class Threads:
         self.threads: list[tuple[Frontier, set[int]]] = [(Frontier(), set())]
         self.before: list[set[int]] = []
         self.joined: set[tuple[int, int]] = set()
+        self.open: list[tuple[int, int, tuple[int, ...]]] = []
 
     def last(self, known: set[int]) -> tuple[int, ...]:
         """The known nodes that come before no other known one."""
@@ -250,21 +251,38 @@ class Threads:
             assert self.dag.parents(node_id) == self.last(known)
             self.before.append(set(known))
             known.add(node_id)
+        elif event == "begin":
+            parents = frontier.prune(self.dag)
+            assert parents == self.last(known)
+            self.open.append(
+                (one, self.dag.add(NodeKind.CALL, "m", "main", parents, 0.0).id, parents)
+            )
+            self.before.append(set(known))
+        elif event == "finish" and self.open:
+            self.finish(*self.open.pop(other % len(self.open)))
         elif event == "include":
-            ids = sorted(range(len(self.dag)))[other : other + 2]
+            unfinished = {node_id for _, node_id, _ in self.open}
+            ids = [n for n in range(len(self.dag)) if n not in unfinished][other : other + 2]
             frontier.include(ids)
             known |= {n for node_id in ids for n in (node_id, *self.before[node_id])}
-        elif one != other and (one, other) not in self.joined:
+        elif event == "join" and one != other and (one, other) not in self.joined:
             self.joined.add((one, other))
             frontier.join(self.threads[other][0])
             known |= self.threads[other][1]
+
+    def finish(self, thread: int, node_id: int, parents: tuple[int, ...]) -> None:
+        """A node ends beside which its thread may have emitted, or waited for, others."""
+        frontier, known = self.threads[thread]
+        self.dag.finish(node_id, 0.0)
+        frontier.advance(node_id, parents)
+        known.add(node_id)
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["fork", "emit", "emit", "join", "join", "include"]),
+            st.sampled_from(["fork", "emit", "begin", "finish", "join", "join", "include"]),
             st.integers(0, 5),
             st.integers(0, 5),
         ),

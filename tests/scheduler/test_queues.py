@@ -120,12 +120,61 @@ def test_a_starved_call_is_promoted_when_its_ratio_reaches_beta() -> None:
 def test_a_call_is_neither_queued_nor_started_twice() -> None:
     desk = Desk()
     call = desk.arrive("a", "p")
-    with pytest.raises(InvariantError, match="queued twice"):
+    with pytest.raises(InvariantError, match=r"^call a is queued twice"):
         desk.queues.put(call)
-    with pytest.raises(InvariantError, match="not taken"):
+    with pytest.raises(InvariantError, match=r"^call a starts but was not taken from its queue"):
         desk.queues.start(call, 0)
-    with pytest.raises(InvariantError, match="queued already"):
+    with pytest.raises(InvariantError, match="call a is queued already"):
         desk.arrive("a", "p")
+    with pytest.raises(InvariantError, match="call a is preempted but does not run"):
+        desk.queues.stop(call, 0)
+    desk.queues.take()
+    with pytest.raises(InvariantError, match=r"^no call waits$"):
+        desk.queues.take()
+
+
+def broken(desk: Desk, what: str) -> None:
+    """One thing is not as it must be, with a call that waits and a call that runs."""
+    waiting, running = desk.queues.calls["waits"], desk.queues.calls["runs"]
+    if what == "counted":
+        desk.queues._waiting += 1
+    elif what == "runs":
+        waiting.since = None
+    elif what == "offered":
+        desk.queues._heap.clear()
+    elif what == "promoted":
+        running.promoted = True
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("counted", "3 calls counted as waiting, 2 are"),
+        ("runs", "call waits runs and is queued"),
+        ("offered", "call gone waits but is not offered"),
+        ("promoted", "promoted calls are miscounted"),
+    ],
+)
+def test_integrity_sees_what_is_wrong(what: str, message: str) -> None:
+    desk = Desk(beta=2.0)
+    desk.run(desk.arrive("runs", "p"))
+    desk.arrive("gone", "q", service=5)
+    desk.arrive("waits", "r", service=5)
+    desk.queues.check_integrity()
+    broken(desk, what)
+    with pytest.raises(InvariantError) as found:
+        desk.queues.check_integrity()
+    assert str(found.value) == message
+
+
+def test_integrity_sees_a_watched_call_that_is_gone() -> None:
+    desk = Desk(beta=2.0)
+    call = desk.arrive("gone", "q", service=5)
+    with pytest.raises(InvariantError) as found:
+        desk.queues._starvation.check_integrity({})
+    assert str(found.value) == "call gone of q is gone but watched"
+    desk.run(call)
+    desk.queues._starvation.check_integrity({})
 
 
 @st.composite
