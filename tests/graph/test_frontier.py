@@ -116,6 +116,20 @@ def test_overlapping_emissions_of_one_thread_both_stay() -> None:
     assert main.ids == (1, 2)
 
 
+def test_a_node_that_ends_after_a_join_supersedes_its_parents_only() -> None:
+    """1. main forks a child, and emits. 2. It emits again, and waits for the child meanwhile."""
+    dag = ExecutionDAG("p", "t")
+    main = Frontier()
+    child = main.fork()
+    emit(dag, main)
+    emit(dag, child)
+    node = dag.add(NodeKind.CALL, "m", "main", main.prune(dag), 0.0)
+    main.join(child)
+    dag.finish(node.id, 0.0)
+    main.advance(node.id, node.parents)
+    assert main.ids == (1, 2)
+
+
 def test_include_names_nodes_by_hand() -> None:
     dag = ExecutionDAG("p", "t")
     main = chain(dag, 2)
