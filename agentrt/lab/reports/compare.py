@@ -1,12 +1,14 @@
-"""What runs come to, side by side: ratios to a baseline, and throughput at equal latency."""
+"""What runs come to, side by side: measures, their ratios to a baseline, JSON and CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from statistics import median
+from typing import Any
 
 from agentrt.lab.outcome import Summary
 from agentrt.lab.runs.grid import RunResult
@@ -40,12 +42,20 @@ OF_ENGINE = {
 """Those that are of interest, or known, where an engine with a memory ran."""
 
 
+SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
+"""Measures that read better as a percentage."""
+
+
 @dataclass(slots=True)
 class Cell:
-    """A policy under a setting: its summaries by seed, and those of the baseline."""
+    """A policy, or a router over ``replicas``, under a setting: its summaries by seed.
+
+    ``baseline`` are those of what it is compared with.
+    """
 
     setting: Setting
-    policy: str
+    name: str
+    replicas: int = 1
     summaries: dict[int, Summary] = field(default_factory=dict)
     baseline: dict[int, Summary] = field(default_factory=dict)
 
@@ -59,32 +69,30 @@ class Cell:
         found = (getattr(self.summaries[seed], measure) for seed in self.seeds)
         return [math.nan if value is None else float(value) for value in found]
 
-    def ratios(self, measure: str) -> list[float]:
-        """A measure by seed, over that of the baseline with the same programs.
+    def ratios(self, measure: str, to: Cell | None = None) -> list[float]:
+        """A measure by seed, over that of the baseline, or of another, with the same programs.
 
-        Empty where no seed was run with both, or where the baseline's is nothing or not known.
+        Empty where no seed was run with both, or where the other's is nothing or not known.
         """
+        base = self.baseline if to is None else to.summaries
         pairs = [
-            (getattr(self.summaries[seed], measure), getattr(self.baseline[seed], measure))
+            (getattr(self.summaries[seed], measure), getattr(base[seed], measure))
             for seed in self.seeds
-            if seed in self.baseline
+            if seed in base
         ]
-        return [mine / base for mine, base in pairs if base and mine is not None]
+        return [mine / theirs for mine, theirs in pairs if theirs and mine is not None]
 
     def median(self, measure: str) -> float:
         """The median of a measure over the seeds."""
         return median(self.values(measure))
 
-    def median_ratio(self, measure: str) -> float:
-        """The median ratio to the baseline, or NaN where there is none."""
-        return median(self.ratios(measure) or [math.nan])
+    def median_ratio(self, measure: str, to: Cell | None = None) -> float:
+        """The median ratio to the baseline, or to another; NaN where there is none."""
+        return median(self.ratios(measure, to) or [math.nan])
 
 
 def cells(
-    results: Iterable[RunResult],
-    settings: Sequence[Setting],
-    policies: Sequence[str],
-    baseline: str,
+    results: Iterable[RunResult], settings: Sequence[Setting], names: Sequence[str], baseline: str
 ) -> list[Cell]:
     """The runs that are done, by setting and policy in the order in which they were asked for."""
     found: dict[tuple[Setting, str], Cell] = {}
@@ -94,67 +102,57 @@ def cells(
     for (setting, _), cell in found.items():
         base = found.get((setting, baseline))
         cell.baseline = base.summaries if base else {}
-    asked = ((setting, policy) for setting in settings for policy in policies)
+    asked = ((setting, name) for setting in settings for name in names)
     return [found[key] for key in asked if key in found]
 
 
-# -- throughput at equal latency -------------------------------------------------------
+def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[dict[str, Any]]:
+    """Each cell as JSON-able values, by seed, too; None is not known."""
+    names = tuple(measures)
+    return [
+        {
+            "workload": cell.setting.source.name,
+            "arrivals": str(cell.setting.pressure),
+            "policy": cell.name,
+            "seeds": cell.seeds,
+            "programs": next(iter(cell.summaries.values())).programs,
+            "measures": {measure: _measured(cell, measure) for measure in names},
+            "by_seed": {measure: by_seed(cell, measure) for measure in names},
+        }
+        for cell in cells
+    ]
 
 
-@dataclass(frozen=True, slots=True)
-class Sustained:
-    """The highest load at which a policy keeps the token latency under a limit.
-
-    ``bound`` says when the sweep only bounds it: ``>=`` if even the highest load did,
-    ``<`` if the lowest did not.
-    """
-
-    workload: str
-    policy: str
-    limit_s: float
-    load: float
-    bound: str = ""
-    ratio: float = math.nan
+def as_csv(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> str:
+    """A line per cell and measure, with a head."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    names = ("workload", "arrivals", "policy", "programs", "seeds")
+    kinds = ("median", "min", "max", "ratio", "ratio_min", "ratio_max")
+    out.writerow([*names, "measure", *kinds])
+    for cell in as_dicts(cells, measures):
+        cell["seeds"] = len(cell["seeds"])
+        for measure, found in cell["measures"].items():
+            out.writerow([*(cell[n] for n in names), measure, *(found[k] for k in kinds)])
+    return text.getvalue()
 
 
-def sustained(
-    cells: Sequence[Cell], baseline: str, limit: float, relative: bool
-) -> list[Sustained]:
-    """What load each policy sustains, with the ratio to the baseline (Agentix, Fig. 12).
-
-    The limit on the median token latency is in seconds per token, or if ``relative``
-    in multiples of the baseline's at the lowest load. Between loads the latency is
-    interpolated. Only Poisson arrivals count, and sources with two loads or more.
-    """
-    answers: list[Sustained] = []
-    steady = [cell for cell in cells if cell.setting.pressure.kind in ("load", "rate")]
-    for name in dict.fromkeys(cell.setting.source.name for cell in steady):
-        curves = _curves([cell for cell in steady if cell.setting.source.name == name])
-        base = curves.get(baseline)
-        if base is None or len(base) < 2:
-            continue
-        limit_s = limit * base[0][1] if relative else limit
-        ours = crossing(base, limit_s)[0]
-        for policy, curve in curves.items():
-            load, bound = crossing(curve, limit_s)
-            answers.append(Sustained(name, policy, limit_s, load, bound, load / ours))
-    return answers
+def by_seed(cell: Cell, measure: str) -> list[float | None]:
+    """In the order of ``seeds``; None is not known."""
+    return [None if math.isnan(value) else value for value in cell.values(measure)]
 
 
-def _curves(cells: Sequence[Cell]) -> dict[str, list[tuple[float, float]]]:
-    """By policy: load and median token latency, by increasing load."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for cell in cells:
-        point = (cell.setting.pressure.value, cell.median("token_latency_s"))
-        curves.setdefault(cell.policy, []).append(point)
-    return {policy: sorted(points) for policy, points in curves.items()}
+def _measured(cell: Cell, measure: str) -> dict[str, float | None]:
+    values = cell.values(measure)
+    known = not any(map(math.isnan, values))
+    return {
+        **_spread(values if known else [], ("median", "min", "max")),
+        **_spread(cell.ratios(measure), ("ratio", "ratio_min", "ratio_max")),
+    }
 
 
-def crossing(curve: Sequence[tuple[float, float]], limit: float) -> tuple[float, str]:
-    """Where a curve first rises above the limit, and how sure that is."""
-    if curve[0][1] > limit:
-        return curve[0][0], "<"
-    for (x0, y0), (x1, y1) in pairwise(curve):
-        if y1 > limit:
-            return x0 + (x1 - x0) * (limit - y0) / (y1 - y0), ""
-    return curve[-1][0], ">="
+def _spread(values: Sequence[float], names: Sequence[str]) -> dict[str, float | None]:
+    """A median, a least and a greatest value; None where there is none."""
+    if not values:
+        return dict.fromkeys(names)
+    return dict(zip(names, (median(values), min(values), max(values)), strict=True))

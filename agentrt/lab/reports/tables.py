@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,3 +42,15 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
+
+
+def in_digits(spread: Spread, unit: str = "") -> str:
+    """A spread whose values may be of any size."""
+    return f"{digits(spread.median)}{unit} ({digits(spread.least)}-{digits(spread.most)})"
+
+
+def digits(value: float) -> str:
+    """Three digits that count, or all before the point."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"

@@ -38,7 +38,8 @@ _COMMON = {
 
 def toy(name: str, *calls: tuple[int, tuple[int, ...]]) -> ProgramShape:
     """A program of calls, each of so many steps after others."""
-    return ProgramShape(name, "toy", tuple(CallShape(n, after=after) for n, after in calls))
+    shapes = (CallShape(steps, after=after, node="") for steps, after in calls)
+    return ProgramShape(name, "toy", tuple(shapes))
 
 
 def chain(name: str, *steps: int) -> ProgramShape:

@@ -1,20 +1,61 @@
-"""Routers side by side: the same programs on the same replicas, and what each makes of them."""
+"""``agentrt simulate routing``: routers side by side, on one to a thousand replicas.
+
+All run the same programs on the same replicas.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
-from statistics import median
+from math import isnan
+from pathlib import Path
+from typing import Any
 
-from agentrt.lab.outcome import Summary
+import click
+
+from agentrt.lab.commands.simulate.options import (
+    ManyCommand,
+    check_plot,
+    cores,
+    count,
+    file,
+    json_option,
+    machine_options,
+    many,
+    read_counts,
+    read_loads,
+    read_machine,
+    read_sources,
+    scale_options,
+    seeds_option,
+    workloads_option,
+)
+from agentrt.lab.commands.simulate.progress import do_runs
+from agentrt.lab.oracles import check_policy
+from agentrt.lab.reports.compare import Cell, by_seed
+from agentrt.lab.reports.plots import draw_routers, draw_scaling
+from agentrt.lab.reports.policies import value
+from agentrt.lab.reports.tables import Spread, digits, markdown
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.grid import RunResult, RunSpec
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting
+from agentrt.router import make_router, router_names
 from agentrt.scheduler import SchedulerConfig
 
+_EPILOG = """\b
+Examples:
+  agentrt simulate routing --workload chat graphs8 --depth virtual --replicas 4
+  agentrt simulate routing --router cost agentix:threshold=1024 --depth virtual --seeds 5
+  agentrt simulate routing --router cost --replicas 1 4 16 64 --plot scaling.png
+
+\b
+All routers of a seed see the same programs at the same times. A load is the share of what all
+replicas together can do. Depth steps knows no prompts, so there routers differ by balance
+alone. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+"""
 MEASURES = {
     "mean_s": "mean, s",
     "p50_s": "P50, s",
@@ -26,34 +67,55 @@ MEASURES = {
     "throughput_per_s": "programs/s",
 }
 """Fields of `Summary` that routers are compared by, with the heads of their columns."""
+_KEY = ("workload", "load", "replicas", "router")
 
 
-@dataclass(slots=True)
-class Routed:
-    """A router on so many replicas under a setting: its summaries by seed."""
+@click.command(cls=ManyCommand, epilog=_EPILOG)
+@workloads_option
+@scale_options
+@many("--router", metavar="NAME…", help="Which to compare.  [default: all]")
+@many("--replicas", metavar="N…", help="On how many engines.  [default: 4]")
+@many("--load", metavar="X…", help="Loads, bursts as b0.8.  [default: 0.9]")
+@click.option("--policy", default="atlas", show_default=True, metavar="NAME")
+@count("--programs", 50, "N", "How many for each replica.")
+@seeds_option
+@machine_options
+@json_option("Print one JSON object instead of tables.")
+@file("--plot", about="Draw the latencies; with several numbers of replicas, how they scale.")
+def routing(**options: Any) -> None:
+    """Compare routers over several simulated engines.
 
-    setting: Setting
-    replicas: int
-    router: str
-    summaries: dict[int, Summary] = field(default_factory=dict)
+    For each: latency of programs, hit rate of the prefix caches, balance (the busiest engine's
+    time over the mean), programs per second.
+    """
+    check_plot(options["plot"])
+    for name in options["router"]:
+        make_router(name)
+    routers = options["router"] or router_names()
+    replicas = read_counts("--replicas", options["replicas"] or ("4",))
+    machine = read_machine(options)
+    check_policy(options["policy"])
+    runs = specs(
+        _settings(options),
+        replicas,
+        routers,
+        range(options["seeds"]),
+        SchedulerConfig(policy=options["policy"]),
+        machine,
+    )
+    results, stop = do_runs(runs, options["jobs"] or cores())
+    found = gather(results)
+    if found:
+        _draw(found, options["plot"])
+        click.echo(_as_json(found, options) if options["as_json"] else _as_text(found, machine))
+    if stop:
+        raise stop
 
-    def values(self, measure: str) -> list[float]:
-        """A measure, seed by seed; NaN where it is not known."""
-        found = [getattr(self.summaries[seed], measure) for seed in sorted(self.summaries)]
-        return [math.nan if value is None else float(value) for value in found]
 
-    def ratios(self, measure: str, other: Routed) -> list[float]:
-        """A measure over that of another router, for the seeds that both have."""
-        both = sorted(self.summaries.keys() & other.summaries.keys())
-        pairs = [
-            (getattr(self.summaries[s], measure), getattr(other.summaries[s], measure))
-            for s in both
-        ]
-        return [mine / theirs for mine, theirs in pairs if theirs]
-
-    def median(self, measure: str) -> float:
-        """The median over the seeds."""
-        return median(self.values(measure))
+def _settings(options: Mapping[str, Any]) -> list[Setting]:
+    sources = read_sources(options)
+    loads = read_loads(options["load"] or ("0.9",))
+    return [Setting(source, load, options["programs"]) for source in sources for load in loads]
 
 
 def specs(
@@ -79,27 +141,20 @@ def specs(
     ]
 
 
-def gather(results: Iterable[RunResult]) -> list[Routed]:
-    """The runs that are done, by setting, replicas and router, in the order of the first."""
-    found: dict[tuple[Setting, int, str], Routed] = {}
+def gather(results: Iterable[RunResult]) -> list[Cell]:
+    """The runs that are done, by setting, router and replicas, in the order of the first."""
+    found: dict[tuple[Setting, str, int], Cell] = {}
     for result in results:
         machine = result.spec.machine
-        key = (result.spec.setting, machine.replicas, machine.router)
-        found.setdefault(key, Routed(*key)).summaries[result.spec.seed] = result.summary
+        key = (result.spec.setting, machine.router, machine.replicas)
+        found.setdefault(key, Cell(*key)).summaries[result.spec.seed] = result.summary
     return list(found.values())
 
 
-def groups(found: Sequence[Routed]) -> Iterator[list[Routed]]:
+def groups(found: Sequence[Cell]) -> Iterator[list[Cell]]:
     """Those that ran the same programs on as many replicas, together."""
-    keys = dict.fromkeys((one.setting, one.replicas) for one in found)
-    for key in keys:
+    for key in dict.fromkeys((one.setting, one.replicas) for one in found):
         yield [one for one in found if (one.setting, one.replicas) == key]
-
-
-def best(group: Sequence[Routed], measure: str, but: Routed) -> Routed | None:
-    """Of a group, the router with the least median of a measure, ``but`` that one."""
-    others = [one for one in group if one is not but]
-    return min(others, key=lambda one: one.median(measure), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,38 +166,112 @@ class Scaled:
     and ``p95`` are latencies over theirs.
     """
 
-    setting: Setting
-    router: str
-    replicas: int
+    cell: Cell
     steady_per_s: float
     linear: float
     mean: float
     p95: float
 
 
-def scaling(found: Sequence[Routed]) -> list[Scaled]:
+def scaling(found: Sequence[Cell]) -> list[Scaled]:
     """How each router's throughput and latency grow with the replicas."""
     answers = []
     for one in found:
-        same = [o for o in found if (_what(o), o.router) == (_what(one), one.router)]
-        base = min(same, key=lambda o: o.replicas)
-        answers.append(
-            Scaled(
-                one.setting,
-                one.router,
-                one.replicas,
-                one.median("steady_per_s"),
-                _over(one, base, "steady_per_s") / _over(one, base, "offered_per_s"),
-                _over(one, base, "mean_s"),
-                _over(one, base, "p95_s"),
-            )
+        same = [other for other in found if _what(other) == _what(one)]
+        base = min(same, key=lambda other: other.replicas)
+        steady, offered, mean, p95 = (
+            one.median_ratio(measure, base)
+            for measure in ("steady_per_s", "offered_per_s", "mean_s", "p95_s")
         )
+        answers.append(Scaled(one, one.median("steady_per_s"), steady / offered, mean, p95))
     return answers
 
 
-def _what(one: Routed) -> tuple[str, str]:
-    return one.setting.source.name, str(one.setting.pressure)
+def _what(one: Cell) -> tuple[str, str, str]:
+    return one.setting.source.name, str(one.setting.pressure), one.name
 
 
-def _over(one: Routed, base: Routed, measure: str) -> float:
-    return median(one.ratios(measure, base) or [math.nan])
+# -- what is told ----------------------------------------------------------------------
+
+
+def _as_json(found: Sequence[Cell], options: Mapping[str, Any]) -> str:
+    settings = {name: options[name] for name in ("policy", "programs", "seeds", "batch", "depth")}
+    cells = [
+        {
+            "workload": one.setting.source.name,
+            "arrivals": str(one.setting.pressure),
+            "replicas": one.replicas,
+            "router": one.name,
+            "by_seed": {name: by_seed(one, name) for name in MEASURES},
+        }
+        for one in found
+    ]
+    return json.dumps({"settings": settings, "cells": cells})
+
+
+def _as_text(found: Sequence[Cell], machine: Machine) -> str:
+    rows = [[*_key(one), *(value(one, name, shares=()) for name in MEASURES)] for one in found]
+    depth = "the step simulator" if machine.depth == "steps" else "virtual engines"
+    seeds = len(found[0].summaries)
+    told = f"Medians over {seeds} seeds (least-most), {depth}, batch {machine.batch}."
+    parts = [told, markdown([*_KEY, *MEASURES.values()], rows)]
+    if any(len(group) > 1 for group in groups(found)):
+        parts.append(_against(found))
+    if len({one.replicas for one in found}) > 1:
+        parts.append(_scaling(found))
+    return "\n\n".join(parts)
+
+
+def _key(one: Cell) -> list[str]:
+    return [one.setting.source.name, str(one.setting.pressure), str(one.replicas), one.name]
+
+
+def _against(found: Sequence[Cell]) -> str:
+    """Each router over whichever of the others is best in the median."""
+    rows = [
+        [*_key(one), *_to_best(one, group, "mean_s"), *_to_best(one, group, "p95_s")]
+        for group in groups(found)
+        if len(group) > 1
+        for one in group
+    ]
+    head = ["best other, mean", "mean / its", "best other, P95", "P95 / its"]
+    return markdown([*_KEY, *head], rows)
+
+
+def _to_best(one: Cell, group: Sequence[Cell], measure: str) -> list[str]:
+    best = min(
+        (other for other in group if other is not one), key=lambda other: other.median(measure)
+    )
+    ratios = one.ratios(measure, best)
+    return [best.name, str(Spread.of(ratios)) if ratios else "-"]
+
+
+def _scaling(found: Sequence[Cell]) -> str:
+    rows = [
+        [
+            *_what(one.cell),
+            one.cell.replicas,
+            digits(one.steady_per_s),
+            "-" if isnan(one.linear) else f"{one.linear:.3f}",
+            f"{one.mean:.2f}",
+            f"{one.p95:.2f}",
+        ]
+        for one in scaling(found)
+    ]
+    head = ["workload", "load", "router", "replicas", "programs/s", "over linear"]
+    return markdown([*head, "mean / fewest's", "P95 / fewest's"], rows)
+
+
+def _draw(found: Sequence[Cell], path: Path | None) -> None:
+    if path is None:
+        return
+    if len({one.replicas for one in found}) == 1:
+        draw_routers(found, path, MEASURES)
+        return
+    curves: dict[str, list[tuple[int, float, float, float]]] = {}
+    for one in sorted(scaling(found), key=lambda one: one.cell.replicas):
+        label = f"{one.cell.setting.source.name}, {one.cell.name}"
+        point = (one.cell.replicas, one.steady_per_s, one.mean, one.p95)
+        curves.setdefault(label, []).append(point)
+    order = dict.fromkeys(f"{one.setting.source.name}, {one.name}" for one in found)
+    draw_scaling({label: curves[label] for label in order}, path)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Notification
 from agentrt.lab.backends.real import run_real
-from agentrt.lab.bench.policies.equal import Level, at_equal_latency, table
 from agentrt.lab.engine.virtual import PrioritizedCall
 from agentrt.lab.outcome import Summary
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.reports.compare import Cell
+from agentrt.lab.reports.equal_latency import Level, at_equal_latency, by_repeats
 from agentrt.lab.runs.contenders import Stock, contenders, stock_names
 from agentrt.lab.runs.grid import grid, turns
 from agentrt.lab.runs.machine import Machine
@@ -30,6 +30,7 @@ from agentrt.scheduler import ProgramRow, SchedulerConfig
 from agentrt.scheduler.table import ProgramTotals
 
 REACT = Source("react")
+_HINT = "such as 0.05, 2x, @0.9"
 OURS = SchedulerConfig()
 
 
@@ -124,12 +125,12 @@ def test_each_repeat_has_a_ratio_of_its_own() -> None:
             "ours": {0.5: (0.01, 0.01), 1.0: (0.01, 0.02), 1.5: (0.03, 0.04)},
         }
     )
-    stock, ours = at_equal_latency(found, "stock", Level.parse("2x"))[:2]
+    stock, ours = at_equal_latency(found, "stock", Level.parse("2x", _HINT))[:2]
     assert (stock.policy, stock.level_s, stock.mark) == ("stock", 0.02, "")
     assert stock.loads == pytest.approx((1.0, 0.75))
     assert ours.loads == pytest.approx((1.25, 1.0))
     assert ours.ratios == pytest.approx((1.25, 4 / 3))
-    assert "| ours   | 1.12 (1-1.25)" in table([stock, ours], "stock")
+    assert "| ours   | 1.12 (1-1.25)" in by_repeats([stock, ours], "stock")
 
 
 @pytest.mark.parametrize(
@@ -142,44 +143,44 @@ def test_each_repeat_has_a_ratio_of_its_own() -> None:
 )
 def test_a_ratio_that_the_sweep_only_bounds_says_so(ours: tuple[float, ...], mark: str) -> None:
     found = cells({"stock": {1.0: (0.01,), 2.0: (0.03,)}, "ours": {1.0: ours[:1], 2.0: ours[1:]}})
-    level = Level.parse("0.02")
+    level = Level.parse("0.02", _HINT)
     assert at_equal_latency(found, "stock", level)[1].mark == mark
 
 
 def test_where_stock_keeps_the_level_throughout_ours_is_bounded_from_above() -> None:
     curves: Curves = {"stock": {1.0: (0.01,), 2.0: (0.01,)}, "ours": {1.0: (0.01,), 2.0: (0.03,)}}
-    stock, ours = at_equal_latency(cells(curves), "stock", Level.parse("0.02"))[:2]
+    stock, ours = at_equal_latency(cells(curves), "stock", Level.parse("0.02", _HINT))[:2]
     assert (stock.mark, ours.mark) == ("", "≤")
     alike = {**curves, "ours": curves["stock"]}
-    assert at_equal_latency(cells(alike), "stock", Level.parse("0.02"))[1].mark == "~"
+    assert at_equal_latency(cells(alike), "stock", Level.parse("0.02", _HINT))[1].mark == "~"
 
 
 def test_the_tail_has_a_level_of_its_own() -> None:
     curves: Curves = {"stock": {0.5: (0.01,), 1.0: (0.04,)}, "ours": {0.5: (0.01,), 1.0: (0.03,)}}
-    found = at_equal_latency(cells(curves), "stock", Level.parse("2x"))
+    found = at_equal_latency(cells(curves), "stock", Level.parse("2x", _HINT))
     assert [one.level_s for one in found[::2]] == pytest.approx([0.02, 0.04, 0.06])
     assert [one.ratios for one in found[1::2]] == [pytest.approx(found[1].ratios)] * 3
 
 
 def test_stocks_own_latency_at_a_rate_can_be_the_level() -> None:
     curves: Curves = {"stock": {0.5: (0.01,), 1.0: (0.02,)}, "ours": {0.5: (0.01,), 1.0: (0.01,)}}
-    found = at_equal_latency(cells(curves, "rate"), "stock", Level.parse("@1.0"))
+    found = at_equal_latency(cells(curves, "rate"), "stock", Level.parse("@1.0", _HINT))
     assert (found[0].level_s, found[0].loads) == (0.02, (1.0,))
     with pytest.raises(ConfigError, match="no run has this rate"):
-        at_equal_latency(cells(curves), "stock", Level.parse("@0.7"))
+        at_equal_latency(cells(curves), "stock", Level.parse("@0.7", _HINT))
 
 
 def test_one_load_or_a_burst_has_no_throughput_at_equal_latency() -> None:
     one = {"stock": {1.0: (0.01,)}, "ours": {1.0: (0.01,)}}
     two = {"stock": {1.0: (0.01,), 2.0: (0.02,)}}
-    assert at_equal_latency(cells(one), "stock", Level.parse("2x")) == []
-    assert at_equal_latency(cells(two, "bursts"), "stock", Level.parse("2x")) == []
+    assert at_equal_latency(cells(one), "stock", Level.parse("2x", _HINT)) == []
+    assert at_equal_latency(cells(two, "bursts"), "stock", Level.parse("2x", _HINT)) == []
 
 
 @pytest.mark.parametrize("text", ["", "x", "0x", "-1", "@", "@x", "nan", "2y", "inf"])
 def test_a_bad_level_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--slo .*such as 0.05.*2x.*@0.9"):
-        Level.parse(text)
+        Level.parse(text, _HINT)
 
 
 @settings(deadline=None)

@@ -10,7 +10,8 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.lab.outcome import Summary
-from agentrt.lab.reports.compare import Cell, cells, sustained
+from agentrt.lab.reports.compare import Cell, cells
+from agentrt.lab.reports.equal_latency import MEAN, Level, at_equal_latency
 from agentrt.lab.runs.contenders import policies
 from agentrt.lab.runs.grid import RunSpec, arrivals, do, grid
 from agentrt.lab.runs.machine import Machine
@@ -46,7 +47,7 @@ def small(*names: str, loads: tuple[str, ...] = ("0.9",), seeds: int = 1) -> lis
 def cell(load: float, policy: str, *latencies: float) -> Cell:
     """A cell with these token latencies, one per seed."""
     summaries = {i: replace(SOME, token_latency_s=value) for i, value in enumerate(latencies)}
-    return Cell(Setting(REACT, Pressure("load", load), 10), policy, summaries)
+    return Cell(Setting(REACT, Pressure("load", load), 10), policy, summaries=summaries)
 
 
 # -- pressure --------------------------------------------------------------------------
@@ -231,7 +232,7 @@ def test_ratios_are_to_the_baseline_of_the_same_seed() -> None:
 def test_what_was_not_done_is_left_out() -> None:
     specs = small("fcfs", "atlas", seeds=2)
     found = cells([do(specs[1])], [specs[0].setting], ["fcfs", "atlas"], "fcfs")
-    assert [cell.policy for cell in found] == ["atlas"]
+    assert [cell.name for cell in found] == ["atlas"]
     assert found[0].ratios("mean_s") == []
     assert math.isnan(found[0].median_ratio("mean_s"))
 
@@ -243,14 +244,15 @@ def test_throughput_at_equal_latency_is_interpolated() -> None:
         *(cell(load, "srpt", 0.1) for load in (0.6, 0.8, 1.0)),
         *(cell(load, "mlfq", 0.3) for load in (0.6, 0.8, 1.0)),
     ]
-    answers = {a.policy: a for a in sustained(found, "fcfs", 2.0, relative=True)}
-    assert {a.limit_s for a in answers.values()} == {0.2}
-    assert answers["fcfs"].load == pytest.approx(0.8)
-    assert answers["atlas"].load == pytest.approx(0.9)
-    assert answers["atlas"].ratio == pytest.approx(0.9 / 0.8)
-    assert (answers["srpt"].bound, answers["srpt"].load) == (">=", 1.0)
-    assert (answers["mlfq"].bound, answers["mlfq"].load) == ("<", 0.6)
+    carried = at_equal_latency(found, "fcfs", Level("x", 2.0), MEAN, of_medians=True)
+    answers = {a.policy: a for a in carried}
+    assert {a.level_s for a in answers.values()} == {0.2}
+    assert answers["fcfs"].loads[0] == pytest.approx(0.8)
+    assert answers["atlas"].loads[0] == pytest.approx(0.9)
+    assert answers["atlas"].ratios[0] == pytest.approx(0.9 / 0.8)
+    assert (answers["srpt"].bound, answers["srpt"].loads[0]) == (">=", 1.0)
+    assert (answers["mlfq"].bound, answers["mlfq"].loads[0]) == ("<", 0.6)
 
 
 def test_throughput_needs_two_loads() -> None:
-    assert sustained([cell(0.9, "fcfs", 0.1)], "fcfs", 2.0, relative=True) == []
+    assert at_equal_latency([cell(0.9, "fcfs", 0.1)], "fcfs", Level("x", 2.0)) == []

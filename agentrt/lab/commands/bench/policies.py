@@ -13,16 +13,26 @@ import click
 
 from agentrt.cli.options import RunOption
 from agentrt.errors import ConfigError
+from agentrt.lab.commands.simulate.options import check_output, check_plot, write
+from agentrt.lab.reports.compare import as_csv, as_dicts, cells
+from agentrt.lab.reports.equal_latency import (
+    MEASURES,
+    Level,
+    at_equal_latency,
+    by_repeats,
+    repeats_as_dicts,
+)
+from agentrt.lab.reports.plots import draw_curves
+from agentrt.lab.reports.policies import ALL, latencies, where_it_went
+from agentrt.lab.runs.contenders import DEFAULT_POLICIES, STOCK, Contender, contenders
+from agentrt.lab.runs.grid import RunResult
+from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.runs.settings import Source
+from agentrt.lab.workloads.shape import Cut
+from agentrt.scheduler import SchedulerConfig
 
 if TYPE_CHECKING:
     from agentrt.cli.faults import StoppedError
-    from agentrt.lab.bench.policies.equal import Level
-    from agentrt.lab.reports.compare import Cell
-    from agentrt.lab.runs.contenders import Contender
-    from agentrt.lab.runs.grid import RunResult
-    from agentrt.lab.runs.pressure import Pressure
-    from agentrt.lab.runs.settings import Source
-
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 EPILOG = """\b
@@ -135,6 +145,10 @@ class Asked:
     flags: Sequence[str]
 
 
+_SLO = (
+    "give seconds per token such as 0.05, a multiple of stock's at the lowest rate such as 2x, or "
+    "stock's at a rate such as @0.9"
+)
 _VIRTUAL = ("step_model", "jobs")
 _REAL = ("model", "model_shape")
 _DEFAULT_RATES = "0.7x,0.9x,1.1x,1.3x"
@@ -158,18 +172,13 @@ Measured = tuple[dict[str, Any], str, "list[RunResult]", "StoppedError | None"]
 
 
 def _read(options: dict[str, Any], flags: Sequence[str]) -> Asked:
-    from agentrt.lab.bench.policies.equal import Level
-    from agentrt.lab.commands.simulate.options import check_output, check_plot
-    from agentrt.lab.runs.contenders import DEFAULT_POLICIES, contenders
-    from agentrt.scheduler import SchedulerConfig
-
     _check_kind(options)
     check_output("--csv", options["csv"])
     check_plot(options["plot"])
     names = _names(options["policies"]) or DEFAULT_POLICIES
     everyone = contenders(names, _names(options["retention"]), SchedulerConfig())
     pressures = _pressures(options)
-    level = Level.parse(options["slo"])
+    level = Level.parse(options["slo"], _SLO)
     _check_level(level, pressures, options)
     programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
     repeats = options["repeat"] or (3 if options["virtual"] else 2)
@@ -210,8 +219,6 @@ def _names(text: str | None) -> list[str]:
 
 
 def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
-    from agentrt.lab.runs.pressure import Pressure
-
     if options["burst"] is not None or (options["rate"] is None and not options["virtual"]):
         return [Pressure("at-once")]
     found = [_pressure(text) for text in _names(options["rate"] or _DEFAULT_RATES)]
@@ -224,8 +231,6 @@ def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
 
 
 def _pressure(text: str) -> Pressure:
-    from agentrt.lab.runs.pressure import Pressure
-
     try:
         if text.endswith("x"):
             value = Pressure.parse_rate(text.removesuffix("x")).value
@@ -239,9 +244,6 @@ def _pressure(text: str) -> Pressure:
 
 
 def _source(options: Mapping[str, Any]) -> Source:
-    from agentrt.lab.runs.settings import Source
-    from agentrt.lab.workloads.shape import Cut
-
     name = options["workload"]
     scale = options["scale"] or (1.0 if options["virtual"] else 0.05)
     path = Path(name)
@@ -258,30 +260,22 @@ def _source(options: Mapping[str, Any]) -> Source:
 
 
 def _tell(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunResult]) -> None:
-    from agentrt.lab.bench.policies import tables
-    from agentrt.lab.bench.policies.equal import at_equal_latency
-    from agentrt.lab.commands.bench.written import write
-    from agentrt.lab.reports.compare import cells
-    from agentrt.lab.runs.contenders import STOCK
-
     settings = list(dict.fromkeys(result.spec.setting for result in results))
     settings.sort(key=lambda setting: setting.pressure.value)
-    names = [one.name for one in asked.everyone]
-    found = cells(results, settings, names, STOCK)
+    found = cells(results, settings, [one.name for one in asked.everyone], STOCK)
     if not found:
         return
     carried = at_equal_latency(found, STOCK, asked.level)
-    click.echo(tables.as_markdown(head, found, carried))
+    parts = [head, latencies(found, STOCK), where_it_went(found, STOCK)]
+    parts += [_EQUAL, by_repeats(carried, STOCK)] if carried else []
+    click.echo("\n\n".join(parts))
     if asked.options["as_json"]:
-        click.echo(json.dumps(tables.as_dict(about, found, carried)))
-    write(asked.options["csv"], tables.as_csv(found))
-    _draw(found, asked.options["plot"])
+        told = {"cells": as_dicts(found, ALL), "equal_latency": repeats_as_dicts(carried)}
+        click.echo(json.dumps({**about, **told}))
+    write(asked.options["csv"], as_csv(found, ALL))
+    if asked.options["plot"]:
+        draw_curves(found, asked.options["plot"], tuple(MEASURES))
 
 
-def _draw(found: Sequence[Cell], path: Path | None) -> None:
-    if path is None:
-        return
-    from agentrt.lab.bench.policies.equal import MEASURES
-    from agentrt.lab.reports.plots import draw_curves
-
-    draw_curves(found, path, tuple(MEASURES))
+_EQUAL = """Throughput at equal latency: the highest load, interpolated, at which the programs'
+token latency stays below a level. ≥ and ≤: the sweep bounds it only; ~: repeats differ in how."""

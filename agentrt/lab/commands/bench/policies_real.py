@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import Interrupts
-from agentrt.lab.bench.policies.words import about_workload, vllm_version
 from agentrt.lab.commands.bench.policies import Asked, Measured
 from agentrt.lab.commands.bench.values import note
+from agentrt.lab.reports.policies import about_workload, vllm_version
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm.options import EngineOptions

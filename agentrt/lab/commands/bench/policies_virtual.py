@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.bench.policies.words import about_workload, vllm_version
 from agentrt.lab.commands.bench.policies import Asked, Measured
-from agentrt.lab.commands.simulate.options import cores
+from agentrt.lab.commands.simulate.options import cores, silence_vllm
 from agentrt.lab.commands.simulate.progress import do_runs
+from agentrt.lab.reports.policies import about_workload, vllm_version
 from agentrt.lab.runs.grid import grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting
@@ -30,8 +29,7 @@ _SIZES = "Engine: {} batch slots, {} KV blocks of 16 tokens, {} tokens a step at
 
 def measure(asked: Asked) -> Measured:
     """All runs, in as many processes as there are cores. A signal keeps what is done."""
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
+    silence_vllm()
     options = asked.options
     sizes = {"batch": options["max_num_seqs"] or _SLOTS, **_sizes(asked.flags)}
     machine = Machine(depth="virtual", step_model=options["step_model"], **sizes)
@@ -41,10 +39,6 @@ def measure(asked: Asked) -> Measured:
         setting.arrivals(machine, asked.seeds[0])  # what cannot be is refused before all else
     results, stop = do_runs(specs, options["jobs"] or cores())
     return _about(machine), _head(asked, machine), results, stop
-
-
-_QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
-"""vLLM would log to stdout, which is the results'."""
 
 
 def _sizes(flags: Sequence[str]) -> dict[str, Any]:

@@ -1,14 +1,10 @@
-"""``agentrt simulate``: policies in virtual time, without a model. Nothing heavy is imported."""
+"""``agentrt simulate``: policies in virtual time, without a model; a study loads when it runs."""
 
 from __future__ import annotations
 
-import click
+from importlib import import_module
 
-from agentrt.lab.commands.simulate.adversaries import adversaries
-from agentrt.lab.commands.simulate.figure import figure
-from agentrt.lab.commands.simulate.routing import routing
-from agentrt.lab.commands.simulate.run import run
-from agentrt.lab.commands.simulate.sweep import sweep
+import click
 
 _EPILOG = """\b
 Examples:
@@ -18,9 +14,36 @@ Examples:
   agentrt simulate routing --workload chat graphs8 --depth virtual --replicas 4
   agentrt simulate adversaries --policy adaptive --load 0.9
 """
+STUDIES = {
+    "adversaries": ("gaming", "Measure what a tenant that games a policy does to the others."),
+    "figure": ("figure", "Reproduce a figure of the paper (Agentix, arXiv 2502.13965)."),
+    "routing": ("routing", "Compare routers over several simulated engines."),
+    "run": ("run", "Simulate policies under one setting, on the same programs."),
+    "sweep": ("sweep", "Simulate every policy under every load on every workload."),
+}
+"""Studies: name → the module of `agentrt.lab.studies` with a command of that name, and a line."""
 
 
-@click.group(epilog=_EPILOG)
+class StudyGroup(click.Group):
+    """A group whose commands are imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(STUDIES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in STUDIES:
+            return None
+        module = import_module(f"agentrt.lab.studies.{STUDIES[cmd_name][0]}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in STUDIES.items()])
+
+
+@click.group(cls=StudyGroup, epilog=_EPILOG)
 def simulate() -> None:
     """Study policies in virtual time, without a model.
 
@@ -28,10 +51,3 @@ def simulate() -> None:
     simulated is the engine: batch slots, and steps that all take the same time. With
     --depth virtual, vLLM's own scheduler runs, and only its model is left out.
     """
-
-
-simulate.add_command(adversaries)
-simulate.add_command(figure)
-simulate.add_command(routing)
-simulate.add_command(run)
-simulate.add_command(sweep)

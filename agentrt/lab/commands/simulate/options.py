@@ -9,17 +9,21 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
+from agentrt.cli.values import read_quanta
 from agentrt.errors import ConfigError
+from agentrt.lab.oracles import check_policy
+from agentrt.lab.reports.plots import SUFFIXES, check_matplotlib
+from agentrt.lab.runs.contenders import DEFAULT_HINTS, HINTED
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.pressure import Pressure, share_in_time
+from agentrt.lab.runs.settings import Setting, Source
+from agentrt.scheduler import SchedulerConfig
 
-if TYPE_CHECKING:
-    from agentrt.lab.runs.machine import Machine
-    from agentrt.scheduler import SchedulerConfig
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Option = Callable[[Any], Any]
 
 
 class ManyCommand(click.Command):
@@ -61,70 +65,74 @@ def split_commas(
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
-def many(name: str, *, metavar: str, help: str) -> Callable[[Decorated], Decorated]:  # noqa: A002  # as click names it
+# -- options ---------------------------------------------------------------------------
+
+
+def many(name: str, *, metavar: str, help: str) -> Option:  # noqa: A002  # as click names it
     """An option that takes several values, with commas or blanks between, or repeated."""
     return click.option(name, multiple=True, metavar=metavar, callback=split_commas, help=help)
 
 
-def policy_option(default: str) -> Callable[[Decorated], Decorated]:
+def count(
+    name: str,
+    default: int | None = None,
+    metavar: str | None = "N",
+    about: str | None = None,
+    *,
+    least: int = 1,
+) -> Option:
+    """An option for a whole number."""
+    kind, shown = click.IntRange(min=least), default is not None
+    return click.option(
+        name, type=kind, default=default, show_default=shown, metavar=metavar, help=about
+    )
+
+
+def file(name: str, *names: str, metavar: str = "FILE", about: str | None = None) -> Option:
+    """An option for a file's path."""
+    return click.option(name, *names, type=click.Path(path_type=Path), metavar=metavar, help=about)
+
+
+def policy_option(default: str) -> Option:
     """``--policy``, with the names of those that run when it is left out."""
     return many("--policy", metavar="NAME…", help=f"Which to compare.  [default: {default}]")
 
 
-def slots_option(default: int, about: str) -> Callable[[Decorated], Decorated]:
-    """``--batch``, the slots of the simulated engine."""
-    return click.option(
-        "--batch",
-        type=click.IntRange(min=1),
-        default=default,
-        show_default=True,
-        metavar="B",
-        help=about,
-    )
+def json_option(about: str) -> Option:
+    """``--json``, a flag."""
+    return click.option("--json", "as_json", is_flag=True, help=about)
 
 
-seeds_option = click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="How many seeds, from 0 up.",
+def _all(*options: Option) -> Option:
+    """Several options as one decorator."""
+
+    def decorated(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
+
+
+def _scale(name: str, about: str, *, zero: bool = False) -> Option:
+    kind = click.FloatRange(min=0, min_open=not zero)
+    return click.option(name, type=kind, default=1.0, metavar="X", help=f"Multiplies the {about}.")
+
+
+seeds_option: Option = count("--seeds", 3, "N", "How many seeds, from 0 up.")
+jobs_option: Option = count("--jobs", None, "J", "Processes.  [default: one per core]")
+_WORKLOADS = "chat, react, lats, mixed, graphs8.  [default: mixed]"
+workloads_option: Option = _all(
+    many("--workload", metavar="NAME…", help=_WORKLOADS),
+    many("--trace", metavar="FILE…", help="Programs drawn from recorded traces."),
 )
-
-
-def engine_options(command: Decorated) -> Decorated:
-    """The simulated engine or engines, and the scheduler."""
-    for option in reversed((*_FLEET, *_MACHINE[:-1], *_SCHEDULER, _MACHINE[-1])):
-        command = option(command)
-    return command
-
-
-def machine_options(command: Decorated) -> Decorated:
-    """The simulated engine alone."""
-    for option in reversed(_MACHINE):
-        command = option(command)
-    return command
-
-
-_FLEET = (
-    click.option(
-        "--replicas",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        metavar="N",
-        help="Simulate N engines; a load is the share of what all of them can do.",
-    ),
-    click.option(
-        "--router",
-        metavar="NAME",
-        help="What spreads the calls over replicas: see agentrt simulate routing.",
-    ),
+scale_options: Option = _all(
+    _scale("--context-scale", "tokens of prompts"),
+    _scale("--output-scale", "tokens of outputs"),
+    _scale("--gap-scale", "seconds between calls", zero=True),
 )
-
-_MACHINE = (
-    slots_option(32, "How many calls run at a time."),
+_MACHINE: Option = _all(
+    count("--batch", 32, "B", "How many calls run at a time."),
     click.option(
         "--depth",
         type=click.Choice(("steps", "virtual")),
@@ -140,33 +148,37 @@ _MACHINE = (
         help="steps: milliseconds per step, which gives each running call one token.  "
         "[default: 25]",
     ),
-    click.option(
+    count(
         "--kv-blocks",
-        type=click.IntRange(min=2),
-        metavar="N",
-        help="virtual: the KV cache, in blocks of 16 tokens.  [default: 8192]",
+        None,
+        "N",
+        "virtual: the KV cache, in blocks of 16 tokens.  [default: 8192]",
+        least=2,
     ),
-    click.option(
+    count(
         "--max-num-batched-tokens",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="virtual: tokens that a step computes at most.  [default: 2048]",
+        None,
+        "N",
+        "virtual: tokens that a step computes at most.  [default: 2048]",
     ),
-    click.option(
+    file(
         "--step-model",
-        type=click.Path(path_type=Path),
         metavar="FILE.json",
-        help="virtual: how long steps take, from agentrt calibrate.  [default: made up]",
-    ),
-    click.option(
-        "--jobs",
-        type=click.IntRange(min=1),
-        metavar="J",
-        help="Processes.  [default: one per core]",
+        about="virtual: how long steps take, from agentrt calibrate.  [default: made up]",
     ),
 )
-
-_SCHEDULER = (
+machine_options: Option = _all(_MACHINE, jobs_option)
+"""The simulated engine alone."""
+engine_options: Option = _all(
+    count(
+        "--replicas", 1, "N", "Simulate N engines; a load is the share of what all of them can do."
+    ),
+    click.option(
+        "--router",
+        metavar="NAME",
+        help="What spreads the calls over replicas: see agentrt simulate routing.",
+    ),
+    _MACHINE,
     click.option(
         "--hints",
         type=click.FloatRange(0, 1),
@@ -190,7 +202,12 @@ _SCHEDULER = (
         metavar="NAME",
         help="What ratios are to; always runs.",
     ),
+    jobs_option,
 )
+"""The simulated engine or engines, and the scheduler."""
+
+
+# -- what they ask for -----------------------------------------------------------------
 
 
 def read_policies(names: Sequence[str], baseline: str) -> list[str]:
@@ -198,9 +215,6 @@ def read_policies(names: Sequence[str], baseline: str) -> list[str]:
 
     Each may end in ``+hints``: the policy with guesses of the programs' sizes.
     """
-    from agentrt.lab.oracles import check_policy
-    from agentrt.lab.runs.contenders import HINTED
-
     policies = list(dict.fromkeys([baseline, *names]))
     for name in policies:
         check_policy(name.removesuffix(HINTED))
@@ -209,8 +223,6 @@ def read_policies(names: Sequence[str], baseline: str) -> list[str]:
 
 def read_hints(given: float | None, policies: Sequence[str]) -> float:
     """How good the guesses of sizes are. Raises `ConfigError` if no policy would get them."""
-    from agentrt.lab.runs.contenders import DEFAULT_HINTS, HINTED
-
     if given is None:
         return DEFAULT_HINTS
     if not any(policy.endswith(HINTED) for policy in policies):
@@ -223,13 +235,18 @@ def read_hints(given: float | None, policies: Sequence[str]) -> float:
 
 def read_scheduler(options: Mapping[str, Any]) -> SchedulerConfig:
     """The scheduler's settings, but for the policy. Raises `ConfigError` for a bad one."""
-    from agentrt.cli.values import read_quanta
-    from agentrt.scheduler import SchedulerConfig
-
     settings = {name: options[name] for name in ("beta", "lane") if options.get(name) is not None}
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
     return SchedulerConfig(**settings)
+
+
+def read_counts(option: str, texts: Sequence[str]) -> list[int]:
+    """Numbers from 1 up."""
+    for text in texts:
+        if not text.isdecimal() or int(text) < 1:
+            raise ConfigError(f"{option} {text!r}: give a number from 1 up")
+    return [int(text) for text in texts]
 
 
 _OF_DEPTH = {
@@ -238,14 +255,14 @@ _OF_DEPTH = {
 }
 
 
-_QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
-"""vLLM would log to stdout, which is the results'. The processes of a sweep inherit it."""
+def silence_vllm() -> None:
+    """VLLM would log to stdout, which is the results'. The processes of a sweep inherit it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
 
 
 def read_machine(options: Mapping[str, Any]) -> Machine:
     """The simulated engine. Raises `ConfigError` for options of another depth than its own."""
-    from agentrt.lab.runs.machine import Machine
-
     depth = options["depth"]
     for other, names in _OF_DEPTH.items():
         for name in names:
@@ -253,11 +270,12 @@ def read_machine(options: Mapping[str, Any]) -> Machine:
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{option} is for --depth {other}; leave it out")
     if depth == "virtual":
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
+        silence_vllm()
     given = {name: options[name] for name in _OF_DEPTH[depth] if options[name] is not None}
-    if "step_ms" in given:
-        given["step_s"] = _seconds(given.pop("step_ms"))
+    if (step_ms := given.pop("step_ms", None)) is not None:
+        if not math.isfinite(step_ms):
+            raise ConfigError(f"--step-ms {step_ms}: give a number of milliseconds")
+        given["step_s"] = step_ms / 1000
     return Machine(options["batch"], depth=depth, **given, **_fleet(options))
 
 
@@ -271,15 +289,71 @@ def _fleet(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"replicas": replicas} | ({} if router is None else {"router": router})
 
 
-def _seconds(step_ms: float) -> float:
-    if not math.isfinite(step_ms):
-        raise ConfigError(f"--step-ms {step_ms}: give a number of milliseconds")
-    return step_ms / 1000
-
-
 def cores() -> int:
     """How many processes can run at a time here."""
     return len(os.sched_getaffinity(0))
+
+
+# -- where programs come from ----------------------------------------------------------
+
+
+def read_sources(options: Mapping[str, Any]) -> list[Source]:
+    """The workloads and traces that were named, or the mixed workload."""
+    traces = read_traces([Path(name) for name in options["trace"]], options)
+    names = options["workload"] or (() if traces else ("mixed",))
+    return [*(read_source(name, options) for name in names), *traces]
+
+
+def read_source(name: str, options: Mapping[str, Any]) -> Source:
+    """A generator's programs, to the scales that were given."""
+    return Source(name, **_scales(options))
+
+
+def _scales(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("context_scale", "output_scale", "gap_scale")}
+
+
+def read_traces(paths: Sequence[Path], options: Mapping[str, Any]) -> list[Source]:
+    """The traces as sources, each read at once and reported on stderr.
+
+    Raises `ConfigError` for one that cannot be read.
+    """
+    stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]
+    sources = []
+    for path, stem in zip(paths, stems, strict=True):
+        name = stem if stems.count(stem) == 1 else str(path)
+        source = Source(name, path, **_scales(options))
+        click.echo(source.trace().report(), err=True)
+        sources.append(source)
+    return sources
+
+
+def read_loads(texts: Sequence[str]) -> list[Pressure]:
+    """Loads, and mean loads in bursts. Raises `ConfigError` for a bad one."""
+    return [Pressure.parse(text) for text in texts]
+
+
+def warn_of_sleepers(settings: Sequence[Setting], machine: Machine) -> None:
+    """Say on stderr of which traces the engine sees less than the load that was asked for."""
+    for setting in settings:
+        if setting.source.path is None or not setting.pressure.paced:
+            continue
+        share = share_in_time(setting.arrivals(machine, 0), machine.token_s())
+        if share < _FULL:
+            click.echo(_SLEEPERS.format(setting.source.name, setting.label, share), err=True)
+
+
+_FULL = 0.75
+"""Even without gaps a part of the work is left when the last program arrives."""
+
+_SLEEPERS = (
+    "{} at {}: programs sleep between their calls, so that {:.0%} of the work comes before the "
+    "last program arrives, and about so much of the load; more --programs or a smaller "
+    "--gap-scale get nearer to it"
+)
+
+
+# -- where results go ------------------------------------------------------------------
 
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
@@ -300,9 +374,19 @@ def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -
 
 def check_plot(path: Path | None) -> None:
     """Raise `ConfigError` for a drawing that could not be made, before anything runs."""
+    if path is not None:
+        check_output("--plot", path, SUFFIXES)
+        check_matplotlib()
+
+
+def write(path: Path | None, text: str) -> None:
+    """Write a file, or to stdout (``-``), if one was asked for. Raises `ConfigError`."""
     if path is None:
         return
-    from agentrt.lab.reports.plots import SUFFIXES, check_matplotlib
-
-    check_output("--plot", path, SUFFIXES)
-    check_matplotlib()
+    if str(path) == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r}: {(error.strerror or str(error)).lower()}") from error

@@ -8,21 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from types import FrameType
-from typing import NoReturn
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from typing import TYPE_CHECKING, NoReturn
 
 from agentrt.cli.faults import StoppedError
 from agentrt.lab.runs.grid import RunResult, RunSpec
 from agentrt.lab.runs.workers import run_all
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PLAIN_EVERY_S = 10.0
@@ -75,6 +68,16 @@ def _raise(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def _meter(programs: int, runs: int) -> Iterator[Meter]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(console, programs, runs)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -15,13 +14,25 @@ from agentrt.lab.commands.simulate.options import (
     ManyCommand,
     check_plot,
     cores,
+    count,
+    file,
+    json_option,
     many,
     policy_option,
-    slots_option,
+    read_loads,
+    read_policies,
 )
-
-if TYPE_CHECKING:
-    from agentrt.lab.studies.figures import ToyRun
+from agentrt.lab.commands.simulate.progress import do_runs
+from agentrt.lab.reports.compare import Cell, as_dicts, cells
+from agentrt.lab.reports.plots import Gantt, draw_curves, draw_gantt
+from agentrt.lab.reports.policies import conditions, in_words
+from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs import contenders
+from agentrt.lab.runs.grid import RunSpec, grid
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.studies.figures import TOYS, ToyRun, search
+from agentrt.scheduler import SchedulerConfig
 
 _EPILOG = """\b
 Examples:
@@ -38,23 +49,14 @@ _OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs")
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @click.argument("number", metavar="2|9|19|20")
 @policy_option("those that the paper shows")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per policy (9, 20: one).")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help=".png, .svg or .pdf")
+@json_option("One JSON object per policy (9, 20: one).")
+@file("--plot", about=".png, .svg or .pdf")
 @click.option("--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20.")
 @many("--load", metavar="X…", help="Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
-@click.option(
-    "--programs",
-    type=click.IntRange(min=1),
-    default=200,
-    show_default=True,
-    metavar="N",
-    help="Figure 20: how many.",
-)
-@slots_option(16, "Figure 20: how many calls run at a time.")
-@click.option(
-    "--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Figure 20: how many."
-)
-@click.option("--jobs", type=click.IntRange(min=1), metavar="J", help="Figure 20: processes.")
+@count("--programs", 200, "N", "Figure 20: how many.")
+@count("--batch", 16, "B", "Figure 20: how many calls run at a time.")
+@count("--seeds", 1, None, "Figure 20: how many.")
+@count("--jobs", None, "J", "Figure 20: processes.")
 @click.pass_context
 def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
     """Reproduce a figure of the paper (Agentix, arXiv 2502.13965) in the simulator.
@@ -81,10 +83,7 @@ def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
             raise ConfigError(f"figure {number!r} is not among those simulated: 2, 9, 19, 20")
 
 
-def _toy(number: int, options: dict[str, Any]) -> None:
-    from agentrt.lab.reports.plots import Gantt, draw_gantt
-    from agentrt.lab.studies.figures import TOYS
-
+def _toy(number: int, options: Mapping[str, Any]) -> None:
     toy = TOYS[number]
     runs = [toy.run(policy) for policy in options["policy"] or toy.paper]
     if options["plot"]:
@@ -101,8 +100,6 @@ def _toy(number: int, options: dict[str, Any]) -> None:
 
 
 def _toy_text(runs: Sequence[ToyRun]) -> str:
-    from agentrt.lab.reports.tables import markdown
-
     toy = runs[0].toy
     counted = " + ".join(toy.counted)
     rows = [
@@ -134,10 +131,7 @@ def _lines(convention: dict[str, Any]) -> str:
     return "\n".join(f"{name}: {value}" for name, value in convention.items())
 
 
-def _orders(options: dict[str, Any]) -> None:
-    from agentrt.lab.reports.plots import Gantt, draw_gantt
-    from agentrt.lab.studies.figures import search
-
+def _orders(options: Mapping[str, Any]) -> None:
     if options["policy"]:
         raise ConfigError("figure 9 tries all orders of one program's calls; leave --policy out")
     found = search()
@@ -163,7 +157,62 @@ def _orders(options: dict[str, Any]) -> None:
     click.echo(_lines(told["convention"]))
 
 
-def _optimum(options: dict[str, Any]) -> None:
-    from agentrt.lab.commands.simulate.optimum import compare_to_optimum
+# -- figure 20 -------------------------------------------------------------------------
 
-    compare_to_optimum({**options, "jobs": options["jobs"] or cores()})
+OPTIMUM = "srpt"
+_POLICIES = ("fcfs", "round-robin", "mlfq", "plas", "atlas", "adaptive", OPTIMUM)
+_LOADS = ("0.7", "0.8", "0.9", "1.0", "1.1")
+
+
+def _optimum(options: Mapping[str, Any]) -> None:
+    """How the policies' mean latency grows with the rate, beside one that knows all."""
+    names = read_policies(options["policy"] or _POLICIES, OPTIMUM)
+    # The optimum is the last line of the drawing and of the table.
+    names.append(names.pop(0))
+    source = Source(options["workload"])
+    loads = read_loads(options["load"] or _LOADS)
+    settings = [Setting(source, load, options["programs"]) for load in loads]
+    seeds = range(options["seeds"])
+    everyone = contenders.policies(names, SchedulerConfig())
+    specs = grid(settings, everyone, seeds, Machine(options["batch"]))
+    results, stop = do_runs(specs, options["jobs"] or cores())
+    found = cells(results, settings, names, OPTIMUM)
+    if found:
+        _tell(found, specs, list(seeds), options)
+    if stop:
+        raise stop
+
+
+def _tell(
+    found: Sequence[Cell], specs: Sequence[RunSpec], seeds: list[int], options: Mapping[str, Any]
+) -> None:
+    spec = specs[0]
+    if options["plot"]:
+        draw_curves(found, options["plot"], ("mean_s",))
+    common = conditions(specs, seeds, OPTIMUM)
+    if options["as_json"]:
+        told = {"figure": 20, "settings": common, "cells": as_dicts(found)}
+        click.echo(json.dumps(told))
+        return
+    click.echo(
+        f"{options['programs']} programs ({spec.setting.source.name}). {in_words(common)}\n"
+        f"Mean latency in seconds, and its ratio to {OPTIMUM}'s, which knows the future.\n"
+    )
+    click.echo(_by_rate(found, spec))
+
+
+def _by_rate(found: Sequence[Cell], spec: RunSpec) -> str:
+    """A row per load, a column per policy."""
+    policies = list(dict.fromkeys(cell.name for cell in found))
+    rows = []
+    for setting in dict.fromkeys(cell.setting for cell in found):
+        here = {cell.name: cell for cell in found if cell.setting == setting}
+        programs = setting.source.programs(setting.programs, spec.seed)
+        rate = setting.pressure.rate_per_s(spec.machine.capacity_per_s(programs))
+        means = [_mean(here.get(policy)) for policy in policies]
+        rows.append([setting.label, f"{rate:.3f}", *means])
+    return markdown(["load", "programs/s", *policies], rows)
+
+
+def _mean(cell: Cell | None) -> str:
+    return f"{cell.median('mean_s'):.1f} ({cell.median_ratio('mean_s'):.2f})" if cell else "-"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,25 +12,27 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.simulate.options import (
     ManyCommand,
     cores,
+    count,
     engine_options,
+    file,
+    json_option,
     policy_option,
     read_hints,
     read_machine,
     read_policies,
     read_scheduler,
-)
-from agentrt.lab.commands.simulate.sources import (
     read_source,
     read_traces,
     scale_options,
     warn_of_sleepers,
 )
-
-if TYPE_CHECKING:
-    from agentrt.lab.reports.compare import Cell
-    from agentrt.lab.runs.grid import RunSpec
-    from agentrt.lab.runs.pressure import Pressure
-    from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.commands.simulate.progress import do_runs
+from agentrt.lab.reports.compare import Cell, as_csv, as_dicts, cells
+from agentrt.lab.reports.policies import conditions, in_words, ratios_table, values_table
+from agentrt.lab.runs import contenders
+from agentrt.lab.runs.grid import RunSpec, grid
+from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.runs.settings import Setting, Source
 
 _EPILOG = """\b
 Examples:
@@ -50,35 +51,18 @@ with the least and the greatest. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @click.option("--workload", metavar="NAME", help="chat, react, lats, mixed (default) or graphs8.")
-@click.option(
-    "--trace",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Programs from a recorded trace; by default they arrive as recorded.",
-)
+@file("--trace", about="Programs from a recorded trace; by default they arrive as recorded.")
 @scale_options
 @policy_option("mlfq,plas,atlas,adaptive")
 @click.option("--load", metavar="X", help="Poisson arrivals, share of capacity.  [default: 0.9]")
 @click.option("--rate", metavar="R", help="Poisson arrivals, R programs per second.")
 @click.option("--burst", metavar="X", help="A mean load of X, in bursts.")
 @click.option("--at-once", is_flag=True, help="All programs at second 0.")
-@click.option(
-    "--programs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="How many.  [default: 1000; all of a trace]",
-)
+@count("--programs", about="How many.  [default: 1000; all of a trace]")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="The first seed.")
-@click.option(
-    "--repeat",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="With so many seeds.",
-)
+@count("--repeat", 1, about="With so many seeds.")
 @engine_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@json_option("Print one JSON object instead of tables.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of tables.")
 def run(**options: Any) -> None:
     """Simulate policies under one setting, on the same programs at the same times.
@@ -86,25 +70,19 @@ def run(**options: Any) -> None:
     For each: latency of programs (mean, P50, P95, P99), slowdown, token latency,
     throughput, makespan, where the time went, preemptions.
     """
-    from agentrt.lab.commands.simulate.progress import do_runs
-    from agentrt.lab.reports.compare import cells
-    from agentrt.lab.runs import contenders
-    from agentrt.lab.runs.grid import grid
-    from agentrt.lab.runs.settings import Setting
-
     if options["as_json"] and options["as_csv"]:
         raise ConfigError("--json and --csv: give one of them")
     baseline = options["baseline"]
-    policies = read_policies(options["policy"] or ("mlfq", "plas", "atlas", "adaptive"), baseline)
+    names = read_policies(options["policy"] or ("mlfq", "plas", "atlas", "adaptive"), baseline)
     setting = Setting(_source(options), _pressure(options), options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["repeat"]))
     machine = read_machine(options)
     scheduler = read_scheduler(options)
-    hints = read_hints(options["hints"], policies)
-    specs = grid([setting], contenders.policies(policies, scheduler, hints), seeds, machine)
+    everyone = contenders.policies(names, scheduler, read_hints(options["hints"], names))
+    specs = grid([setting], everyone, seeds, machine)
     warn_of_sleepers([setting], machine)
     results, stop = do_runs(specs, options["jobs"] or cores())
-    found = cells(results, [setting], policies, baseline)
+    found = cells(results, [setting], names, baseline)
     if found:
         click.echo(_told(found, specs, seeds, options), nl=not options["as_csv"])
     if stop:
@@ -121,8 +99,6 @@ def _source(options: dict[str, Any]) -> Source:
 
 
 def _pressure(options: dict[str, Any]) -> Pressure:
-    from agentrt.lab.runs.pressure import Pressure
-
     given = [n for n in ("load", "rate", "burst", "at_once") if options[n] not in (None, False)]
     if len(given) > 1:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -143,11 +119,8 @@ def _pressure(options: dict[str, Any]) -> Pressure:
 def _told(
     found: Sequence[Cell], specs: Sequence[RunSpec], seeds: list[int], options: dict[str, Any]
 ) -> str:
-    from agentrt.lab.commands.simulate import tables
-    from agentrt.lab.reports.cells import as_csv, as_dicts
-
-    setting: Setting = found[0].setting
-    common = tables.conditions(specs, seeds, options["baseline"])
+    setting = found[0].setting
+    common = conditions(specs, seeds, options["baseline"])
     if options["as_json"]:
         complete = sum(len(cell.seeds) for cell in found) == len(specs)
         told = {"settings": common, "complete": complete, "cells": as_dicts(found)}
@@ -155,7 +128,7 @@ def _told(
     if options["as_csv"]:
         return as_csv(found)
     what = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
-    parts = [f"{what} {tables.in_words(common)}", tables.values_table(found)]
+    parts = [f"{what} {in_words(common)}", values_table(found)]
     if len(found) > 1:
-        parts.append(tables.ratios_table(found, options["baseline"]))
+        parts.append(ratios_table(found, options["baseline"]))
     return "\n\n".join(parts)
