@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrt.errors import AgentrtError, EngineError
 from agentrt.executors.base import Chunk, Notification
+from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, CallSpec
@@ -39,15 +40,11 @@ class EngineActor:
         self._outputs: list[Output] = []
         self._news = asyncio.Event()
 
-    async def start(self) -> dict[str, Any]:
-        """Start the engine, and say what it runs with."""
+    async def start(self) -> tuple[ExecutorInfo, list[int]]:
+        """Start the engine, and say what it runs with, and its processes."""
         await self._engine.start(lambda message: self._put(PROGRESS, Chunk(message)))
         self._engine.on_kv_events(lambda note: self._put(KV_EVENTS, note))
-        return {
-            "model": self._engine.model,
-            "max_num_seqs": self._engine.max_num_seqs,
-            "pids": self._engine.pids(),
-        }
+        return self._engine.info, self._engine.pids()
 
     async def begin(self, call: Call, stream: bool) -> None:
         """Run the call; what it puts out is for `collect`."""

@@ -32,18 +32,17 @@ class RayEngine(Executor):
     """An `Executor` whose engine is an actor of ``cluster``.
 
     The death of the actor, its engine core or its node is an `EngineDiedError` of all its
-    calls. ``model``, ``max_num_seqs`` and ``pids()`` are known once it has started.
+    calls. ``pids()`` are known once it has started.
     """
 
     def __init__(self, options: EngineOptions, cluster: Cluster) -> None:
         self.options = options
-        self.model = options.model or ""
-        self.max_num_seqs = options.max_num_seqs
+        self._info = ExecutorInfo(cached_blocks=True)
         self._cluster = cluster
         self._joined = False
         self._actor: ActorHandle[Any] | None = None
-        self._pump: asyncio.Task[None] | None = None
-        self._boxes: dict[str, asyncio.Queue[Chunk | AgentrtError | None]] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._queues: dict[str, asyncio.Queue[Chunk | AgentrtError | None]] = {}
         self._fault: EngineDiedError | None = None
         self._pids: list[int] = []
         self._hasher: BlockHasher | None = None
@@ -52,8 +51,7 @@ class RayEngine(Executor):
 
     @property
     def info(self) -> ExecutorInfo:
-        models = (self.model,) if self.model else ()
-        return ExecutorInfo(models, self.max_num_seqs, cached_blocks=True)
+        return self._info
 
     # -- life --------------------------------------------------------------------------
 
@@ -72,10 +70,8 @@ class RayEngine(Executor):
                 f"within {_PLACE_S:g} s: give fewer --replicas, or add nodes"
             ) from error
         with tracking.outside():
-            self._pump = asyncio.create_task(self._carry(progress), name="agentrt/ray")
-        started = await self._ask("start")
-        self.model, self.max_num_seqs = started["model"], started["max_num_seqs"]
-        self._pids = started["pids"]
+            self._reader = asyncio.create_task(self._read_outputs(progress), name="agentrt/ray")
+        self._info, self._pids = await self._ask("start")
 
     def alive(self) -> bool:
         return self._fault is None
@@ -86,13 +82,13 @@ class RayEngine(Executor):
     async def close(self) -> None:
         self._die(EngineDiedError("the engine is not running"))
         await self._notes.close()
-        pump, self._pump = self._pump, None
-        if pump is not None:
-            pump.cancel()
-            await asyncio.wait([pump])
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.wait([reader])
         actor, self._actor = self._actor, None
         if actor is not None:
-            await _end(actor, kindly=pump is not None)
+            await _end(actor, gracefully=reader is not None)
         if self._joined:
             self._joined = False
             await self._cluster.leave()
@@ -102,30 +98,30 @@ class RayEngine(Executor):
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._fault is not None:
             raise EngineDiedError(str(self._fault))
-        box = self._boxes[call.call_id] = asyncio.Queue()
+        queue = self._queues[call.call_id] = asyncio.Queue()
         over = False
         try:
             self._tell("begin", call, stream)
             while not over:
-                output = await box.get()
+                output = await queue.get()
                 over = not isinstance(output, Chunk)
                 if isinstance(output, Chunk):
                     yield output
                 elif output is not None:
                     raise output
         finally:
-            self._boxes.pop(call.call_id, None)
+            self._queues.pop(call.call_id, None)
             if not over:
                 self._tell("stop", call.call_id)
 
-    async def _carry(self, progress: Progress) -> None:
-        """Bring the actor's outputs to those who wait for them, until it dies."""
+    async def _read_outputs(self, progress: Progress) -> None:
+        """Hand the actor's outputs to the calls that wait for them, until it dies."""
         try:
             while True:
                 for call_id, output in await self._ask("collect"):
-                    box = self._boxes.get(call_id)
-                    if box is not None:
-                        box.put_nowait(output)
+                    queue = self._queues.get(call_id)
+                    if queue is not None:
+                        queue.put_nowait(output)
                     elif call_id == PROGRESS:
                         progress(output.text)
                     elif call_id == KV_EVENTS and self._on_kv_events is not None:
@@ -136,8 +132,8 @@ class RayEngine(Executor):
     def _die(self, fault: EngineDiedError) -> None:
         if self._fault is None:
             self._fault = fault
-        for box in self._boxes.values():
-            box.put_nowait(EngineDiedError(str(self._fault)))
+        for queue in self._queues.values():
+            queue.put_nowait(EngineDiedError(str(self._fault)))
 
     # -- what it holds -----------------------------------------------------------------
 
@@ -218,11 +214,11 @@ def _seen(answer: asyncio.Future[Any]) -> None:
         answer.exception()
 
 
-async def _end(actor: ActorHandle[Any], *, kindly: bool) -> None:
+async def _end(actor: ActorHandle[Any], *, gracefully: bool) -> None:
     """Stop the actor for good; one that runs is asked first, for its engine has processes."""
     import ray
 
-    if kindly:
+    if gracefully:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_CLOSE_S):
                 await _translated(actor.close.remote())

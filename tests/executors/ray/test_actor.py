@@ -9,6 +9,7 @@ import pytest
 
 from agentrt.errors import AgentrtError, CallRejectedError, EngineError
 from agentrt.executors.base import Chunk, KVEventListener, Notification
+from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.ray.actor import PROGRESS, EngineActor, Output
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call
@@ -20,8 +21,7 @@ from tests.executors.replicas.cast import TEXT, call_of
 
 class Engine(ScriptedExecutor):
     def __init__(self, options: EngineOptions) -> None:
-        super().__init__(self._say_or_fail)
-        self.max_num_seqs = 4
+        super().__init__(self._say_or_fail, slots=4)
         self.notes: list[Notification] = []
 
     def _say_or_fail(self, call: Call) -> str:
@@ -51,7 +51,7 @@ class Engine(ScriptedExecutor):
 async def actor(monkeypatch: pytest.MonkeyPatch) -> EngineActor:
     monkeypatch.setattr("agentrt.executors.ray.actor.VLLMEngine", Engine)
     actor = EngineActor(EngineOptions())
-    assert await actor.start() == {"model": "scripted", "max_num_seqs": 4, "pids": [7]}
+    assert await actor.start() == (ExecutorInfo(("scripted",), 4), [7])
     assert await actor.collect() == [(PROGRESS, Chunk("ready"))]
     return actor
 
