@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Runtime
-from agentrt.executors.base import Executor
+from agentrt.executors.base import Executor, last_reply
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
@@ -91,8 +91,7 @@ async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]
         for number in range(2):
             expected = dispatcher.cached_blocks.match(engine.block_hashes(ids), size, len(ids) - 1)
             call = Call(Identity(f"s/{number}", "s", "t"), CallSpec(messages=chat, max_tokens=4))
-            reply = [chunk.reply async for chunk in replicas.generate(call, stream=False)][-1]
-            assert reply is not None
+            reply = await last_reply(replicas.generate(call, stream=False))
             assert reply.report.prompt_tokens == len(ids)
             cached = reply.report.cached_tokens
             assert cached in expected
@@ -133,9 +132,7 @@ def _address_space(pid: int) -> int:
 
 
 async def _reply(executor: Executor, call: Call) -> str:
-    chunks = [chunk async for chunk in executor.generate(call, stream=False)]
-    assert chunks[-1].reply is not None
-    return chunks[-1].reply.text
+    return (await last_reply(executor.generate(call, stream=False))).text
 
 
 async def test_chaos(options: EngineOptions, expected: list[list[str]]) -> None:

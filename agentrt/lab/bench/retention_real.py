@@ -18,7 +18,7 @@ from agentrt.lab.bench.retention import Ended, Result
 from agentrt.lab.engine.virtual import tokens
 from agentrt.lab.runs.machine import prompt_tokens
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.request import Call, CallReport, CallSpec, Identity, Reply
+from agentrt.request import Call, CallReport, CallSpec, Identity, Reply, Usage
 from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
 
@@ -88,15 +88,14 @@ class ShapeProgram:
 def ended(latency_s: float, reports: Sequence[CallReport], at_tools: Sequence[CallReport]) -> Ended:
     """A program's end, from the reports of its calls, and of those that followed no human."""
     first = min(report.arrived_step for report in reports)
+    used, returned = sum(reports, Usage()), sum(at_tools, Usage())
     return Ended(
         latency_s=latency_s,
         steps=max(report.finished_step for report in reports) - first,
-        prefill_tokens=sum(
-            one.prompt_tokens - one.cached_tokens + one.recomputed_tokens for one in reports
-        ),
-        returned_tokens=sum(one.returned_tokens for one in at_tools),
-        lost_tokens=sum(one.lost_tokens for one in at_tools),
-        preemptions=sum(one.preemptions for one in reports),
+        prefill_tokens=used.uncached_tokens + used.recomputed_tokens,
+        returned_tokens=returned.returned_tokens,
+        lost_tokens=returned.lost_tokens,
+        preemptions=used.preemptions,
     )
 
 

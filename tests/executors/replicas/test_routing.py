@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agentrt.errors import EngineDiedError
-from agentrt.executors.base import Chunk, KVEventListener
+from agentrt.executors.base import Chunk, KVEventListener, last_reply
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.request import Call, CallReport, CallSpec, Identity
@@ -121,10 +121,9 @@ async def run(
 ) -> CallReport:
     spec = CallSpec(prompt=prompt, max_tokens=9, cache_salt=salt)
     call = Call(Identity(f"{program}/0", program, "t"), spec)
-    replies = [chunk.reply async for chunk in replicas.generate(call, stream=True)]
+    reply = await last_reply(replicas.generate(call, stream=True))
     await replicas.end_program(program)
-    assert replies[-1] is not None
-    return replies[-1].report
+    return reply.report
 
 
 def known(replicas: ReplicaSet, number: int) -> set[int]:
