@@ -18,7 +18,7 @@ from agentrt.cli.values import read_value
 from agentrt.errors import UsageError
 
 if TYPE_CHECKING:
-    from agentrt.integrations.langgraph.threads import Question
+    from langgraph.types import Interrupt
 
 
 FLAG = "--interrupt-reply"
@@ -108,7 +108,7 @@ def read_answer(text: str) -> Answer:
 
 
 def choose(
-    answers: Sequence[Answer], questions: Sequence[Question]
+    answers: Sequence[Answer], questions: Sequence[Interrupt]
 ) -> tuple[dict[str, Any], Sequence[Answer]]:
     """Which of the first ``answers`` are for ``questions``, by id, and those that are left.
 
@@ -129,7 +129,7 @@ def choose(
     return chosen, ()
 
 
-def _listed(questions: Sequence[Question]) -> str:
+def _listed(questions: Sequence[Interrupt]) -> str:
     words = ", ".join(f"{one.id} ({as_line(one.value)})" for one in questions)
     return f"the open one is {words}" if len(questions) == 1 else f"several are open: {words}"
 

@@ -16,7 +16,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.types import Command
+from langgraph.types import Command, Interrupt
 
 from agentrt.errors import ConfigError
 from agentrt.integrations._compat.langgraph import CHECKPOINT_COLUMNS, CHECKPOINT_TABLE
@@ -111,14 +111,6 @@ def _check_file(path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a graph asks a human: the id and the value of its ``interrupt()``."""
-
-    id: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Standing:
     """A thread's last checkpoint, if there is one.
 
@@ -127,7 +119,7 @@ class Standing:
 
     exists: bool
     next: tuple[str, ...] = ()
-    questions: tuple[Question, ...] = ()
+    questions: tuple[Interrupt, ...] = ()
 
 
 def thread_config(thread: str) -> RunnableConfig:
@@ -151,8 +143,7 @@ async def standing_of(graph: Graph, thread: str) -> Standing:
         raise ConfigError(
             f"the checkpoints of thread {thread!r} cannot be read: {error}"
         ) from error
-    questions = tuple(Question(one.id, one.value) for one in state.interrupts)
-    return Standing(state.created_at is not None, state.next, questions)
+    return Standing(state.created_at is not None, state.next, state.interrupts)
 
 
 def answer(replies: Mapping[str, Any]) -> Command[Any]:
