@@ -128,18 +128,6 @@ class VLLMEngine(CoreClient):
         """Tokens that one call may have, prompt and output together."""
         return int(self._engine().model_config.max_model_len)
 
-    def sizes(self) -> dict[str, Any]:
-        """What a table's head says of a running engine, as vLLM settled it."""
-        config = self._engine().vllm_config
-        return {
-            "max_num_seqs": self.max_num_seqs,
-            "max_model_len": self.max_model_len,
-            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-            "kv_blocks": config.cache_config.num_gpu_blocks,
-            "block_size": config.cache_config.block_size,
-            "async_scheduling": bool(config.scheduler_config.async_scheduling),
-        }
-
     def alive(self) -> bool:
         return self._llm is not None and not self._llm.errored
 

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from agentrt.errors import EngineStartError
 from agentrt.executors.vllm.options import EngineOptions
 
@@ -52,9 +54,7 @@ def check_memory(needs: Sequence[int], available: int) -> None:
 
 def free_memory() -> int:
     """What this machine can still give (bytes), within the limits of its control group."""
-    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    sizes = {line.partition(":")[0]: line.split()[1] for line in lines}
-    return min(int(sizes["MemAvailable"]) << 10, _left_in_group(Path("/sys/fs/cgroup")))
+    return min(int(psutil.virtual_memory().available), _left_in_group(Path("/sys/fs/cgroup")))
 
 
 def _left_in_group(group: Path) -> int:

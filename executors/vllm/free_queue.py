@@ -218,29 +218,3 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
             if not self.retention.expired(context, self.now):
                 return
             self.release(context)
-
-    # -- for tests ---------------------------------------------------------------------
-
-    def check_integrity(self) -> None:
-        """Raise `InvariantError` on a state that must not be."""
-        plain = super().get_all_free_blocks()
-        protected = [
-            (block, context)
-            for context, own in self._lists.items()
-            for block in own.get_all_free_blocks()
-        ]
-        ids = [block.block_id for block in plain] + [block.block_id for block, _ in protected]
-        if len(ids) != len(set(ids)):
-            raise InvariantError("a free block is in two lists")
-        if len(ids) != self.num_free_blocks or len(protected) != self._protected:
-            raise InvariantError(f"{len(ids)} blocks are free, {self.num_free_blocks} counted")
-        if any(self._listed[block.block_id] is not context for block, context in protected):
-            raise InvariantError("a block is not on the list that is noted")
-        if any(self._listed[block.block_id] is not None for block in plain):
-            raise InvariantError("a plain free block is noted to be protected")
-        if any(context.released for context in self._lists):
-            raise InvariantError("the blocks of an ended program are protected")
-        if set(self._lists) != set(self.ranking.in_order(self.now)):
-            raise InvariantError("the ranking and the protected lists differ")
-        if any(block.ref_cnt for block in plain) or any(block.ref_cnt for block, _ in protected):
-            raise InvariantError("a block in use is free")

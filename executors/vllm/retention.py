@@ -189,9 +189,6 @@ class PrefixHistory:
     def __init__(self) -> None:
         self._chains: OrderedDict[Key, deque[array[int]]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._chains)
-
     def known(self, key: Key, hashes: Sequence[bytes]) -> int:
         """How many leading blocks of a prompt with these hashes were computed before."""
         return max((_common(chain, hashes) for chain in self._chains.get(key, ())), default=0)

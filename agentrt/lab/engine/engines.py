@@ -31,6 +31,18 @@ class LabEngine(VLLMEngine):
     def _prepare(self, config: VllmConfig) -> None:
         config.scheduler_config.scheduler_cls = f"{_SCHEDULERS}.RecordedScheduler"
 
+    def sizes(self) -> dict[str, Any]:
+        """What a table's head says of a running engine, as vLLM settled it."""
+        config = self._engine().vllm_config
+        return {
+            "max_num_seqs": self.max_num_seqs,
+            "max_model_len": self.max_model_len,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "kv_blocks": config.cache_config.num_gpu_blocks,
+            "block_size": config.cache_config.block_size,
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+        }
+
     async def record(self, path: Path | None) -> None:
         """Record the scheduler's events and decisions into a file, or with None stop.
 

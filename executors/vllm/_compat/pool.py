@@ -10,17 +10,7 @@ if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.requests import Request
     from agentrt.executors.vllm._compat.scheduling import Scheduler
 
-__all__ = [
-    "FreeKVCacheBlockQueue",
-    "KVCacheBlock",
-    "all_blocks",
-    "blocks_held",
-    "blocks_needed",
-    "cached_blocks",
-    "free_blocks",
-    "free_queue",
-    "new_blocks",
-]
+__all__ = ["FreeKVCacheBlockQueue", "KVCacheBlock"]  # vLLM's own
 
 
 def all_blocks(scheduler: Scheduler) -> int:

@@ -16,19 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.requests import Request
 
-__all__ = [
-    "AsyncScheduler",
-    "RequestQueue",
-    "Scheduler",
-    "SchedulerOutput",
-    "admitted",
-    "computed_before",
-    "dimensions",
-    "free_slots",
-    "may_preempt",
-    "not_replayable",
-    "sampled_tokens",
-]
+__all__ = ["AsyncScheduler", "RequestQueue", "Scheduler", "SchedulerOutput"]  # vLLM's own
 
 
 def dimensions(scheduler: Scheduler) -> dict[str, Any]:

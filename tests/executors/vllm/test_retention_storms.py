@@ -20,7 +20,7 @@ from agentrt.executors.vllm import scheduler as scheduler_module
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
 from agentrt.scheduler.table import ProgramTotals
-from tests.executors.vllm.storms import PATIENCE_S, Storm
+from tests.executors.vllm.storms import PATIENCE_S, Storm, check_free_queue
 
 pytestmark = pytest.mark.engine
 
@@ -52,7 +52,7 @@ def check(engine: HeadlessEngine) -> None:
     assert isinstance(scheduler, ProgramScheduler)
     queue = scheduler.retainer.queue
     assert queue is not None
-    queue.check_integrity()
+    check_free_queue(queue)
     scheduler.table.check_integrity()
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
