@@ -7,7 +7,7 @@ import concurrent.futures.thread  # noqa: F401  # its own exit function is to be
 import threading
 from collections.abc import Callable
 
-PYTHON_VERSIONS = "3.11 to 3.14"
+PYTHON_VERSIONS = "3.11"
 
 
 def call_before_exit(function: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """What the tracking needs of asyncio that asyncio does not promise; no other module names it.
 
-Read in CPython 3.11 to 3.14. At another version run `tests/tracking/test_compat.py` first: it has
-a test for each name here, and says what depends on it.
+Tested on the versions below. At another one run `tests/tracking/test_compat.py` first: it has a
+test for each name here, and says what has changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import CellType
 from typing import Any
 
-PYTHON_VERSIONS = "3.11 to 3.14"
+PYTHON_VERSIONS = "3.11"
 STARTING_MODULES = frozenset({"asyncio.base_events", "asyncio.events", "asyncio.tasks"})
 """The modules of asyncio that call a task factory for whoever starts a task."""
 EAGER_FACTORY: object = getattr(asyncio, "eager_task_factory", None)

@@ -1,4 +1,4 @@
 """What the integrations read inside other packages: one module for each, which alone names it.
 
-`tests/integrations/test_compat.py` has a test for each name, and says what depends on it.
+`tests/integrations/test_compat.py` has a test for each name, and says what has changed.
 """

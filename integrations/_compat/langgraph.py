@@ -13,7 +13,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
-VERSIONS = "langgraph 1.2, langchain-core 1.4 to 1.7"
+VERSIONS = "langgraph 1.2, langchain-core 1.7"
 INTERNAL_MODULES = (
     "langchain_core.callbacks.manager",
     "langgraph.pregel._executor",
