@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from agentrt.errors import InvariantError
 from agentrt.lab.backends.base import Backend
-from agentrt.lab.engine.counts import EngineCounts
+from agentrt.lab.engine.virtual import EngineCounts
 from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.workloads.arrivals import Arrivals, Open

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrt.lab.engine.counts import EngineCounts, sum_counts
+from agentrt.lab.engine.virtual import EngineCounts, sum_counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,16 +35,6 @@ def _end(scheduler: ProgramScheduler, program: Any) -> None:
     scheduler.end_program(totals, scheduler.clock())
 
 
-def _know(scheduler: ProgramScheduler, learned: Any) -> None:
-    """Know what a history file says, in place of what was learned here."""
-    scheduler.memory.know(learned)
-
-
-def _boundary(scheduler: ProgramScheduler, notes: Any) -> None:
-    """Programs went to tools or humans, or came back: see `Retainer.boundary`."""
-    scheduler.retainer.boundary(notes, scheduler.clock())
-
-
 def _aborted(scheduler: ProgramScheduler, call_id: Any) -> dict[str, Any] | None:
     """The report of an aborted call, once; else None."""
     report = scheduler.aborted.pop(str(call_id), None)
@@ -108,10 +98,11 @@ def _describe(scheduler: ProgramScheduler, call: QueuedCall) -> dict[str, Any]:
 
 _OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
     "end": _end,
-    "boundary": _boundary,
+    "boundary": lambda scheduler, notes: scheduler.retainer.boundary(notes, scheduler.clock()),
     "aborted": _aborted,
     "configure": _configure,
-    "know": _know,
+    # What a history file says takes the place of what was learned here.
+    "know": lambda scheduler, learned: scheduler.memory.know(learned),
     "cached_blocks": _cached_blocks,
     "snapshot": _snapshot,
 }

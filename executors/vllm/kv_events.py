@@ -55,7 +55,8 @@ class KVEventLog:
             else:
                 changed.update(dict.fromkeys(keys))
         if len(changed) > self._limit:
-            self._start_over()
+            self.number += 1  # whoever still reads misses this one, and asks
+            changed.clear()
 
     def take(self) -> dict[str, Any] | None:
         """A note of all changes since the last, as plain values; None if there are none."""
@@ -94,7 +95,3 @@ class KVEventLog:
                     params[KV_EVENTS] = note
                 break
         return outputs
-
-    def _start_over(self) -> None:
-        self.number += 1  # whoever still reads misses this one, and asks
-        self._changed.clear()

@@ -34,8 +34,7 @@ class LevelRequestQueue(RequestQueue):
 
     def add_request(self, request: Request) -> None:
         call = self._queues.calls[request.request_id]
-        # vLLM adds a streaming session a second time where the end of its turn comes in after
-        # its preemption.
+        # vLLM adds a streaming session twice where its turn ends after its preemption.
         if not call.queued:
             self._queues.put(call)
 

@@ -54,6 +54,8 @@ class ProgramScheduler(AsyncScheduler):
     """Program-aware scheduling inside vLLM's engine core."""
 
     waiting: RequestQueue
+    memory: Memory
+    retainer: Retainer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,8 +65,7 @@ class ProgramScheduler(AsyncScheduler):
             die_with_parent()
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
-        self.steps = 0
-        self.computed_tokens = 0
+        self.steps = self.computed_tokens = 0
         self._accounts: dict[str, Account] = {}
         self.kv_events = KVEventLog.of(self)
         self.aborted: OrderedDict[str, CallReport] = OrderedDict()
@@ -100,7 +101,8 @@ class ProgramScheduler(AsyncScheduler):
         now = self.clock()
         self.retainer.at(now)
         if isinstance(self.waiting, LevelRequestQueue):
-            self.queues.release(_settled)
+            # No output of a preempted call may be in flight any more.
+            self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
             self.waiting.begin_step()
             self.queues.promote(now)
             self._make_room(now)
@@ -308,8 +310,3 @@ class ProgramScheduler(AsyncScheduler):
     def control(self, op: str, argument: Any = None) -> Any:
         """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
         return answer(self, op, argument)
-
-
-def _settled(call: QueuedCall) -> bool:
-    """Whether no output of a preempted call is in flight any more."""
-    return bool(call.item.num_in_flight_tokens == 0)

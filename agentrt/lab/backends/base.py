@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from agentrt.lab.engine.counts import EngineCounts
+from agentrt.lab.engine.virtual import EngineCounts
 from agentrt.lab.program import LiveProgram, Words, plain_words
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from agentrt.executors.base import Chunk, Notification, last_reply
 from agentrt.lab.backends.base import Backend, CallEnded
 from agentrt.lab.driver import Driver, Progress
-from agentrt.lab.engine.counts import EngineCounts
-from agentrt.lab.engine.virtual import tokens
+from agentrt.lab.engine.virtual import EngineCounts, tokens
 from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.runs.contenders import Stock

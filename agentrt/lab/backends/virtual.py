@@ -15,9 +15,8 @@ from functools import partial
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.base import Backend, CallEnded, Replicas
 from agentrt.lab.driver import Progress, drive
-from agentrt.lab.engine.counts import EngineCounts
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
+from agentrt.lab.engine.virtual import EngineCounts, VirtualEngine, VirtualOptions
 from agentrt.lab.outcome import Ran
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.runs.contenders import Stock

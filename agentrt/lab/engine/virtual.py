@@ -7,14 +7,13 @@ vLLM's. A `StepTimeModel` says how long each step would have taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.executors.identity import to_extra_args
-from agentrt.lab.engine.counts import EngineCounts
 from agentrt.lab.engine.headless import (
     HeadlessEngine,
     make_request,
@@ -22,7 +21,7 @@ from agentrt.lab.engine.headless import (
     stock_scheduler,
 )
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.request import Call, CallReport
+from agentrt.request import Call, CallReport, Usage
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramTotals
@@ -61,9 +60,9 @@ class VirtualOptions:
     in_flight: int = 1
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ConfigError(f"the virtual engine's {field.name} must be at least 1")
+        for one in fields(self):
+            if getattr(self, one.name) < 1:
+                raise ConfigError(f"the virtual engine's {one.name} must be at least 1")
         room = (self.kv_blocks - 1) * self.block_size
         if room < self.max_model_len:
             raise ConfigError(
@@ -71,6 +70,35 @@ class VirtualOptions:
                 f"{self.max_model_len} that one call may have; raise kv_blocks or lower "
                 "max_model_len"
             )
+
+
+@dataclass(slots=True)
+class EngineCounts:
+    """Steps, and what finished calls used.
+
+    ``cpu_us`` is the scheduler's own CPU time over all steps in microseconds, None where it was
+    not read.
+    """
+
+    steps: int = 0
+    usage: Usage = field(default_factory=Usage)
+    cpu_us: float | None = None
+
+    @property
+    def hit_share(self) -> float:
+        """The share of prompt tokens that were found in the prefix cache."""
+        return self.usage.cached_tokens / max(1, self.usage.prompt_tokens)
+
+    def add(self, report: CallReport) -> None:
+        """Count a finished call."""
+        self.usage += report
+
+
+def sum_counts(each: Iterable[EngineCounts]) -> EngineCounts:
+    """What several engines counted, together; CPU times are left out."""
+    counts = list(each)
+    usage = sum((one.usage for one in counts), Usage())
+    return EngineCounts(sum(one.steps for one in counts), usage)
 
 
 class VirtualEngine:
