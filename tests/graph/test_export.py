@@ -86,6 +86,7 @@ def test_networkx_has_the_same_nodes_and_edges(dag: ExecutionDAG) -> None:
     graph = to_networkx(dag)
     assert sorted(graph.edges) == [(0, 1), (0, 2), (1, 3), (2, 3)]
     assert graph.nodes[2]["path_s"] == 2.0
+    assert "id" not in graph.nodes[2]
     assert graph.nodes[0]["kind"] == "call"
     assert graph.graph == {"program_id": "p1", "program_type": "demo"}
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.scheduler.policies import ENTRY_POINT_GROUP, policy_class
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import (
+    ENTRY_POINT_GROUP,
+    level_ends,
+    policy_class,
+    policy_names,
+)
 from agentrt.scheduler.policies.baselines import STAGED, TwoLevel
 from tests.scheduler.desk import Desk
 
@@ -207,8 +214,59 @@ def test_no_place_is_lost_however_many_come(count: int) -> None:
     assert not policy._line
 
 
-def test_a_third_partys_policy_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("half", "agentrt.scheduler.policies:AttainedService", ENTRY_POINT_GROUP)
-    monkeypatch.setattr("agentrt.scheduler.policies.entry_points", lambda **_: [point])
-    with pytest.raises(ConfigError, match=r"'half' .* is not a whole subclass"):
+@pytest.fixture
+def points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies of another package: half of one, one of our names, and one that does not load."""
+    made = [
+        EntryPoint("half", "agentrt.scheduler.policies:AttainedService", ENTRY_POINT_GROUP),
+        EntryPoint("srpt", "agentrt.lab.oracles:Srpt", ENTRY_POINT_GROUP),
+        EntryPoint("plas", "agentrt.lab.oracles:Srpt", ENTRY_POINT_GROUP),
+        EntryPoint("absent", "agentrt.no_such_module:Policy", ENTRY_POINT_GROUP),
+    ]
+
+    def entry_points(group: str, name: str | None = None) -> list[EntryPoint]:
+        assert group == "agentrt.policies"
+        return [point for point in made if name in (None, point.name)]
+
+    monkeypatch.setattr("agentrt.scheduler.policies.entry_points", entry_points)
+
+
+@pytest.mark.usefixtures("points")
+def test_policies_of_other_packages() -> None:
+    assert policy_names()[-3:] == ["absent", "half", "srpt"]
+    assert policy_names().count("plas") == 1
+    assert (policy_class("srpt").__name__, policy_class("plas").__name__) == ("Srpt", "Plas")
+    with pytest.raises(ConfigError) as refused:
         policy_class("half")
+    assert str(refused.value) == (
+        "policy 'half' (agentrt.scheduler.policies:AttainedService) is not a whole subclass of "
+        "agentrt.scheduler.policies.Policy"
+    )
+    with pytest.raises(ConfigError) as refused:
+        policy_class("absent")
+    assert str(refused.value) == (
+        "policy 'absent' (agentrt.no_such_module:Policy) does not load: "
+        "No module named 'agentrt.no_such_module'"
+    )
+
+
+def test_only_attained_service_ends_levels() -> None:
+    for policy, ends in (("plas", (1.0, 3.0, math.inf)), ("fcfs", ()), ("adaptive", ())):
+        assert level_ends(SchedulerConfig(policy, (1, 2))) == ends
+
+
+@pytest.mark.parametrize(
+    ("policy", "known", "unknown"),
+    [
+        ("atlas", 2.0, 9.0),
+        ("adaptive", 2.0, 9.0),
+        ("plas", 9.0, 9.0),
+        ("program-fcfs", 9.0, 9.0),
+        ("round-robin", 9.0, 9.0),
+        ("fcfs", 0.0, 0.0),
+    ],
+)
+def test_where_a_call_stands_outside_the_engine(policy: str, known: float, unknown: float) -> None:
+    """Of a program that had 9 s; its call's path is 2 s, or nobody knows."""
+    ranks = [policy_class(policy).admission_rank(path_s, 9.0) for path_s in (2.0, None)]
+    assert ranks == [known, unknown]
