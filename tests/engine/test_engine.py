@@ -18,8 +18,8 @@ from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind, NodeState
+from agentrt.lab.bench.retention import RealRun
 from agentrt.lab.bench.retention_bfcl import BfclProgram
-from agentrt.lab.bench.retention_real import RealRun
 from agentrt.lab.workloads.bfcl import Task, read_tasks
 from agentrt.program.options import LLMOptions
 from agentrt.request import Call, CallSpec, Identity

@@ -1,28 +1,40 @@
-"""What retention saves when memory is short: agents with tools, vLLM's order against ours.
+"""What keeping programs' contexts saves when memory is short: vLLM's order against ours.
 
-The same programs arrive at the same times over the same KV cache, under each retention in
-turn. *Lost* tokens had been computed for a program's earlier calls and were not in the cache
-when it came back from a tool; after a human's answer none are counted. In virtual time vLLM's
-real scheduler and KV-cache manager decide, and a step takes what the step-time model says;
-`agentrt.lab.bench.retention_real` takes a real engine.
+The same agents with tools arrive at the same times over the same KV cache, under each retention in
+turn. *Lost* tokens had been computed for a program's earlier calls and were not in the cache when
+it came back from a tool; after a human's answer none are counted. In virtual time vLLM's real
+scheduler and KV-cache manager decide, and a step takes what the step-time model says; on a real
+engine times are the machine's, noise included. `agentrt.lab.bench.retention_bfcl` has programs
+that run real tools.
 """
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
+from typing import TYPE_CHECKING, Any
 
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.lab.backends.real import run_real
 from agentrt.lab.backends.virtual import run_virtual
+from agentrt.lab.engine.engines import LabEngine
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.outcome import Ran
 from agentrt.lab.reports.tables import Spread, markdown, percentile
+from agentrt.lab.runs.grid import turns
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from agentrt.lab.bench.retention_bfcl import BfclProgram
 
 BASELINE = "lru"
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")
@@ -74,6 +86,20 @@ class Result:
     mean_steps: float = 0.0
     p95_steps: float = 0.0
     step_cpu_s: float = 0.0
+
+    @classmethod
+    def of_ran(cls, ran: Ran, *, in_steps: bool, step_cpu_s: float = 0.0) -> Result:
+        """From a run of shapes; ``in_steps`` if a program's engine steps are of interest."""
+        ends = [Ended(one.latency_s, one.steps if in_steps else 0) for one in ran.outcomes]
+        used, humans = ran.counts.usage, ran.after_humans.usage
+        return replace(
+            cls.of(ends),
+            returned_tokens=used.returned_tokens - humans.returned_tokens,
+            lost_tokens=used.lost_tokens - humans.lost_tokens,
+            preemptions=used.preemptions,
+            prefill_tokens=used.uncached_tokens + used.recomputed_tokens,
+            step_cpu_s=step_cpu_s,
+        )
 
     @classmethod
     def of(cls, programs: Sequence[Ended]) -> Result:
@@ -130,18 +156,37 @@ def virtual(options: VirtualOptions, step_time: StepTimeModel, policy: str) -> R
         began_s = time.process_time()
         ran = run_virtual(programs, config, engine=engine, step_time=step_time)
         cpu_s = time.process_time() - began_s
-        result = Result.of([Ended(one.ended_s - one.arrived_s) for one in ran.outcomes])
-        counts, humans = ran.counts, ran.after_humans
-        return replace(
-            result,
-            returned_tokens=counts.usage.returned_tokens - humans.usage.returned_tokens,
-            lost_tokens=counts.usage.lost_tokens - humans.usage.lost_tokens,
-            preemptions=counts.usage.preemptions,
-            prefill_tokens=counts.usage.uncached_tokens + counts.usage.recomputed_tokens,
-            step_cpu_s=cpu_s / counts.steps,
-        )
+        return Result.of_ran(ran, in_steps=False, step_cpu_s=cpu_s / ran.counts.steps)
 
     return run
+
+
+class RealRun:
+    """Runs programs on one open runtime, whose engine's cache is emptied before."""
+
+    def __init__(self, runtime: Runtime, config: SchedulerConfig) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._runs = 0
+
+    async def __call__(self, programs: Sequence[Any], retention: str) -> Result:
+        """All programs to their end: shapes, or BFCL's tasks."""
+        engine = self._runtime.executor
+        assert isinstance(engine, VLLMEngine)
+        await engine.configure(replace(self._config, retention=retention))
+        await engine.forget_prefixes()
+        self._runs += 1
+        if isinstance(programs[0], ProgramShape):
+            assert isinstance(engine, LabEngine)
+            run = f"/run {self._runs}"
+            return Result.of_ran(
+                await run_real(engine, programs, run=run, watched=False), in_steps=True
+            )
+        return Result.of(await asyncio.gather(*(self._task(one) for one in programs)))
+
+    async def _task(self, program: BfclProgram) -> Ended:
+        await asyncio.sleep(program.arrives_s)
+        return await program.run(self._runtime)
 
 
 def measure(
@@ -155,8 +200,7 @@ def measure(
     results: Results = {}
     for size in blocks:
         for repeat, programs in enumerate(traces):
-            at = repeat % len(retentions)
-            for retention in [*retentions[at:], *retentions[:at]]:
+            for retention in turns(retentions, repeat):
                 tell(f"{size} blocks, repeat {repeat + 1} of {len(traces)}: {retention}")
                 result = run(programs, size, retention)
                 results.setdefault((size, retention), []).append(result)

@@ -53,7 +53,7 @@ class BfclProgram:
     gap_scale: float = 1.0
     decide: str = "replay"
 
-    async def run(self, runtime: Runtime, run: int) -> Ended:
+    async def run(self, runtime: Runtime) -> Ended:
         """Run it as a program of the runtime."""
         started = runtime.start(self.program())
         await started.wait()

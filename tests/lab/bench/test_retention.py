@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from agentrt.executors.base import Chunk, Notification
-from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench.retention import (
     SMALL_CPU,
     TOOLS,
+    RealRun,
     Result,
     agents,
     measure,
@@ -22,7 +22,7 @@ from agentrt.lab.bench.retention import (
     table,
     virtual,
 )
-from agentrt.lab.bench.retention_real import RealRun, ShapeProgram
+from agentrt.lab.engine.engines import LabEngine
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport, Reply
@@ -83,7 +83,7 @@ def test_in_virtual_time_more_is_kept_than_by_vllm() -> None:
     assert 0 < ours.lost_tokens < stock.lost_tokens
 
 
-class Engine(VLLMEngine):
+class Engine(LabEngine):
     """Answers with as many tokens as were asked for, and notes what it is told."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ CHAIN = (
 async def test_a_real_run_grows_prompts_and_tells_of_tools() -> None:
     engine = Engine()
     run = RealRun(Runtime(engine), SchedulerConfig(policy="fcfs"))
-    result = await run([ShapeProgram(ProgramShape("p", "t", CHAIN, system_tokens=4))], "cost")
+    result = await run([ProgramShape("p", "t", CHAIN, system_tokens=4)], "cost")
     assert engine.told == ["cost", "forget", "tool", "returned", "end"]
     assert engine.prompts == [10, 20]
     assert (result.returned_tokens, result.lost_tokens) == (16, 4)
@@ -144,7 +144,7 @@ async def test_branches_of_a_real_run_wait_for_their_parents_alone() -> None:
     branch = CallShape(2, 5, after=(0,))
     join = CallShape(1, 30, after=(1, 2), extends=1)
     run = RealRun(Runtime(engine), SchedulerConfig(policy="fcfs"))
-    program = ShapeProgram(ProgramShape("p", "t", (CHAIN[0], human, branch, join)))
+    program = ProgramShape("p", "t", (CHAIN[0], human, branch, join))
     result = await run([program], "lru")
     assert engine.told == ["lru", "forget", "human", "answered", "end"]
     assert engine.prompts == [10, 5, 12, 30]

@@ -1,18 +1,39 @@
-"""``agentrt bench retention``: what keeping programs' contexts saves when memory is short."""
+"""``agentrt bench retention``: agents with tools over a small KV cache, virtual or real."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from agentrt.lab.bench.retention import Results
-    from agentrt.lab.bench.retention_real import RealProgram
-    from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.bench.retention import (
+    BASELINE,
+    SMALL_CPU,
+    RealRun,
+    Results,
+    agents,
+    measure,
+    ratios,
+    recorded,
+    table,
+    virtual,
+)
+from agentrt.lab.bench.retention_bfcl import drawn, shapes
+from agentrt.lab.commands.bench.values import count_option, note, numbers, seed_option
+from agentrt.lab.commands.simulate.options import silence_vllm
+from agentrt.lab.engine.engines import LabEngine
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.runs.grid import turns
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.traces import read_programs
+from agentrt.runtime import Runtime
+from agentrt.scheduler.config import SchedulerConfig
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -40,8 +61,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--output-scale", type=float, metavar="X", help="Of --trace; default: --context-scale."
 )
 @click.option("--gap-scale", type=float, default=1.0, show_default=True, metavar="X")
-@click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
-@click.option("--programs", type=click.IntRange(min=1), default=32, show_default=True, metavar="N")
+@count_option("--calls", default=20)
+@count_option("--programs", default=32)
 @click.option("--rate", type=float, default=0.3, show_default=True, help="Programs a second.")
 @click.option(
     "--blocks",
@@ -60,8 +81,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--policy", default="fcfs", show_default=True, metavar="NAME")
 @click.option("--step-time", type=_FILE, metavar="FILE", help="What agentrt calibrate wrote.")
 @click.option("--model", metavar="MODEL", help="With --real: a folder or a Hugging Face name.")
-@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, metavar="N")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N")
+@count_option("--repeat", default=5)
+@seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print the runs and medians as a JSON line.")
 def retention(**options: Any) -> None:
     """Agents with tools over a small KV cache: tokens lost in tool calls, and latencies.
@@ -69,10 +90,6 @@ def retention(**options: Any) -> None:
     In virtual time by default: vLLM's real scheduler and KV-cache manager, no model. Every
     retention runs the same programs; ratios are to lru, which is stock vLLM's order.
     """
-    from agentrt.lab.bench.retention import BASELINE, ratios, table
-    from agentrt.lab.commands.bench.values import numbers
-    from agentrt.scheduler.config import SchedulerConfig
-
     names = list(dict.fromkeys([BASELINE, *options["retentions"].split(",")]))
     for name in names:
         SchedulerConfig(retention=name)
@@ -97,14 +114,10 @@ def _seeds(options: dict[str, Any]) -> range:
 
 def _shapes(options: dict[str, Any]) -> list[list[ProgramShape]]:
     """The programs of each repeat."""
-    from agentrt.lab.bench import retention_bfcl
-    from agentrt.lab.bench.retention import agents, recorded
-    from agentrt.lab.workloads.traces import read_programs
-
     count, calls, rate = options["programs"], options["calls"], options["rate"]
     seeds, gap_scale = _seeds(options), options["gap_scale"]
     if options["workload"] == "bfcl":
-        return [retention_bfcl.shapes(count, calls, rate, seed, gap_scale) for seed in seeds]
+        return [shapes(count, calls, rate, seed, gap_scale) for seed in seeds]
     if options["trace"] is None:
         return [agents(count, calls, rate, one, gap_scale) for one in seeds]
     scale = options["context_scale"]
@@ -118,26 +131,17 @@ def _shapes(options: dict[str, Any]) -> list[list[ProgramShape]]:
     return [recorded(trace.programs, count, calls, rate, one) for one in seeds]
 
 
-def _programs(options: dict[str, Any]) -> list[list[RealProgram]]:
+def _programs(options: dict[str, Any]) -> Sequence[Sequence[Any]]:
     """The programs of each repeat, for a real engine."""
-    from agentrt.lab.bench.retention_bfcl import drawn
-    from agentrt.lab.bench.retention_real import ShapeProgram
-
     if options["workload"] != "bfcl":
-        return [[ShapeProgram(one) for one in programs] for programs in _shapes(options)]
+        return _shapes(options)
     count, calls, rate = options["programs"], options["calls"], options["rate"]
     scale, decide = options["gap_scale"], options["decide"]
-    return [[*drawn(count, calls, rate, seed, scale, decide)] for seed in _seeds(options)]
+    return [drawn(count, calls, rate, seed, scale, decide) for seed in _seeds(options)]
 
 
 def _virtual(blocks: Sequence[int], names: Sequence[str], options: dict[str, Any]) -> Results:
-    import os
-
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from agentrt.lab.bench.retention import SMALL_CPU, measure, virtual
-    from agentrt.lab.engine.step_time import StepTimeModel
-    from agentrt.lab.engine.virtual import VirtualOptions
-
+    silence_vllm()
     file = options["step_time"]
     size = options["block_size"]
     engine = VirtualOptions(
@@ -149,13 +153,11 @@ def _virtual(blocks: Sequence[int], names: Sequence[str], options: dict[str, Any
     )
     step_time = SMALL_CPU if file is None else StepTimeModel.load(file)
     run = virtual(engine, step_time, options["policy"])
-    return measure(run, _shapes(options), blocks, names, _note)
+    return measure(run, _shapes(options), blocks, names, note)
 
 
 def _real(blocks: Sequence[int], names: Sequence[str], options: dict[str, Any]) -> Results:
     """An engine for each size of the cache, under which all retentions alternate."""
-    import asyncio
-
     programs = _programs(options)
     results: Results = {}
     for size in blocks:
@@ -164,17 +166,11 @@ def _real(blocks: Sequence[int], names: Sequence[str], options: dict[str, Any]) 
 
 
 async def _on_engine(
-    repeats: Sequence[Sequence[RealProgram]],
+    repeats: Sequence[Sequence[Any]],
     blocks: int,
     names: Sequence[str],
     options: dict[str, Any],
 ) -> Results:
-    from agentrt.executors.vllm.engine import VLLMEngine
-    from agentrt.executors.vllm.options import EngineOptions
-    from agentrt.lab.bench.retention_real import RealRun
-    from agentrt.runtime import Runtime
-    from agentrt.scheduler.config import SchedulerConfig
-
     config = SchedulerConfig(policy=options["policy"])
     sizes = {
         "--num-gpu-blocks-override": blocks,
@@ -183,23 +179,18 @@ async def _on_engine(
         "--max-model-len": min(options["max_model_len"], (blocks - 1) * options["block_size"]),
     }
     flags = tuple(str(part) for pair in sizes.items() for part in pair)
-    engine = VLLMEngine(EngineOptions(options["model"], options["max_num_seqs"], config, flags))
+    engine = LabEngine(EngineOptions(options["model"], options["max_num_seqs"], config, flags))
     runtime = Runtime(engine)
     results: Results = {}
-    await runtime.open(_note)
+    await runtime.open(note)
     try:
         run = RealRun(runtime, config)
         for repeat, programs in enumerate(repeats):
-            at = (options["seed"] + repeat) % len(names)
-            for name in [*names[at:], *names[:at]]:
-                _note(f"{blocks} blocks, repeat {repeat + 1} of {len(repeats)}: {name}")
+            for name in turns(names, options["seed"] + repeat):
+                note(f"{blocks} blocks, repeat {repeat + 1} of {len(repeats)}: {name}")
                 result = await run(programs, name)
-                _note(f"a mean of {result.mean_s:.0f} s; {result.lost_tokens} tokens lost")
+                note(f"a mean of {result.mean_s:.0f} s; {result.lost_tokens} tokens lost")
                 results.setdefault((blocks, name), []).append(result)
     finally:
         await runtime.close()
     return results
-
-
-def _note(message: str) -> None:
-    click.echo(message, err=True)
