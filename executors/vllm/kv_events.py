@@ -1,7 +1,7 @@
 """Tells which blocks the engine's prefix cache holds, from vLLM's own KV events.
 
 vLLM says of each step which blocks were stored and removed. A block can be there twice, and
-is then reported twice; so an event only marks a block as changed, and whether it is held is
+is then reported twice; so an event only marks a block as changed, and whether it is cached is
 asked of the cache itself when a note is made. Notes ride on the outputs of calls that end;
 who misses one asks for a snapshot. `docs/adr/0008-kv-events-ride-on-outputs.md` says why so.
 """

@@ -158,16 +158,16 @@ class Retainer:
         if self.queue is None:
             return
         self.at(now)
-        book = self.contexts
+        contexts = self.contexts
         for program_id, what, name in notes:
             if what == "tool":
-                context = book.tool_started(program_id, name, now)
+                context = contexts.tool_started(program_id, name, now)
             elif what == "returned":
-                context = book.tool_ended(program_id, now)
+                context = contexts.tool_ended(program_id, now)
             elif what == "human":
-                context = book.human_asked(program_id, now)
+                context = contexts.human_asked(program_id, now)
             else:
-                context = book.human_answered(program_id, now)
+                context = contexts.human_answered(program_id, now)
             if context is not None:
                 self.queue.changed(context)
 

@@ -177,7 +177,7 @@ class Storm:
             life.calls.discard(call_id)
 
     def _control(self, op: str, argument: Any) -> None:
-        if not self.alone:  # vLLM's own scheduler has no such door
+        if not self.alone:  # vLLM's own scheduler takes no messages
             self.engine.scheduler.control(op, argument)
 
 
