@@ -240,8 +240,21 @@ def test_a_pace_that_is_unsure_is_one() -> None:
     assert {steady.learn(1.1) for _ in range(100)} == {1.0}
 
 
+def test_turns_grow_with_the_calls_ahead() -> None:
+    dispatcher = Dispatcher(make_router("least-used"))
+    view = dispatcher.join("a", slots=8, transfer_s=0.25)
+    turns, turn_s = [], dispatcher.speed.service_s / 8
+    for number in range(20):
+        turns.append((view.waits_s[0] - 0.25) / turn_s)
+        dispatcher.send(RouterCall(f"p-{number}", 0), [view])
+    assert turns == sorted(turns)
+    assert turns[4] < 0.2
+    assert (turns[0], turns[8], turns[16]) == pytest.approx((0.0, 1.0, 9.0))
+
+
 def test_a_view_of_its_own_needs_no_dispatcher() -> None:
     """A router that is asked alone knows of nothing held."""
     views = [ReplicaView("a"), ReplicaView("b", index=1, calls=3)]
     for name in ("cost", "prefix"):
         assert make_router(name).choose(RouterCall("p", 100), views) is views[0]
+    assert RouterCall("p", 100).cached_on(views[1]) == 0
