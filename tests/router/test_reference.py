@@ -150,7 +150,7 @@ class Counted:
         program, replica = f"p{number % 3}", number % 3
         hashes = blocks(f"prompt of {number % 2}", count)
         if event == "send":
-            self.send(program, hashes, attained_s)
+            self.send(program, hashes, attained_s, self.views[number // 2 :])
         elif event == "end" and self.sent:
             self.end(self.sent[number % len(self.sent)])
         elif event in ("store", "snapshot"):
@@ -165,10 +165,12 @@ class Counted:
         for one in [s for s in self.sent if s.program not in self.homes]:
             self.end(one)
 
-    def send(self, program: str, hashes: list[int], attained_s: float) -> None:
+    def send(
+        self, program: str, hashes: list[int], attained_s: float, ready: list[ReplicaView]
+    ) -> None:
         size = len(hashes) * SIZE
         call = RouterCall(program, size + 3, attained_s, "k", 40, SIZE, lambda: hashes)
-        trip = self.fleet.send(call, self.views)
+        trip = self.fleet.send(call, ready)
         at = trip.replica.index
         assert call.home is (self.views[self.homes[program]] if program in self.homes else None)
         assert call.level == sum(attained_s >= end for end in self.ends)
