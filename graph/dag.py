@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agentrt.errors import InvariantError
-from agentrt.graph.integrity import check
 from agentrt.graph.node import Node, NodeKind, NodeState
 from agentrt.request import CallReport, Usage
 
@@ -256,10 +255,6 @@ class ExecutionDAG:
         kept = parents if parents == unique else unique
         self._lineage = _Lineage(kept, depth, via.path_end_s, via.id)
         return self._lineage
-
-    def check_integrity(self) -> None:
-        """Recompute everything that is kept up to date; raise `InvariantError` on a difference."""
-        check(self)
 
 
 def _length(node: Node) -> tuple[float, int]:

@@ -1,18 +1,15 @@
-"""The slow, plain recomputation that `ExecutionDAG.check_integrity` compares itself with."""
+"""The slow, plain recomputation that tests compare a DAG with."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from agentrt.errors import InvariantError
+from agentrt.graph.dag import ExecutionDAG
 from agentrt.graph.node import Node, NodeKind, NodeState
 
-if TYPE_CHECKING:
-    from agentrt.graph.dag import ExecutionDAG
 
-
-def check(dag: ExecutionDAG) -> None:
+def check_integrity(dag: ExecutionDAG) -> None:
     """Raise `InvariantError` where ``dag`` is not what its nodes say. O(nodes + edges)."""
     ends: list[float] = []
     for index, node in enumerate(dag.nodes()):

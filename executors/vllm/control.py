@@ -5,23 +5,49 @@ Requests reach `EngineCore.agentrt`, which `_compat.core.install_control` made, 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from agentrt.errors import ConfigError
+from agentrt.executors.memory import Memory
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.scheduling import free_slots
+from agentrt.executors.vllm.kv_events import KVEventLog
+from agentrt.executors.vllm.retention import Retainer
+from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
-from agentrt.scheduler.table import ProgramTotals
-
-if TYPE_CHECKING:
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.scheduler.queues import LevelQueues
+from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 
-def answer(scheduler: ProgramScheduler, op: str, argument: Any) -> Any:
+class Controlled(Protocol):
+    """What the operations need of the scheduler, beside what is vLLM's own."""
+
+    requests: dict[str, Any]
+    waiting: Any
+    clock: Callable[[], float]
+    config: SchedulerConfig
+    queues: LevelQueues
+    table: ProcessTable
+    memory: Memory
+    retainer: Retainer
+    kv_events: KVEventLog | None
+    aborted: OrderedDict[str, CallReport]
+    steps: int
+    computed_tokens: int
+
+    def use(self, config: SchedulerConfig) -> None: ...
+
+    def end_program(self, totals: ProgramTotals, now: float) -> None: ...
+
+    def client_id(self, call: QueuedCall) -> str | None: ...
+
+
+def answer(scheduler: Controlled, op: str, argument: Any) -> Any:
     """Answer a client's message. Raises `ConfigError` for an operation that there is not."""
     operation = _OPERATIONS.get(op)
     if operation is None:
@@ -29,19 +55,19 @@ def answer(scheduler: ProgramScheduler, op: str, argument: Any) -> Any:
     return operation(scheduler, argument)
 
 
-def _end(scheduler: ProgramScheduler, program: Any) -> None:
+def _end(scheduler: Controlled, program: Any) -> None:
     """A program ended: its row goes. Of it there is its id, or `ProgramTotals`."""
     totals = ProgramTotals(program, "") if isinstance(program, str) else ProgramTotals(*program)
     scheduler.end_program(totals, scheduler.clock())
 
 
-def _aborted(scheduler: ProgramScheduler, call_id: Any) -> dict[str, Any] | None:
+def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
     """The report of an aborted call, once; else None."""
     report = scheduler.aborted.pop(str(call_id), None)
     return None if report is None else asdict(report)
 
 
-def _configure(scheduler: ProgramScheduler, settings: Any) -> dict[str, Any]:
+def _configure(scheduler: Controlled, settings: Any) -> dict[str, Any]:
     """New settings, refused while calls are unfinished."""
     if scheduler.requests:
         raise ConfigError(f"{len(scheduler.requests)} calls are unfinished; wait for them")
@@ -50,12 +76,12 @@ def _configure(scheduler: ProgramScheduler, settings: Any) -> dict[str, Any]:
     return scheduler.config.to_dict()
 
 
-def _cached_blocks(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any] | None:
+def _cached_blocks(scheduler: Controlled, argument: Any) -> dict[str, Any] | None:
     """All blocks that the prefix cache holds; None where there are no KV events."""
     return None if scheduler.kv_events is None else scheduler.kv_events.snapshot()
 
 
-def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
+def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
     """What runs and what waits, in order.
 
     A call's ``since`` is when it began to run, or to wait, as it does now (seconds on the
@@ -82,7 +108,7 @@ def _snapshot(scheduler: ProgramScheduler, argument: Any) -> dict[str, Any]:
     }
 
 
-def _describe(scheduler: ProgramScheduler, call: QueuedCall) -> dict[str, Any]:
+def _describe(scheduler: Controlled, call: QueuedCall) -> dict[str, Any]:
     return {
         "call_id": scheduler.client_id(call),
         "program_id": call.program.program_id,
@@ -96,7 +122,7 @@ def _describe(scheduler: ProgramScheduler, call: QueuedCall) -> dict[str, Any]:
     }
 
 
-_OPERATIONS: dict[str, Callable[[ProgramScheduler, Any], Any]] = {
+_OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "end": _end,
     "boundary": lambda scheduler, notes: scheduler.retainer.boundary(notes, scheduler.clock()),
     "aborted": _aborted,

@@ -14,7 +14,7 @@ import pytest
 
 from agentrt import Runtime, ToolCall
 from agentrt.cli.load import load_program
-from agentrt.graph import Node, NodeKind
+from agentrt.graph import Node, NodeKind, check_integrity
 from agentrt.program import Program
 from agentrt.request import Call
 from agentrt.runtime.run import Run
@@ -39,7 +39,7 @@ async def finish(
         assert len(runtime.table) == 0
         assert (await executor.snapshot())["running"] == []
     for run in runs:
-        run.dag.check_integrity()
+        check_integrity(run.dag)
     assert json.loads(json.dumps(results)) == results
     return list(zip(runs, results, strict=True))
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentrt import Runtime
 from agentrt.errors import InvariantError
-from agentrt.graph import NodeKind, NodeState
+from agentrt.graph import NodeKind, NodeState, check_integrity
 from agentrt.request import CallReport, CallSpec
 from agentrt.runtime.events import Event, NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.runtime.registry import RunRegistry, call_id
@@ -43,7 +43,7 @@ def test_a_programs_row_and_dag_are_kept_in_step(registry: RunRegistry) -> None:
     registry.close(run, RunState.DONE)
     assert (len(registry.table), registry.runs) == (0, {})
     assert [type(event) for event in events[:1] + events[-1:]] == [ProgramStarted, ProgramEnded]
-    run.dag.check_integrity()
+    check_integrity(run.dag)
 
 
 def test_a_call_may_end_after_its_program(registry: RunRegistry) -> None:
@@ -68,7 +68,7 @@ def test_an_open_question_interrupts_a_program_that_is_done(registry: RunRegistr
     assert run.state is RunState.INTERRUPTED
     assert (tool.state, question.state) == (NodeState.CANCELLED, NodeState.INTERRUPTED)
     assert run.dag.totals.interrupted == 1
-    run.dag.check_integrity()
+    check_integrity(run.dag)
 
 
 def test_a_program_that_failed_is_not_interrupted(registry: RunRegistry) -> None:
@@ -114,7 +114,7 @@ def test_threads_write_into_one_dag(registry: RunRegistry) -> None:
     assert (len(last.parents), last.depth, len(run.dag)) == (8, 51, 402)
     registry.end_call(run, scope, last, REPORT)
     registry.close(run, RunState.DONE)
-    run.dag.check_integrity()
+    check_integrity(run.dag)
 
 
 async def test_the_engine_is_told_of_a_guests_end() -> None:

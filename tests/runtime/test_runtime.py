@@ -10,7 +10,7 @@ import pytest
 
 from agentrt import Context, Reply, Runtime, node, program
 from agentrt.errors import ConfigError, EngineStartError, UsageError
-from agentrt.graph import NodeKind, NodeState
+from agentrt.graph import NodeKind, NodeState, check_integrity
 from agentrt.program import Program
 from agentrt.runtime.events import NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.runtime.run import RunState
@@ -48,7 +48,7 @@ async def test_a_dag_emerges_from_plain_asyncio(runtime: Runtime) -> None:
 
     run = runtime.start(shape)
     await run.wait()
-    run.dag.check_integrity()
+    check_integrity(run.dag)
     kinds = {n.id: n.kind for n in run.dag.nodes()}
     tool = next(i for i, kind in kinds.items() if kind is NodeKind.TOOL)
     found = edges(run.dag)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agentrt import Context, Reply, Runtime, ToolCall, program
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Executor
-from agentrt.graph import NodeState
+from agentrt.graph import NodeState, check_integrity
 from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.testing.madeup import made_up_value
 from agentrt.testing.scripted import ScriptedExecutor
@@ -257,7 +257,7 @@ async def test_cancelled_program_leaves_nothing_behind() -> None:
         assert await executor.aborted(f"{run.id}/0") == CallReport()
         assert executor.ended == [run.id]
         assert len(runtime.table) == 0
-        run.dag.check_integrity()
+        check_integrity(run.dag)
 
 
 async def test_what_the_script_raises_the_program_sees() -> None:

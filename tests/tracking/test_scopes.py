@@ -11,7 +11,7 @@ import pytest
 
 from agentrt import tracking
 from agentrt.errors import InvariantError
-from agentrt.graph import Node
+from agentrt.graph import Node, check_integrity
 from agentrt.tracking import TrackedTask, current_scope, enter_node
 from agentrt.tracking.scope import Scope
 from tests.tracking.toy import Program, run, ticks
@@ -67,7 +67,7 @@ async def test_two_programs_on_one_loop() -> None:
 
     assert await run(p, main()) == {"a": "", "b": "a", "c": "a", "d": "b c"}
     assert q.edges() == {"qx": "", "qy": "", "qz": "qx qy"}
-    q.dag.check_integrity()
+    check_integrity(q.dag)
 
 
 async def test_a_program_waits_for_its_group_whoever_adds_to_it() -> None:

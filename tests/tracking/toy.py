@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentrt import tracking
-from agentrt.graph import ExecutionDAG, Node, NodeKind
+from agentrt.graph import ExecutionDAG, Node, NodeKind, check_integrity
 from agentrt.tracking import current_scope, emission_parents
 from agentrt.tracking.scope import Scope
 
@@ -70,7 +70,7 @@ async def run(program: Program, main: Coroutine[Any, Any, None]) -> dict[str, st
     with installed():
         await tracking.start_task(main, Scope(program, "main"))
         await tracking.cancel_tasks(program)
-    program.dag.check_integrity()
+    check_integrity(program.dag)
     return program.edges()
 
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm._compat.requests import Request, describe_request
@@ -22,12 +22,9 @@ from agentrt.executors.vllm._compat.scheduling import (
     not_replayable,
     sampled_tokens,
 )
+from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.step_time import FORMAT, Event
 from agentrt.scheduler.table import ProcessTable
-
-if TYPE_CHECKING:
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
-    from agentrt.lab.engine.schedulers import RecordedScheduler
 
 _NOTED_OPS = ("end", "boundary", "configure")
 
@@ -215,3 +212,16 @@ def record(scheduler: RecordedScheduler, path: str | None) -> dict[str, int]:
         "events": recorder.events if recorder else 0,
         "steps": recorder.steps if recorder else 0,
     }
+
+
+class RecordedScheduler(ProgramScheduler):
+    """Our scheduler with one control operation more: ``record`` into a file, None to stop."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.recorder: Recorder | None = None
+
+    def control(self, op: str, argument: Any = None) -> Any:
+        if op == "record":
+            return record(self, argument)
+        return super().control(op, argument)

@@ -7,14 +7,11 @@ ties the process to its parent. vLLM's own classes are here under their names, u
 
 from __future__ import annotations
 
-from typing import Any
-
 from agentrt.executors.vllm._compat.core import install_utility
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, Scheduler
 from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
-from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.probe import UTILITY, answer
-from agentrt.lab.engine.recording import Recorder, record
+from agentrt.lab.engine.recording import RecordedScheduler
 
 __all__ = ["AsyncScheduler", "RecordedScheduler", "Scheduler"]
 
@@ -22,16 +19,3 @@ install_utility(UTILITY, answer)
 # Nothing happens in a process that multiprocessing did not start.
 leave_interrupts_to_parent()
 die_with_parent()
-
-
-class RecordedScheduler(ProgramScheduler):
-    """Our scheduler with one control operation more: ``record`` into a file, None to stop."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.recorder: Recorder | None = None
-
-    def control(self, op: str, argument: Any = None) -> Any:
-        if op == "record":
-            return record(self, argument)
-        return super().control(op, argument)

@@ -53,7 +53,7 @@ def _pool(jobs: int) -> Iterator[tuple[ProcessPoolExecutor, Any]]:
     context = multiprocessing.get_context("spawn")
     ended = context.Value("q", 0)
     # The processes watch this pipe. It closes when we say so, and when we are killed.
-    watched, cancel_scope = context.Pipe(duplex=False)
+    watched, held_open = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(jobs, context, _become_worker, (ended, watched))
     try:
         yield pool, ended
@@ -62,11 +62,11 @@ def _pool(jobs: int) -> Iterator[tuple[ProcessPoolExecutor, Any]]:
             "a process of the simulation died (out of memory?); try fewer --jobs"
         ) from error
     except BaseException:
-        cancel_scope.close()
+        held_open.close()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        cancel_scope.close()
+        held_open.close()
         watched.close()
 
 
@@ -98,14 +98,14 @@ class _Deltas:
 _ended: Any = None  # how many programs have ended, shared by all
 
 
-def _become_worker(ended: Any, cancel_scope: connection.Connection) -> None:
+def _become_worker(ended: Any, parent: connection.Connection) -> None:
     global _ended  # noqa: PLW0603  # the one thing that a pool can hand to all its tasks
     _ended = ended
-    threading.Thread(target=_end_with, args=(cancel_scope,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
-def _end_with(cancel_scope: connection.Connection) -> None:
-    connection.wait([cancel_scope])
+def _end_with(parent: connection.Connection) -> None:
+    connection.wait([parent])
     os._exit(1)
 
 

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
-from agentrt.graph import Node
+from agentrt.graph import Node, check_integrity
 from agentrt.integrations.langgraph import Follower, follow
 from agentrt.request import CallReport
 from agentrt.runtime.events import Event, ProgramEnded, ProgramStarted
@@ -106,7 +106,7 @@ def watched() -> Iterator[list[Run]]:
     assert follower.open_runs() == open_before
     assert len(follower.registry.table) == rows
     for run in runs:
-        run.dag.check_integrity()
+        check_integrity(run.dag)
 
 
 def edges(run: Run) -> dict[str, set[str]]:

@@ -14,7 +14,7 @@ from langgraph.types import Command, interrupt
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import EngineDiedError
-from agentrt.graph import NodeKind, NodeState
+from agentrt.graph import NodeKind, NodeState, check_integrity
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
 from agentrt.runtime.run import Run, RunState
@@ -142,7 +142,7 @@ async def test_a_program_answers_its_own_graph() -> None:
         run = runtime.start(outer)
         await run.wait()
     assert run.state is RunState.DONE
-    run.dag.check_integrity()
+    check_integrity(run.dag)
     found = [(node.kind, node.parents, node.state) for node in run.dag.nodes()]
     assert found == [
         (NodeKind.CALL, (), NodeState.DONE),
