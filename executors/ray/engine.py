@@ -37,7 +37,8 @@ class RayEngine(Executor):
 
     def __init__(self, options: EngineOptions, cluster: Cluster) -> None:
         self.options = options
-        self._info = ExecutorInfo(cached_blocks=True)
+        models = (options.model,) if options.model else ()
+        self._info = ExecutorInfo(models, options.max_num_seqs, cached_blocks=True)
         self._cluster = cluster
         self._joined = False
         self._actor: ActorHandle[Any] | None = None

@@ -1,0 +1,24 @@
+"""What an engine on a cluster says of itself before it has started."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.ray import Cluster, RayEngine
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions
+
+pytest.importorskip("ray")
+
+
+@pytest.mark.parametrize(
+    ("options", "info"),
+    [
+        (EngineOptions("a/b", 4), ExecutorInfo(("a/b",), 4, cached_blocks=True)),
+        (EngineOptions(), ExecutorInfo(cached_blocks=True)),
+    ],
+)
+def test_it_says_what_it_was_asked_for(options: EngineOptions, info: ExecutorInfo) -> None:
+    assert RayEngine(options, Cluster("auto", 1)).info == info
+    assert VLLMEngine(options).info == info
