@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from agentrt.executors.partial import CallPart, OutputReader, read_cut_off
-from agentrt.request import CallReport, Reply, TokenLogprob, Usage
+from agentrt.request import CallReport, Reply, TokenLogprob
 from agentrt.serving.openai.calls import Piece
 
 
@@ -41,14 +41,14 @@ class Head:
 def usage_of(reports: Sequence[CallReport], prompts: int = 1) -> dict[str, Any]:
     """The tokens of a request. Its choices share ``prompts`` prompts, each counted once."""
     each = max(1, len(reports) // prompts)
-    asked = sum(reports[::each], Usage())
-    made = sum(report.output_tokens for report in reports)
+    asked = sum(report.prompt_tokens for report in reports[::each])
     # A call that is computed again after a preemption finds its own prompt cached.
-    cached = min(asked.cached_tokens, asked.prompt_tokens)
+    cached = sum(min(report.cached_tokens, report.prompt_tokens) for report in reports[::each])
+    made = sum(report.output_tokens for report in reports)
     return {
-        "prompt_tokens": asked.prompt_tokens,
+        "prompt_tokens": asked,
         "completion_tokens": made,
-        "total_tokens": asked.prompt_tokens + made,
+        "total_tokens": asked + made,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
 

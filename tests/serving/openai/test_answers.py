@@ -15,7 +15,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrt.errors import EngineDiedError
-from agentrt.request import Call, ToolCall
+from agentrt.request import Call, CallReport, ToolCall
+from agentrt.serving.openai.answers import usage_of
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.openai.house import MODEL, House, open_house
 
@@ -214,3 +215,17 @@ async def test_the_page_shows_a_client_that_works() -> None:
         code = code.replace("http://127.0.0.1:8000", house.url)
         await asyncio.to_thread(exec, code, {"print": said.append})
         assert said == ["Hello!"]
+
+
+def test_no_prompt_has_more_cached_tokens_than_it_has() -> None:
+    """A call of two was preempted, and found more than its prompt: that is no other's."""
+    reports = [
+        CallReport(prompt_tokens=10, cached_tokens=15, output_tokens=7),
+        CallReport(prompt_tokens=10, cached_tokens=2, output_tokens=1),
+    ]
+    assert usage_of(reports, prompts=2) == {
+        "prompt_tokens": 20,
+        "completion_tokens": 8,
+        "total_tokens": 28,
+        "prompt_tokens_details": {"cached_tokens": 12},
+    }
