@@ -9,13 +9,16 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from agentrt.errors import ConfigError
+from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import (
     ENTRY_POINT_GROUP,
+    Priority,
     level_ends,
     policy_class,
     policy_names,
 )
+from agentrt.scheduler.policies.attained import Plas
 from agentrt.scheduler.policies.baselines import STAGED, TwoLevel
 from tests.scheduler.desk import Desk
 
@@ -214,6 +217,13 @@ def test_no_place_is_lost_however_many_come(count: int) -> None:
     assert not policy._line
 
 
+class Outdated(Plas):
+    """From when a call's priority was its place."""
+
+    def expire(self, call: QueuedCall, now: float) -> Priority:
+        return self.priority(call, now)
+
+
 @pytest.fixture
 def points(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies of another package: half of one, one of our names, and one that does not load."""
@@ -221,6 +231,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint("half", "agentrt.scheduler.policies:AttainedService", ENTRY_POINT_GROUP),
         EntryPoint("srpt", "agentrt.lab.oracles:Srpt", ENTRY_POINT_GROUP),
         EntryPoint("plas", "agentrt.lab.oracles:Srpt", ENTRY_POINT_GROUP),
+        EntryPoint("outdated", f"{__name__}:Outdated", ENTRY_POINT_GROUP),
         EntryPoint("absent", "agentrt.no_such_module:Policy", ENTRY_POINT_GROUP),
     ]
 
@@ -233,7 +244,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("points")
 def test_policies_of_other_packages() -> None:
-    assert policy_names()[-3:] == ["absent", "half", "srpt"]
+    assert policy_names()[-4:] == ["absent", "half", "outdated", "srpt"]
     assert policy_names().count("plas") == 1
     assert (policy_class("srpt").__name__, policy_class("plas").__name__) == ("Srpt", "Plas")
     with pytest.raises(ConfigError) as refused:
@@ -248,6 +259,10 @@ def test_policies_of_other_packages() -> None:
         "policy 'absent' (agentrt.no_such_module:Policy) does not load: "
         "No module named 'agentrt.no_such_module'"
     )
+    with pytest.raises(
+        ConfigError, match=r"has expire\(\): its name is on_quantum_expired\(\) now"
+    ):
+        policy_class("outdated")
 
 
 def test_only_attained_service_ends_levels() -> None:
