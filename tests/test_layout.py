@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import tomllib
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,6 +87,35 @@ def test_no_file_is_too_long(folder: str) -> None:
         for file in python_files(folder)
     }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def modules() -> dict[str, Path]:
+    files = [file for room in ("agentrt", *LINKED_ROOMS) for file in python_files(room)]
+    names = {file: f"{import_name(file.parent)}.{file.stem}" for file in files}
+    return {name.removesuffix(".__init__"): file for file, name in names.items()}
+
+
+def imports_of(file: Path) -> set[str]:
+    """The modules that a file imports, inside functions and for type checkers, too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= full & MODULES.keys()
+            found |= {node.module} if full - MODULES.keys() else set()
+    return found & MODULES.keys()
+
+
+MODULES = modules()
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    graph = nx.DiGraph((name, to) for name, file in MODULES.items() for to in imports_of(file))
+    circles = [sorted(part) for part in nx.strongly_connected_components(graph) if len(part) > 1]
+    assert len(graph) > 100
+    assert circles == []
 
 
 def test_contributing_lists_the_layers_that_are_enforced() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.policies.real import RealBench
+from agentrt.lab.bench.policies import RealBench
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.runs.contenders import contenders

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.lab.backends.real import run_real
@@ -32,9 +32,6 @@ from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
-
-if TYPE_CHECKING:
-    from agentrt.lab.bench.retention_bfcl import BfclProgram
 
 BASELINE = "lru"
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")
@@ -68,6 +65,15 @@ class Ended:
     returned_tokens: int = 0
     lost_tokens: int = 0
     preemptions: int = 0
+
+
+class TimedProgram(Protocol):
+    """A program that runs on a runtime itself, and when it arrives."""
+
+    @property
+    def arrives_s(self) -> float: ...
+
+    async def run(self, runtime: Runtime) -> Ended: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +190,7 @@ class RealRun:
             )
         return Result.of(await asyncio.gather(*(self._task(one) for one in programs)))
 
-    async def _task(self, program: BfclProgram) -> Ended:
+    async def _task(self, program: TimedProgram) -> Ended:
         await asyncio.sleep(program.arrives_s)
         return await program.run(self._runtime)
 

@@ -74,7 +74,7 @@ class BfclProgram:
         async def bfcl(ctx: Context) -> dict[str, Any]:
             tools = Tools(self.task)
             seconds = gaps(f"{self.seed}/{self.task.task_id}", self.gap_scale)
-            called = await agent(ctx, self.task, _Desk(tools, seconds))
+            called = await agent(ctx, self.task, _ToolRunner(tools, seconds))
             right = tools.state() == solved(self.task).state()
             return {"task": self.task.task_id, "called": called, "right": right}
 
@@ -121,8 +121,8 @@ def _shape(task: Task, seed: int, gap_scale: float) -> ProgramShape:
 
 
 @dataclass(slots=True)
-class _Desk:
-    """Where a program has its tools run."""
+class _ToolRunner:
+    """Runs a program's tools, each after a gap."""
 
     tools: Tools
     seconds: Iterator[float]
@@ -147,15 +147,15 @@ def _slowly(
     return tool
 
 
-async def _replayed(ctx: Context, task: Task, desk: _Desk) -> int:
+async def _replayed(ctx: Context, task: Task, runner: _ToolRunner) -> int:
     chat: Chat = [_message("system", task.system)]
     for turn in task.turns:
         chat.append(_message("user", turn.request))
         for call in turn.calls:
             await _say(ctx, chat, said(call), code_tokens(said(call)))
-            chat.append(_message("user", RESULT + await desk.run(ctx, call)))
+            chat.append(_message("user", RESULT + await runner.run(ctx, call)))
         await _say(ctx, chat, ANSWER, prose_tokens(ANSWER))
-    return desk.called
+    return runner.called
 
 
 @node
@@ -165,16 +165,16 @@ async def _say(ctx: Context, chat: Chat, text: str, tokens: int) -> None:
     chat.append(_message("assistant", text))
 
 
-async def _decided(ctx: Context, task: Task, desk: _Desk) -> int:
+async def _decided(ctx: Context, task: Task, runner: _ToolRunner) -> int:
     chat: Chat = []
     for turn in task.turns:
         chat.append(_message("user", turn.request))
-        await _solve(ctx, chat, task, desk)
-    return desk.called
+        await _solve(ctx, chat, task, runner)
+    return runner.called
 
 
 @node
-async def _solve(ctx: Context, chat: Chat, task: Task, desk: _Desk) -> None:
+async def _solve(ctx: Context, chat: Chat, task: Task, runner: _ToolRunner) -> None:
     """A turn, by the model's own decisions."""
     for _ in range(MOST_STEPS):
         reply = await ctx.llm(chat, tools=task.tools, max_tokens=128)
@@ -182,7 +182,7 @@ async def _solve(ctx: Context, chat: Chat, task: Task, desk: _Desk) -> None:
         if not reply.tool_calls:
             return
         call = reply.tool_calls[0]
-        chat.append(_message("user", f"Result of {call.name}: {await desk.run(ctx, call)}"))
+        chat.append(_message("user", f"Result of {call.name}: {await runner.run(ctx, call)}"))
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import Interrupts
-from agentrt.lab.commands.bench.policies import Asked, Measured
+from agentrt.lab.commands.bench.asked import Asked, Measured
 from agentrt.lab.commands.bench.values import note
 from agentrt.lab.reports.policies import about_workload, vllm_version
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm.options import EngineOptions
-    from agentrt.lab.bench.policies.real import RealBench
+    from agentrt.lab.bench.policies import RealBench
     from agentrt.lab.engine.engines import LabEngine
 
 _SLOTS_ON_CPU = 4
@@ -24,7 +24,7 @@ _SLOTS_ON_CPU = 4
 def measure(asked: Asked) -> Measured:
     """All runs on this machine. A signal keeps what is done."""
     base = _engine_options(asked)
-    from agentrt.lab.bench.policies.real import RealBench
+    from agentrt.lab.bench.policies import RealBench
     from agentrt.lab.bench.results import hardware
 
     progress = _Progress()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.bench.policies import Asked, Measured
+from agentrt.lab.commands.bench.asked import Asked, Measured
 from agentrt.lab.commands.simulate.options import cores, silence_vllm
 from agentrt.lab.commands.simulate.progress import do_runs
 from agentrt.lab.reports.policies import about_workload, vllm_version

@@ -1,0 +1,140 @@
+"""What the options of ``agentrt bench`` without a command ask for, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.simulate.options import check_output, check_plot
+from agentrt.lab.reports.equal_latency import Level
+from agentrt.lab.runs.contenders import DEFAULT_POLICIES, Contender, contenders
+from agentrt.lab.runs.grid import RunResult
+from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.runs.settings import Source
+from agentrt.lab.workloads.shape import Cut
+from agentrt.scheduler import SchedulerConfig
+
+if TYPE_CHECKING:
+    from agentrt.cli.faults import StoppedError
+
+WORKLOADS = {"sharegpt": "chat", "bfcl": "react"}
+"""The paper's names for two of the generators."""
+_SLO = (
+    "give seconds per token such as 0.05, a multiple of stock's at the lowest rate such as 2x, or "
+    "stock's at a rate such as @0.9"
+)
+_VIRTUAL = ("step_model", "jobs")
+_REAL = ("model", "model_shape")
+_DEFAULT_RATES = "0.7x,0.9x,1.1x,1.3x"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options ask for, checked; the rest of them is the engine's."""
+
+    source: Source
+    pressures: Sequence[Pressure]
+    programs: int
+    everyone: Sequence[Contender]
+    seeds: Sequence[int]
+    level: Level
+    options: Mapping[str, Any]
+    flags: Sequence[str]
+
+
+Measured = tuple[dict[str, Any], str, list[RunResult], "StoppedError | None"]
+"""What was measured on, as values and in words; the runs; and what ended them early."""
+
+
+def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
+    """What the options ask for. Raises `ConfigError` before anything runs."""
+    _check_kind(options)
+    check_output("--csv", options["csv"])
+    check_plot(options["plot"])
+    names = _names(options["policies"]) or DEFAULT_POLICIES
+    everyone = contenders(names, _names(options["retention"]), SchedulerConfig())
+    pressures = _pressures(options)
+    level = Level.parse(options["slo"], _SLO)
+    _check_level(level, pressures, options)
+    programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
+    repeats = options["repeat"] or (3 if options["virtual"] else 2)
+    seeds = range(options["seed"], options["seed"] + repeats)
+    return Asked(
+        _source(options), pressures, programs, everyone, seeds, level, options, tuple(flags)
+    )
+
+
+def _check_level(level: Level, pressures: Sequence[Pressure], options: Mapping[str, Any]) -> None:
+    """Refuse a level at a rate that no run will have."""
+    if level.kind != "@":
+        return
+    # In real time a share becomes a rate that is measured first.
+    named = [p.value for p in pressures if options["virtual"] or p.kind == "rate"]
+    if level.value not in named:
+        raise ConfigError(
+            f"--slo {options['slo']}: no run has this rate; name one of --rate, in real time one "
+            "in programs per second"
+        )
+
+
+def _check_kind(options: Mapping[str, Any]) -> None:
+    """Refuse what has no meaning in virtual time, or outside of it."""
+    for name in _REAL if options["virtual"] else _VIRTUAL:
+        if options[name] is not None:
+            how = "has no model" if options["virtual"] else "is needed for that"
+            raise ConfigError(f"--{name.replace('_', '-')}: --virtual {how}; leave one of them out")
+    for one, other in (("rate", "burst"), ("burst", "programs"), ("model", "model_shape")):
+        if options[one] is not None and options[other] is not None:
+            names = " and ".join(f"--{n.replace('_', '-')}" for n in (one, other))
+            raise ConfigError(f"{names}: give one of them")
+
+
+def _names(text: str | None) -> list[str]:
+    parts = (part.strip() for part in (text or "").split(","))
+    return list(dict.fromkeys(part for part in parts if part))
+
+
+def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
+    if options["burst"] is not None or (options["rate"] is None and not options["virtual"]):
+        return [Pressure("at-once")]
+    found = [_pressure(text) for text in _names(options["rate"] or _DEFAULT_RATES)]
+    if len({pressure.kind for pressure in found}) != 1:
+        raise ConfigError(
+            f"--rate {options['rate']!r}: give all in programs per second, such as 0.5,0.8, or "
+            "all as shares of what the engine can do, such as 0.9x,1.1x"
+        )
+    return sorted(found, key=lambda pressure: pressure.value)
+
+
+def _pressure(text: str) -> Pressure:
+    try:
+        if text.endswith("x"):
+            value = Pressure.parse_rate(text.removesuffix("x")).value
+            return Pressure("load", value)
+        return Pressure.parse_rate(text)
+    except ConfigError as error:
+        raise ConfigError(
+            f"--rate {text!r}: give programs per second, such as 0.5, or a share of what the "
+            "engine can do, such as 0.9x"
+        ) from error
+
+
+def _source(options: Mapping[str, Any]) -> Source:
+    name = options["workload"]
+    scale = options["scale"] or (1.0 if options["virtual"] else 0.05)
+    path = Path(name)
+    is_file = path.is_file()
+    source = Source(
+        path.name if is_file else WORKLOADS.get(name, name),
+        path if is_file else None,
+        *(scale,) * 3,
+        Cut(options["calls"]),
+    )
+    if is_file:
+        click.echo(source.trace().report(), err=True)
+    return source
