@@ -2,7 +2,8 @@
 
 `LevelQueues` is the mechanism; a call's priority is the policy's answer. A call keeps its
 key, (level, order, sequence), while it runs, so that a preempted call comes back ahead of
-those that got the same priority after it.
+those that got the same priority after it. It is long because every operation keeps the same
+four structures in step: calls, levels, waiting calls and starvation.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Executor, Notification
 from agentrt.executors.memory import Learned
 from agentrt.executors.outbox import Outbox
+from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.request import CallReport
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramTotals
@@ -35,6 +36,7 @@ class CoreClient(Executor):
         await self._control("end", program_id if totals is None else totals)
 
     def notify(self, note: Notification) -> None:
+        # Where nothing is retained, nobody in the engine core would use it.
         if self._scheduling.retention != "lru":
             self._notes.post(note)
 
@@ -57,9 +59,7 @@ class CoreClient(Executor):
     async def configure(self, config: SchedulerConfig) -> None:
         """Change the scheduler's settings. Raises `ConfigError` while calls are unfinished."""
         try:
-            await self._engine().engine_core.call_utility_async(
-                "agentrt", "configure", config.to_dict()
-            )
+            await ask_scheduler(self._engine(), "configure", config.to_dict())
         except Exception as error:
             raise ConfigError(f"the engine refuses these settings: {error}") from error
         self._scheduling = config
@@ -86,5 +86,5 @@ class CoreClient(Executor):
         from vllm.v1.engine.exceptions import EngineDeadError
 
         with contextlib.suppress(EngineDeadError):
-            return await self._llm.engine_core.call_utility_async("agentrt", op, argument)
+            return await ask_scheduler(self._llm, op, argument)
         return None

@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from agentrt.errors import InvariantError
-from agentrt.executors.vllm._compat.pool import FreeKVCacheBlockQueue, KVCacheBlock
+from agentrt.executors.vllm._compat.pool import (
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+    first_free_block,
+)
 from agentrt.scheduler.retention import Context, Ranking, Retention
 
 
@@ -211,7 +215,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
     def _age(self, context: Context, own: FreeKVCacheBlockQueue) -> None:
         """A shared context is as old as its block that was used the longest ago."""
         if context.shared:
-            context.since = self._used[own.fake_free_list_head.next_free_block.block_id]
+            context.since = self._used[first_free_block(own)]
 
     def _release_expired(self) -> None:
         while (context := self.ranking.first(self.now)) is not None:

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
 
+from agentrt.errors import ConfigError
 from agentrt.executors.vllm._compat.pool import all_blocks, cached_blocks, free_queue, new_blocks
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_size
 from agentrt.executors.vllm._compat.requests import Request
@@ -166,8 +167,10 @@ class Retainer:
                 context = contexts.tool_ended(program_id, now)
             elif what == "human":
                 context = contexts.human_asked(program_id, now)
-            else:
+            elif what == "answered":
                 context = contexts.human_answered(program_id, now)
+            else:
+                raise ConfigError(f"unknown notification {what!r} of program {program_id}")
             if context is not None:
                 self.queue.changed(context)
 

@@ -29,6 +29,7 @@ from agentrt.executors.vllm._compat.scheduling import (
     admitted,
     free_slots,
     may_preempt,
+    preempt,
 )
 from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
@@ -83,9 +84,9 @@ class ProgramScheduler(AsyncScheduler):
         self.retainer = Retainer(self, config)
         self.memory.keep(self.retainer.gaps)
         self.config, self.queues = config, queues
-        self._levelled = queues.policy.levelled or self.retainer.queue is not None
+        self._own_queue = queues.policy.levelled or self.retainer.queue is not None
         self._unsorted = False
-        if self._levelled:
+        if self._own_queue:
             self.waiting = LevelRequestQueue(queues, self._too_costly)
         else:
             self.waiting = self._stock_waiting
@@ -182,9 +183,8 @@ class ProgramScheduler(AsyncScheduler):
         # vLLM keeps its own victims out of the step that preempts them; ours are
         # preempted before the step begins, so the queue has to do it.
         queue.deferring = True
-        self._preempt_request(request, now, drop_stale_output=self.requires_kv_delivery)
+        preempt(self, request, now)
         queue.deferring = False
-        self.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def _too_costly(self, call: QueuedCall) -> bool:
         """Whether a waiting call should not begin, since that would cost others too much."""

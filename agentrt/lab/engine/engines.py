@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
 from agentrt.executors.base import Notification
+from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.engine.probe import UTILITY
@@ -51,13 +52,13 @@ class LabEngine(VLLMEngine):
         """
         target = None if path is None else str(path.absolute())  # noqa: ASYNC240  # no I/O
         try:
-            await self._engine().engine_core.call_utility_async("agentrt", "record", target)
+            await ask_scheduler(self._engine(), "record", target)
         except Exception as error:
             raise ConfigError(f"the engine does not record: {error}") from error
 
     async def probe(self, op: str) -> Any:
         """``start`` or ``stop`` watching the scheduler: `agentrt.lab.engine.probe`."""
-        return await self._engine().engine_core.call_utility_async(UTILITY, op)
+        return await ask_scheduler(self._engine(), op, utility=UTILITY)
 
 
 class StockEngine(LabEngine):

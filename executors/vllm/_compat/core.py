@@ -35,6 +35,13 @@ def install_utility(name: str, answer: Callable[[Any, str, Any], Any]) -> None:
     setattr(EngineCore, name, utility)
 
 
+async def ask_scheduler(
+    llm: AsyncLLM, op: str, argument: Any = None, utility: str = UTILITY
+) -> Any:
+    """What a utility in the engine core answers. Raises what it raises, and vLLM's own errors."""
+    return await llm.engine_core.call_utility_async(utility, op, argument)
+
+
 def start_reader(llm: AsyncLLM) -> None:
     """Start the client's task that reads the engine core's outputs, before any program runs.
 

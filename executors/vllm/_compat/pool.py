@@ -28,6 +28,11 @@ def free_queue(scheduler: Scheduler) -> FreeKVCacheBlockQueue:
     return scheduler.kv_cache_manager.block_pool.free_block_queue
 
 
+def first_free_block(queue: FreeKVCacheBlockQueue) -> int:
+    """The id of the block that a queue hands out next; it must not be empty."""
+    return int(queue.fake_free_list_head.next_free_block.block_id)
+
+
 def blocks_held(scheduler: Scheduler, request: Request) -> int:
     """KV-cache blocks that preempting this request would free."""
     groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks

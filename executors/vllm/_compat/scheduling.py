@@ -62,6 +62,12 @@ def free_slots(scheduler: Scheduler) -> int:
     return int(scheduler.max_num_active_reqs - taken)
 
 
+def preempt(scheduler: Scheduler, request: Request, now: float) -> None:
+    """Preempt a request that has left the running ones, before a step, as vLLM does within one."""
+    scheduler._preempt_request(request, now, drop_stale_output=scheduler.requires_kv_delivery)
+    scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+
+
 def may_preempt(scheduler: Scheduler, request: Request) -> bool:
     """Whether preempting this running request frees its blocks at once, and loses nothing.
 

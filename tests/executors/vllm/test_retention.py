@@ -75,6 +75,13 @@ def test_a_program_in_a_tool_keeps_its_prefix_while_others_pass() -> None:
     assert lost == {"lru": 160, "cost": 0}
 
 
+def test_an_unknown_notification_is_refused_by_name() -> None:
+    e = engine()
+    call(e, "a/1", text(1, 2))
+    with pytest.raises(ConfigError, match="unknown notification 'paused' of program a"):
+        ours(e).control("boundary", [("a", "paused", "")])
+
+
 def test_protected_blocks_give_way_when_nothing_else_fits() -> None:
     e = engine()
     call(e, "a/1", text(1, 10))

@@ -26,7 +26,7 @@ _CROWD = 8
 _UNFAIR = 1.5
 """The oldest's age over the mean age from which the lane grows. Served in the order of arrival
 it would be 2, the ages being spread evenly; less than that keeps the tail of chats in overload
-(docs/policies.md has what other values give)."""
+(docs/results/policies.md has what other values give)."""
 _GROWTH = 4.0
 """How many times its share the lane serves at most."""
 
