@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -35,10 +37,47 @@ async def test_an_executor_needs_no_more_than_to_generate() -> None:
     await executor.close()
 
 
-def test_a_forwarding_executor_hands_on_all_there_is() -> None:
-    """A method that is added to the seam must be forwarded, too."""
-    seam = {name for name in vars(Executor) if not name.startswith("_")}
-    assert seam == {name for name in vars(ForwardingExecutor) if not name.startswith("_")}
+class Recorder:
+    """Has every method of the seam, notes its calls, and answers with them."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(Executor, name)
+
+        def answer(*args: object, **options: object) -> object:
+            self.asked.append((name, args, options))
+            return self.asked[-1]
+
+        async def later(*args: object, **options: object) -> object:
+            return answer(*args, **options)
+
+        if isinstance(method, property):
+            return answer()
+        return later if inspect.iscoroutinefunction(method) else answer
+
+
+SEAM = sorted(name for name in vars(Executor) if not name.startswith("_"))
+SILENT = {"start", "close", "notify", "end_program", "on_kv_events"}
+
+
+@pytest.mark.parametrize("name", SEAM)
+async def test_a_forwarding_executor_hands_on_all_there_is(name: str) -> None:
+    """A method that is added to the seam must be forwarded, too, with all that it is given."""
+    recorder: Any = Recorder()
+    forwarding = ForwardingExecutor(recorder)
+    method = getattr(Executor, name)
+    if isinstance(method, property):
+        assert getattr(forwarding, name) == (name, (), {})
+        return
+    own = [*inspect.signature(method).parameters.values()][1:]
+    args = tuple(object() for one in own if one.kind is not one.KEYWORD_ONLY)
+    options = {one.name: object() for one in own if one.kind is one.KEYWORD_ONLY}
+    answer = getattr(forwarding, name)(*args, **options)
+    answer = await answer if inspect.iscoroutine(answer) else answer
+    assert recorder.asked == [(name, args, options)]
+    assert answer == (None if name in SILENT else recorder.asked[0])
 
 
 def test_a_model_goes_by_its_name_or_its_last_part() -> None:
