@@ -1,4 +1,4 @@
-"""What a policy's decisions cost, by how many programs are live.
+"""``agentrt bench decisions``: what a policy's decisions cost, by how many programs are live.
 
 The real queues and the real table run a crowd of programs (`agentrt.lab.bench.crowd`) without
 an engine, and the calling thread's CPU time is read around each part of a step. Policies
@@ -11,41 +11,49 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
-from agentrt.lab.bench.crowd import SLOTS, Crowd
+import click
+
+from agentrt.lab.bench.crowd import BASELINE, SLOTS, Crowd, baseline_first
+from agentrt.lab.bench.results import Column, Figures, Results, ratios, rotated, show
+from agentrt.lab.commands.bench.values import count_option, counts, json_option, note, seed_option
+from agentrt.lab.commands.simulate.options import ManyCommand, many
 from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import policy_names
 
-BASELINE = "fcfs"
 WARM_UP_STEPS = 300
 PARTS = ("arrive", "choose", "end")
 """What happens to a call once, however long it runs: together, a decision."""
+COLUMNS = (
+    *(Column(f"{part} us", f"{part}_us") for part in (*PARTS, "charge")),
+    Column("starts a step", "starts_a_step", "{:.2f}"),
+    Column(f"decision / {BASELINE}", "decision_to_fcfs"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One policy in one crowd: mean microseconds by part, and how many calls a step started.
+@click.command(cls=ManyCommand)
+@many("--policies", metavar="NAME…", help="Which, beside fcfs.  [default: all]")
+@many("--live", metavar="N…", help="How many programs wait.  [default: 10,1000,100000]")
+@count_option("--steps", default=1000)
+@count_option("--repeat", default=5)
+@seed_option
+@json_option
+def decisions(**options: Any) -> None:
+    """The CPU time of a policy's decisions, by how many programs are live.
 
-    ``choose`` is per started call, since a step that preempts chooses several; ``charge``
-    is per running call and step; ``arrive`` and ``end`` happen once a step.
+    Needs no model: the real queues and process table, 64 calls that run, and so many
+    programs with a call that waits. In each step a call ends and another arrives.
     """
-
-    us: Mapping[str, float]
-    starts: float
-
-    @property
-    def decision_us(self) -> float:
-        """A call arrives, is chosen once, and ends."""
-        return sum(self.us[part] for part in PARTS)
-
-
-Samples = Mapping[tuple[str, int], Sequence[Sample]]
-"""By policy and number of live programs, the samples of all repeats."""
+    names = baseline_first(options["policies"] or policy_names())
+    live = counts("--live", options["live"] or ("10", "1000", "100000"))
+    measured = measure(names, live, options["repeat"], options["steps"], options["seed"], tell=note)
+    tables = f"{measured.table(COLUMNS)}\n\n{growth_table(measured, names, live)}"
+    show(tables, measured.medians(), as_json=options["as_json"])
 
 
 def measure(
@@ -55,23 +63,32 @@ def measure(
     steps: int,
     seed: int,
     tell: Callable[[str], None],
-) -> Samples:
+) -> Results:
     """Sample every policy at every number of live programs, ``repeats`` times."""
-    found: dict[tuple[str, int], list[Sample]] = {}
+    measured = Results({"policy": "policy", "live": "live"})
+    measured.expect(product(policies, sizes))
     for repeat, live in product(range(repeats), sizes):
         tell(f"repeat {repeat + 1} of {repeats}: {live} live programs")
-        first = repeat % len(policies)
-        for policy in [*policies[first:], *policies[:first]]:
-            crowd = Crowd(SchedulerConfig(policy=policy), live, seed + repeat)
-            found.setdefault((policy, live), []).append(sample(crowd, steps))
-    return {key: found[key] for key in product(policies, sizes)}
+        here = {
+            policy: sample(Crowd(SchedulerConfig(policy=policy), live, seed + repeat), steps)
+            for policy in rotated(policies, repeat)
+        }
+        for policy, mine in here.items():
+            over = ratios(mine, here[BASELINE], ["decision"], "_to_fcfs", of="_us")
+            measured.add(policy, live, figures={**mine, **over})
+    return measured
 
 
-def sample(crowd: Crowd, steps: int) -> Sample:
-    """Let a crowd take so many steps, after some that warm it up."""
+def sample(crowd: Crowd, steps: int) -> Figures:
+    """Mean microseconds by part of so many steps, after some that warm the crowd up.
+
+    ``choose`` is per started call, since a step that preempts chooses several; ``charge`` is per
+    running call and step; ``arrive`` and ``end`` happen once a step. A decision is a call that
+    arrives, is chosen once, and ends.
+    """
     for _ in range(WARM_UP_STEPS):
-        _step(crowd, {})
-    spent: dict[str, float] = {}
+        crowd.step()
+    spent = dict.fromkeys((*PARTS, "charge"), 0)
     before = crowd.started
     with no_collections():
         for _ in range(steps):
@@ -79,21 +96,20 @@ def sample(crowd: Crowd, steps: int) -> Sample:
         clock_us = clock_read_us()
     starts = (crowd.started - before) / steps
     per = {"charge": SLOTS - 1, "choose": starts}
-    return Sample(
-        {
-            part: max(0.0, ns / 1000 / steps - clock_us) / per.get(part, 1)
-            for part, ns in spent.items()
-        },
-        starts,
-    )
+    us = {
+        f"{part}_us": max(0.0, ns / 1000 / steps - clock_us) / per.get(part, 1)
+        for part, ns in spent.items()
+    }
+    decision_us = sum(us[f"{part}_us"] for part in PARTS)
+    return {**us, "starts_a_step": starts, "decision_us": decision_us}
 
 
-def _step(crowd: Crowd, spent: dict[str, float]) -> None:
+def _step(crowd: Crowd, spent: dict[str, int]) -> None:
     crowd.prepare()
     for part, act in crowd.parts.items():
         start = time.thread_time_ns()
         act()
-        spent[part] = spent.get(part, 0.0) + time.thread_time_ns() - start
+        spent[part] += time.thread_time_ns() - start
 
 
 @contextmanager
@@ -115,75 +131,18 @@ def clock_read_us() -> float:
     return statistics.median(b - a for a, b in pairwise(reads)) / 1000
 
 
-# -- tables ----------------------------------------------------------------------------
-
-
-def costs_table(samples: Samples) -> str:
-    """Microseconds as median (least-most) over the repeats, and the ratio to FCFS."""
-    head = ("policy", "live", *(f"{part} us" for part in PARTS), "charge us", "starts a step")
-    rows = [
-        (
-            policy,
-            live,
-            *(str(_spread(found, part)) for part in (*PARTS, "charge")),
-            f"{statistics.median(one.starts for one in found):.2f}",
-            str(_ratio(found, samples[BASELINE, live])),
-        )
-        for (policy, live), found in samples.items()
-    ]
-    return markdown((*head, f"decision / {BASELINE}"), rows)
-
-
-def growth_table(samples: Samples) -> str:
-    """What a decision costs in larger crowds over what it costs in the smallest.
+def growth_table(measured: Results, policies: Sequence[str], sizes: Sequence[int]) -> str:
+    """What a decision costs in larger crowds over what it costs in the smallest, by repeats.
 
     Beside that, how log n and n grow; n counts the programs that run, too.
     """
-    policies, sizes = _axes(samples)
-    least, *more = sorted(sizes)
-    rows: list[Sequence[object]] = [
-        [
-            policy,
-            f"{_decision(samples[policy, least]).median:.1f}",
-            *(str(_ratio(samples[policy, live], samples[policy, least])) for live in more),
-        ]
-        for policy in policies
-    ]
+    least, *more = sizes
+    rows: list[Sequence[object]] = []
+    for policy in policies:
+        base, *others = (measured.values((policy, live), "decision_us") for live in sizes)
+        over = [[a / b for a, b in zip(mine, base, strict=True)] for mine in others]
+        rows.append([policy, f"{statistics.median(base):.1f}", *map(Spread.of, over)])
     n, larger = least + SLOTS, [live + SLOTS for live in more]
     rows.append(["log n", "", *(f"{math.log(live) / math.log(n):.2f}" for live in larger)])
     rows.append(["n", "", *(f"{live / n:.2f}" for live in larger)])
     return markdown(["policy", f"us at {least}", *(f"at {live}" for live in more)], rows)
-
-
-def as_dicts(samples: Samples) -> list[dict[str, Any]]:
-    """The medians, for a program to read."""
-    return [
-        {
-            "policy": policy,
-            "live": live,
-            **{f"{part}_us": _spread(found, part).median for part in (*PARTS, "charge")},
-            "starts_a_step": statistics.median(one.starts for one in found),
-            "decision_us": _decision(found).median,
-            "decision_to_fcfs": _ratio(found, samples[BASELINE, live]).median,
-        }
-        for (policy, live), found in samples.items()
-    ]
-
-
-def _axes(samples: Samples) -> tuple[list[str], list[int]]:
-    policies, sizes = zip(*samples, strict=True)
-    return list(dict.fromkeys(policies)), list(dict.fromkeys(sizes))
-
-
-def _spread(found: Sequence[Sample], part: str) -> Spread:
-    return Spread.of([one.us[part] for one in found])
-
-
-def _decision(found: Sequence[Sample]) -> Spread:
-    return Spread.of([one.decision_us for one in found])
-
-
-def _ratio(mine: Sequence[Sample], base: Sequence[Sample]) -> Spread:
-    """Repeat by repeat."""
-    pairs = zip(mine, base, strict=True)
-    return Spread.of([one.decision_us / other.decision_us for one, other in pairs])

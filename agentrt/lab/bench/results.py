@@ -90,9 +90,16 @@ class Results:
         return column.form.format(*spread, total=sum(values))
 
 
-def ratios(mine: Figures, base: Figures | None, names: Sequence[str], suffix: str) -> Figures:
-    """Figures over those of ``base`` in the same repeat, under their names with ``suffix``."""
-    return {} if base is None else {f"{name}{suffix}": mine[name] / base[name] for name in names}
+def ratios(
+    mine: Figures, base: Figures | None, names: Sequence[str], suffix: str, of: str = ""
+) -> Figures:
+    """Figures over those of ``base`` in the same repeat, under their names with ``suffix``.
+
+    ``of`` ends the names that the figures themselves have.
+    """
+    if base is None:
+        return {}
+    return {f"{name}{suffix}": mine[f"{name}{of}"] / base[f"{name}{of}"] for name in names}
 
 
 def show(table: str, medians: Any, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""How fast the step simulator is, and what a live program takes in memory.
+"""``agentrt bench simulator``: how fast the step simulator is, and what a live program takes.
 
 Rates are per CPU second of the one thread that simulates; policies alternate and see the
 same programs at the same times.
@@ -8,41 +8,75 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+import click
+
 from agentrt.lab.backends.steps import simulate
-from agentrt.lab.bench.crowd import SLOTS, Crowd
-from agentrt.lab.reports.tables import Spread, markdown
+from agentrt.lab.bench.crowd import BASELINE, SLOTS, Crowd, baseline_first
+from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, ratios, rotated, show
+from agentrt.lab.commands.bench.values import count_option, counts, json_option, note, seed_option
+from agentrt.lab.commands.simulate.options import ManyCommand, many
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.grid import RunSpec, arrivals
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
-from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 
-BASELINE = "fcfs"
+_POLICIES = (BASELINE, "atlas", "adaptive")
+"""What is timed by default: the plainest, the paper's, and ours."""
+SPEED = (
+    Column("s", "wall_s"),
+    Column("CPU s", "cpu_s"),
+    *(Column(f"{what}/CPU s", f"{what}_per_s", WHOLE) for what in ("programs", "calls", "events")),
+    Column(f"CPU s / {BASELINE}", "cpu_to_fcfs"),
+)
+MEMORY = (
+    Column("bytes a program", "bytes", WHOLE),
+    Column("later", "bytes_later", WHOLE),
+    Column(f"ratio to {BASELINE}", "ratio", "{:.2f}"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """One simulated run: how much there was to do, and the seconds that it took.
-
-    ``cpu_s`` is CPU time, ``wall_s`` what a clock on the wall says.
-    """
-
-    programs: int
-    calls: int
-    events: int
-    cpu_s: float
-    wall_s: float
-
-
-Timings = Mapping[tuple[str, int], Sequence[Timing]]
-"""By policy and number of programs, the timings of all repeats."""
+@click.command(cls=ManyCommand)
+@many("--policies", metavar="NAME…", help=f"Which, beside fcfs.  [default: {', '.join(_POLICIES)}]")
+@many("--programs", metavar="N…", help="How many are simulated.  [default: 1000,10000]")
+@click.option("--workload", default="mixed", show_default=True, metavar="NAME")
+@click.option("--load", default="0.95", show_default=True, metavar="X", help="Share of capacity.")
+@click.option(
+    "--live",
+    type=click.IntRange(min=1),
+    default=10_000,
+    show_default=True,
+    metavar="N",
+    help="How many programs wait where memory is measured.",
+)
+@count_option("--repeat", default=1)
+@seed_option
+@json_option
+def simulator(**options: Any) -> None:
+    """How fast the step simulator is, and the memory that a live program takes."""
+    names = baseline_first(options["policies"] or _POLICIES)
+    sizes = counts("--programs", options["programs"] or ("1000", "10000"))
+    speed = measure(
+        *(names, sizes, options["workload"], options["load"]),
+        *(options["repeat"], options["seed"], note),
+    )
+    memory = Results({"policy": "policy"})
+    base = None
+    for name in names:
+        note(f"memory of {options['live']} live programs under {name}")
+        figures = footprint(name, options["live"], options["seed"])
+        base = base or figures
+        memory.add(name, figures={**figures, "ratio": figures["bytes"] / base["bytes"]})
+    medians = {"speed": speed.medians(), "memory": memory.medians()}
+    for one in medians["memory"]:
+        del one["ratio"]
+    tables = f"{speed.table(SPEED)}\n\n{memory.table(MEMORY)}"
+    show(tables, medians, as_json=options["as_json"])
 
 
 def measure(
@@ -53,114 +87,50 @@ def measure(
     repeats: int,
     seed: int,
     tell: Callable[[str], None],
-) -> Timings:
+) -> Results:
     """Simulate so many programs of a workload under every policy, ``repeats`` times."""
-    found: dict[tuple[str, int], list[Timing]] = {}
+    measured = Results({"policy": "policy", "programs": "programs"})
+    measured.expect(product(policies, sizes))
     source, pressure = Source(workload), Pressure.parse(load)
     for repeat, count in product(range(repeats), sizes):
-        first = repeat % len(policies)
-        for policy in [*policies[first:], *policies[:first]]:
+        setting, here = Setting(source, pressure, count), {}
+        for policy in rotated(policies, repeat):
             tell(f"repeat {repeat + 1} of {repeats}: {count} programs under {policy}")
-            config = SchedulerConfig(policy=policy)
-            spec = RunSpec(
-                Setting(source, pressure, count), seed + repeat, Contender(config), Machine()
-            )
-            found.setdefault((policy, count), []).append(_timed(spec, arrivals(spec)))
-    return {key: found[key] for key in product(policies, sizes)}
+            contender = Contender(SchedulerConfig(policy=policy))
+            here[policy] = timed(RunSpec(setting, seed + repeat, contender, Machine()))
+        for policy, mine in here.items():
+            over = ratios(mine, here[BASELINE], ["cpu"], "_to_fcfs", of="_s")
+            measured.add(policy, count, figures={**mine, **over})
+    return measured
 
 
-def _timed(spec: RunSpec, programs: Sequence[ProgramShape]) -> Timing:
+def timed(spec: RunSpec) -> Figures:
+    """Simulate a run: its seconds on the clock and of CPU time, and what it did per CPU second."""
+    programs = arrivals(spec)
     cpu, wall = time.thread_time(), time.perf_counter()
     batch, step_s = spec.machine.batch, spec.machine.step_s
     result = simulate(programs, spec.contender.scheduler, batch=batch, step_s=step_s)
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
     calls = sum(len(program.calls) for program in programs)
-    return Timing(len(programs), calls, result.events, cpu, wall)
+    done = {"programs": len(programs), "calls": calls, "events": result.events}
+    per_s = {f"{name}_per_s": number / cpu for name, number in done.items()}
+    return {"wall_s": wall, "cpu_s": cpu, **per_s}
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Bytes per live program in the process table and the queues, names included.
+def footprint(policy: str, live: int, seed: int = 0) -> Figures:
+    """Bytes per live program in the process table and the queues, by Python's own account.
 
-    ``fresh`` after the crowd has gathered, ``later`` after as many steps as it has
-    programs, in each of which a call ended and another came.
+    ``bytes`` once the crowd has gathered, ``bytes_later`` after as many steps as it has
+    programs, in each of which a call ended and another came. Names are included.
     """
-
-    fresh: float
-    later: float
-
-
-def footprint(policy: str, live: int, seed: int = 0) -> Footprint:
-    """What a crowd of ``live`` waiting programs takes, by Python's own account."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         crowd = Crowd(SchedulerConfig(policy=policy), live, seed)
         fresh = tracemalloc.get_traced_memory()[0] - before
         for _ in range(live):
-            crowd.prepare()
-            for act in crowd.parts.values():
-                act()
+            crowd.step()
         later = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    return Footprint(fresh / (live + SLOTS), later / (live + SLOTS))
-
-
-# -- tables ----------------------------------------------------------------------------
-
-
-def speed_table(timings: Timings) -> str:
-    """Medians, and seconds as median (least-most) over the repeats."""
-    head = ("policy", "programs", "s", "CPU s", "programs/CPU s", "calls/CPU s", "events/CPU s")
-    rows = [
-        (
-            policy,
-            count,
-            str(Spread.of([one.wall_s for one in found])),
-            str(Spread.of([one.cpu_s for one in found])),
-            *(f"{_rate(found, what).median:.0f}" for what in ("programs", "calls", "events")),
-            str(_ratio(found, timings[BASELINE, count])),
-        )
-        for (policy, count), found in timings.items()
-    ]
-    return markdown((*head, f"CPU s / {BASELINE}"), rows)
-
-
-def footprint_table(found: Mapping[str, Footprint]) -> str:
-    """Bytes per live program by policy."""
-    base = found[BASELINE]
-    rows = [
-        (policy, f"{one.fresh:.0f}", f"{one.later:.0f}", f"{one.fresh / base.fresh:.2f}")
-        for policy, one in found.items()
-    ]
-    return markdown(("policy", "bytes a program", "later", f"ratio to {BASELINE}"), rows)
-
-
-def as_dict(timings: Timings, footprints: Mapping[str, Footprint]) -> dict[str, Any]:
-    """The medians, for a program to read."""
-    speed = [
-        {
-            "policy": policy,
-            "programs": count,
-            "wall_s": Spread.of([one.wall_s for one in found]).median,
-            "cpu_s": Spread.of([one.cpu_s for one in found]).median,
-            **{f"{w}_per_s": _rate(found, w).median for w in ("programs", "calls", "events")},
-            "cpu_to_fcfs": _ratio(found, timings[BASELINE, count]).median,
-        }
-        for (policy, count), found in timings.items()
-    ]
-    memory = [
-        {"policy": policy, "bytes": one.fresh, "bytes_later": one.later}
-        for policy, one in footprints.items()
-    ]
-    return {"speed": speed, "memory": memory}
-
-
-def _rate(found: Sequence[Timing], what: str) -> Spread:
-    return Spread.of([getattr(one, what) / one.cpu_s for one in found])
-
-
-def _ratio(mine: Sequence[Timing], base: Sequence[Timing]) -> Spread:
-    """Repeat by repeat."""
-    return Spread.of([one.cpu_s / other.cpu_s for one, other in zip(mine, base, strict=True)])
+    return {"bytes": fresh / (live + SLOTS), "bytes_later": later / (live + SLOTS)}

@@ -13,7 +13,8 @@ from typing import ClassVar
 import pytest
 
 from agentrt.lab.bench.crowd import SLOTS, Crowd
-from agentrt.lab.bench.decisions import PARTS, Sample, growth_table, measure
+from agentrt.lab.bench.decisions import growth_table, measure, sample
+from agentrt.lab.bench.results import Results
 from agentrt.scheduler import Policy, ProgramRow, QueuedCall, SchedulerConfig, policy_names
 from agentrt.scheduler.policies import Priority
 from tests.lab.bench.lines import lines_run
@@ -48,9 +49,7 @@ def lines_per_decision(live: int, name: str = "fcfs", policy: Policy | None = No
     """Lines for a call to arrive, be chosen once, be charged once, and end, among ``live``."""
     crowd = Crowd(SchedulerConfig(policy=name), live, policy=policy)
     for _ in range(2 * STEPS):
-        crowd.prepare()
-        for act in crowd.parts.values():
-            act()
+        crowd.step()
     started = crowd.started
     spent = dict.fromkeys(crowd.parts, 0)
     for _ in range(STEPS):
@@ -131,9 +130,7 @@ def test_heaps_are_counted() -> None:
 def test_a_crowd_keeps_its_size_and_its_batch_full(name: str) -> None:
     crowd = Crowd(SchedulerConfig(policy=name), 50)
     for _ in range(200):
-        crowd.prepare()
-        for act in crowd.parts.values():
-            act()
+        crowd.step()
         assert len(crowd.running) == SLOTS
         assert len(crowd.queues) == 50
         assert len(crowd.table) == 50 + SLOTS
@@ -158,10 +155,10 @@ def test_policies_of_one_seed_meet_the_same_crowd() -> None:
 
 
 def test_growth_is_to_the_least_number_of_live_programs() -> None:
-    def cost(us: float) -> list[Sample]:
-        return [Sample(dict.fromkeys((*PARTS, "charge"), us), 1.0)]
-
-    lines = growth_table({("fcfs", 10): cost(1.0), ("fcfs", 1000): cost(1.5)}).splitlines()
+    measured = Results({"policy": "policy", "live": "live"})
+    measured.add("fcfs", 10, figures={"decision_us": 3.0})
+    measured.add("fcfs", 1000, figures={"decision_us": 4.5})
+    lines = growth_table(measured, ["fcfs"], [10, 1000]).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[2] == ["fcfs", "3.0", "1.50 (1.50-1.50)"]
     assert cells[4] == ["n", "", "14.38"]
@@ -170,7 +167,15 @@ def test_growth_is_to_the_least_number_of_live_programs() -> None:
 
 def test_repeats_alternate_and_are_told() -> None:
     told: list[str] = []
-    samples = measure(["fcfs", "plas"], [5, 10], 2, 3, 0, told.append)
+    measured = measure(["fcfs", "plas"], [5, 10], 2, 3, 0, told.append)
+    samples = measured.samples
     assert list(samples) == [("fcfs", 5), ("fcfs", 10), ("plas", 5), ("plas", 10)]
     assert {len(found) for found in samples.values()} == {2}
+    assert measured.values(("fcfs", 5), "decision_to_fcfs") == [1.0, 1.0]
     assert told[0] == "repeat 1 of 2: 5 live programs"
+
+
+def test_a_decision_is_its_parts_together() -> None:
+    found = sample(Crowd(SchedulerConfig(), 5), 3)
+    assert found["decision_us"] == sum(found[f"{part}_us"] for part in ("arrive", "choose", "end"))
+    assert found["starts_a_step"] == 1.0
