@@ -25,7 +25,7 @@ from langgraph.types import Send
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.lab.bench.following import idly_followed, unfollowed
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, ratios, show
-from agentrt.lab.commands.bench.values import count_option, json_option, note
+from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.runtime import Runtime
 from agentrt.testing.scripted import ScriptedExecutor
 

@@ -30,14 +30,8 @@ from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.lab.bench.engines import engine_of
 from agentrt.lab.bench.following import runs_started
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios, show
-from agentrt.lab.commands.bench.values import (
-    count_option,
-    json_option,
-    model_option,
-    note,
-    numbers,
-)
-from agentrt.lab.commands.simulate.options import check_plot
+from agentrt.lab.commands.options import count_option, json_option, model_option, note, numbers
+from agentrt.lab.commands.outputs import check_plot
 from agentrt.program import Program
 from agentrt.request import CallReport
 from agentrt.runtime import Runtime

@@ -20,13 +20,7 @@ from agentrt.cli.signals import Interrupts
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.lab.bench.engines import engine_of
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios, show
-from agentrt.lab.commands.bench.values import (
-    count_option,
-    json_option,
-    model_option,
-    note,
-    seed_option,
-)
+from agentrt.lab.commands.options import count_option, json_option, model_option, note, seed_option
 from agentrt.lab.reports.tables import percentile
 from agentrt.program import Context, Program
 from agentrt.runtime import Runtime

@@ -29,7 +29,7 @@ from agentrt.executors.vllm.processes import is_live
 from agentrt.lab.bench.chaos_programs import ChaosPrograms
 from agentrt.lab.bench.engines import CallAudit
 from agentrt.lab.bench.results import show
-from agentrt.lab.commands.bench.values import count_option, model_option, note, seed_option
+from agentrt.lab.commands.options import count_option, model_option, note, seed_option
 from agentrt.lab.reports.tables import markdown
 from agentrt.router import make_router
 from agentrt.runtime import Runtime

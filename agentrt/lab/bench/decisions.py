@@ -20,8 +20,15 @@ import click
 
 from agentrt.lab.bench.crowd import BASELINE, SLOTS, Crowd, baseline_first
 from agentrt.lab.bench.results import Column, Figures, Results, ratios, rotated, show
-from agentrt.lab.commands.bench.values import count_option, counts, json_option, note, seed_option
-from agentrt.lab.commands.simulate.options import ManyCommand, many
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    count_option,
+    counts,
+    json_option,
+    many,
+    note,
+    seed_option,
+)
 from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_names

@@ -12,7 +12,7 @@ from agentrt.cli.engine_log import EngineLog
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.commands.bench.values import note
+from agentrt.lab.commands.options import note
 from agentrt.request import Call
 from agentrt.runtime import Runtime
 

@@ -30,14 +30,15 @@ from agentrt.lab.bench.following import runs_started, unfollowed
 from agentrt.lab.bench.react import MIXES, Plan, draw_plans, first_state, react_graph
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios, show
 from agentrt.lab.bench.servers import StockServer
-from agentrt.lab.commands.bench.values import (
+from agentrt.lab.commands.options import (
+    ManyCommand,
     count_option,
     json_option,
     model_option,
     note,
+    policy_option,
     seed_option,
 )
-from agentrt.lab.commands.simulate.options import ManyCommand, policy_option
 from agentrt.lab.reports.tables import percentile
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run

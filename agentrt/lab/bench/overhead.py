@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results
-from agentrt.lab.commands.bench.values import count_option, note, numbers
+from agentrt.lab.commands.options import count_option, note, numbers
 from agentrt.lab.reports.tables import percentile
 
 _PROMPT_TOKENS = 32

@@ -20,14 +20,15 @@ from agentrt.executors.base import Progress
 from agentrt.lab.bench.decisions import clock_read_us, no_collections
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, processor, rotated, show
 from agentrt.lab.bench.traffic import MOST_BLOCKS, PARTS, SYSTEM_BLOCKS, Traffic
-from agentrt.lab.commands.bench.values import (
+from agentrt.lab.commands.options import (
+    ManyCommand,
     count_option,
     counts,
     json_option,
+    many,
     note,
     seed_option,
 )
-from agentrt.lab.commands.simulate.options import ManyCommand, many
 from agentrt.router import make_router, router_names
 
 COLUMNS = (

@@ -25,7 +25,7 @@ from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios
 from agentrt.lab.bench.servers import AgentrtServer, Server, StockServer
-from agentrt.lab.commands.bench.values import count_option, model_option, note
+from agentrt.lab.commands.options import count_option, model_option, note
 from agentrt.lab.reports.tables import percentile
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class

@@ -17,8 +17,15 @@ import click
 from agentrt.lab.backends.steps import simulate
 from agentrt.lab.bench.crowd import BASELINE, SLOTS, Crowd, baseline_first
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, ratios, rotated, show
-from agentrt.lab.commands.bench.values import count_option, counts, json_option, note, seed_option
-from agentrt.lab.commands.simulate.options import ManyCommand, many
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    count_option,
+    counts,
+    json_option,
+    many,
+    note,
+    seed_option,
+)
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.grid import RunSpec, arrivals
 from agentrt.lab.runs.machine import Machine

@@ -23,8 +23,8 @@ from agentrt.errors import EngineStartError
 from agentrt.executors.base import last_reply
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.lab.bench.results import hardware
-from agentrt.lab.commands.bench.values import note
-from agentrt.lab.commands.simulate.options import check_output
+from agentrt.lab.commands.options import note
+from agentrt.lab.commands.outputs import check_output
 from agentrt.lab.engine.engines import LabEngine
 from agentrt.lab.engine.step_time import StepTimeModel, fit, read, samples
 from agentrt.lab.reports.tables import markdown

@@ -10,18 +10,16 @@ import click
 from click.core import ParameterSource
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.simulate.options import (
+from agentrt.lab.commands.options import (
     ManyCommand,
-    check_plot,
-    cores,
-    count,
+    count_option,
     file,
-    json_option,
+    json_flag,
     many,
     policy_option,
-    read_loads,
-    read_policies,
 )
+from agentrt.lab.commands.outputs import check_plot
+from agentrt.lab.commands.simulate.options import read_loads, read_policies
 from agentrt.lab.commands.simulate.progress import do_runs
 from agentrt.lab.reports.compare import Cell, as_dicts, cells
 from agentrt.lab.reports.plots import Gantt, draw_curves, draw_gantt
@@ -49,14 +47,14 @@ _OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs")
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @click.argument("number", metavar="2|9|19|20")
 @policy_option("those that the paper shows")
-@json_option("One JSON object per policy (9, 20: one).")
+@json_flag("One JSON object per policy (9, 20: one).")
 @file("--plot", about=".png, .svg or .pdf")
 @click.option("--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20.")
 @many("--load", metavar="X…", help="Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
-@count("--programs", 200, "N", "Figure 20: how many.")
-@count("--batch", 16, "B", "Figure 20: how many calls run at a time.")
-@count("--seeds", 1, None, "Figure 20: how many.")
-@count("--jobs", None, "J", "Figure 20: processes.")
+@count_option("--programs", default=200, about="Figure 20: how many.")
+@count_option("--batch", default=16, metavar="B", about="Figure 20: how many calls run at a time.")
+@count_option("--seeds", default=1, metavar=None, about="Figure 20: how many.")
+@count_option("--jobs", metavar="J", about="Figure 20: processes.")
 @click.pass_context
 def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
     """Reproduce a figure of the paper (Agentix, arXiv 2502.13965) in the simulator.
@@ -175,7 +173,7 @@ def _optimum(options: Mapping[str, Any]) -> None:
     seeds = range(options["seeds"])
     everyone = contenders.policies(names, SchedulerConfig())
     specs = grid(settings, everyone, seeds, Machine(options["batch"]))
-    results, stop = do_runs(specs, options["jobs"] or cores())
+    results, stop = do_runs(specs, options["jobs"])
     found = cells(results, settings, names, OPTIMUM)
     if found:
         _tell(found, specs, list(seeds), options)

@@ -19,15 +19,8 @@ import click
 
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.steps import simulate
-from agentrt.lab.commands.simulate.options import (
-    ManyCommand,
-    count,
-    json_option,
-    many,
-    read_loads,
-    read_policies,
-    seeds_option,
-)
+from agentrt.lab.commands.options import ManyCommand, count_option, json_flag, many
+from agentrt.lab.commands.simulate.options import read_loads, read_policies, seeds_option
 from agentrt.lab.commands.simulate.progress import counting
 from agentrt.lab.outcome import Outcome, summarize
 from agentrt.lab.reports.tables import Spread, markdown
@@ -253,10 +246,10 @@ def _mean_s(outcomes: Sequence[Outcome]) -> float:
 @click.option("--policy", default="adaptive", show_default=True, metavar="NAME")
 @many("--scenario", metavar="NAME…", help="Which ways to game it.  [default: all]")
 @many("--load", metavar="X…", help=f"Loads, bursts as b0.8.  [default: {','.join(_LOADS)}]")
-@count("--programs", 600, "N", "How many, the gamer's included.", least=12)
-@count("--batch", 16, "B", "How many calls run at a time.")
+@count_option("--programs", default=600, about="How many, the gamer's included.", least=12)
+@count_option("--batch", default=16, metavar="B", about="How many calls run at a time.")
 @seeds_option
-@json_option("Print one JSON object instead of tables.")
+@json_flag("Print one JSON object instead of tables.")
 def adversaries(**options: Any) -> None:
     """Measure what a tenant that games a policy does to the others.
 

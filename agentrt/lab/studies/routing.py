@@ -15,15 +15,10 @@ from typing import Any
 
 import click
 
+from agentrt.lab.commands.options import ManyCommand, count_option, file, json_flag, many
+from agentrt.lab.commands.outputs import check_plot
 from agentrt.lab.commands.simulate.options import (
-    ManyCommand,
-    check_plot,
-    cores,
-    count,
-    file,
-    json_option,
     machine_options,
-    many,
     read_counts,
     read_loads,
     read_machine,
@@ -77,10 +72,10 @@ _KEY = ("workload", "load", "replicas", "router")
 @many("--replicas", metavar="N…", help="On how many engines.  [default: 4]")
 @many("--load", metavar="X…", help="Loads, bursts as b0.8.  [default: 0.9]")
 @click.option("--policy", default="atlas", show_default=True, metavar="NAME")
-@count("--programs", 50, "N", "How many for each replica.")
+@count_option("--programs", default=50, about="How many for each replica.")
 @seeds_option
 @machine_options
-@json_option("Print one JSON object instead of tables.")
+@json_flag("Print one JSON object instead of tables.")
 @file("--plot", about="Draw the latencies; with several numbers of replicas, how they scale.")
 def routing(**options: Any) -> None:
     """Compare routers over several simulated engines.
@@ -103,7 +98,7 @@ def routing(**options: Any) -> None:
         SchedulerConfig(policy=options["policy"]),
         machine,
     )
-    results, stop = do_runs(runs, options["jobs"] or cores())
+    results, stop = do_runs(runs, options["jobs"])
     found = gather(results)
     if found:
         _draw(found, options["plot"])

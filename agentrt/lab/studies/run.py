@@ -9,14 +9,9 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import ManyCommand, count_option, file, json_flag, policy_option
 from agentrt.lab.commands.simulate.options import (
-    ManyCommand,
-    cores,
-    count,
     engine_options,
-    file,
-    json_option,
-    policy_option,
     read_hints,
     read_machine,
     read_policies,
@@ -58,11 +53,11 @@ with the least and the greatest. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @click.option("--rate", metavar="R", help="Poisson arrivals, R programs per second.")
 @click.option("--burst", metavar="X", help="A mean load of X, in bursts.")
 @click.option("--at-once", is_flag=True, help="All programs at second 0.")
-@count("--programs", about="How many.  [default: 1000; all of a trace]")
+@count_option("--programs", about="How many.  [default: 1000; all of a trace]")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="The first seed.")
-@count("--repeat", 1, about="With so many seeds.")
+@count_option("--repeat", default=1, about="With so many seeds.")
 @engine_options
-@json_option("Print one JSON object instead of tables.")
+@json_flag("Print one JSON object instead of tables.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of tables.")
 def run(**options: Any) -> None:
     """Simulate policies under one setting, on the same programs at the same times.
@@ -81,7 +76,7 @@ def run(**options: Any) -> None:
     everyone = contenders.policies(names, scheduler, read_hints(options["hints"], names))
     specs = grid([setting], everyone, seeds, machine)
     warn_of_sleepers([setting], machine)
-    results, stop = do_runs(specs, options["jobs"] or cores())
+    results, stop = do_runs(specs, options["jobs"])
     found = cells(results, [setting], names, baseline)
     if found:
         click.echo(_told(found, specs, seeds, options), nl=not options["as_csv"])

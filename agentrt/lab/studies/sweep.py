@@ -9,15 +9,10 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import ManyCommand, file, many, policy_option
+from agentrt.lab.commands.outputs import check_output, check_plot, write
 from agentrt.lab.commands.simulate.options import (
-    ManyCommand,
-    check_output,
-    check_plot,
-    cores,
     engine_options,
-    file,
-    many,
-    policy_option,
     read_counts,
     read_hints,
     read_loads,
@@ -29,7 +24,6 @@ from agentrt.lab.commands.simulate.options import (
     seeds_option,
     warn_of_sleepers,
     workloads_option,
-    write,
 )
 from agentrt.lab.commands.simulate.progress import do_runs
 from agentrt.lab.reports.compare import Cell, as_csv, as_dicts, cells
@@ -115,7 +109,7 @@ def sweep(**options: Any) -> None:
     seeds = list(range(options["seeds"]))
     specs = grid(settings, everyone, seeds, machine)
     warn_of_sleepers(settings, machine)
-    results, stop = do_runs(specs, options["jobs"] or cores())
+    results, stop = do_runs(specs, options["jobs"])
     found = cells(results, settings, names, baseline)
     if found:
         answers = at_equal_latency(found, baseline, level, MEAN, of_medians=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.simulate.options import check_output, check_plot
+from agentrt.lab.commands.outputs import check_output, check_plot
 from agentrt.lab.reports.equal_latency import Level
 from agentrt.lab.runs.contenders import DEFAULT_POLICIES, Contender, contenders
 from agentrt.lab.runs.grid import RunResult

@@ -12,7 +12,7 @@ import click
 
 from agentrt.cli.options import RunOption
 from agentrt.lab.commands.bench.asked import Asked, read
-from agentrt.lab.commands.simulate.options import write
+from agentrt.lab.commands.outputs import write
 from agentrt.lab.reports.compare import as_csv, as_dicts, cells
 from agentrt.lab.reports.equal_latency import (
     MEASURES,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import Interrupts
 from agentrt.lab.commands.bench.asked import Asked, Measured
-from agentrt.lab.commands.bench.values import note
+from agentrt.lab.commands.options import note
 from agentrt.lab.reports.policies import about_workload, vllm_version
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import Asked, Measured
-from agentrt.lab.commands.simulate.options import cores, silence_vllm
+from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.commands.simulate.progress import do_runs
 from agentrt.lab.reports.policies import about_workload, vllm_version
 from agentrt.lab.runs.grid import grid
@@ -37,7 +37,7 @@ def measure(asked: Asked) -> Measured:
     specs = grid(settings, asked.everyone, asked.seeds, machine)
     for setting in settings:
         setting.arrivals(machine, asked.seeds[0])  # what cannot be is refused before all else
-    results, stop = do_runs(specs, options["jobs"] or cores())
+    results, stop = do_runs(specs, options["jobs"])
     return _about(machine), _head(asked, machine), results, stop
 
 

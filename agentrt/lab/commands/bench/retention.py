@@ -24,8 +24,8 @@ from agentrt.lab.bench.retention import (
     virtual,
 )
 from agentrt.lab.bench.retention_bfcl import drawn, shapes
-from agentrt.lab.commands.bench.values import count_option, note, numbers, seed_option
-from agentrt.lab.commands.simulate.options import silence_vllm
+from agentrt.lab.commands.options import count_option, note, numbers, seed_option
+from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.engine.engines import LabEngine
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions

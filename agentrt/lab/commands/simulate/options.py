@@ -1,13 +1,9 @@
-"""Options that the simulations share: several values after one name, and checks up front.
-
-One file for all of them, long as it is, so that the commands say the same in the same words.
-"""
+"""Options that the simulations share, and what they ask for, checked up front."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,92 +11,14 @@ import click
 
 from agentrt.cli.values import read_quanta
 from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import Option, count_option, file, many
+from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.oracles import check_policy
-from agentrt.lab.reports.plots import SUFFIXES, check_matplotlib
 from agentrt.lab.runs.contenders import DEFAULT_HINTS, HINTED
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure, share_in_time
 from agentrt.lab.runs.settings import Setting, Source
 from agentrt.scheduler import SchedulerConfig
-
-Option = Callable[[Any], Any]
-
-
-class ManyCommand(click.Command):
-    """A command whose repeatable options take several values: ``--load 0.8 0.9``.
-
-    Once it has all its arguments, what follows a value of such an option is one more.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self._spelled_out(args))
-
-    def _spelled_out(self, args: Sequence[str]) -> list[str]:
-        options = {name: p for p in self.params if isinstance(p, click.Option) for name in p.opts}
-        missing = sum(isinstance(param, click.Argument) for param in self.params)
-        many: str | None = None
-        is_value = False
-        words: list[str] = []
-        for word in args:
-            if is_value:
-                is_value = False
-            elif word.startswith("-") and word != "-":
-                name, equals, _ = word.partition("=")
-                option = options.get(name)
-                is_value = option is not None and not option.is_flag and not equals
-                many = name if option is not None and option.multiple else None
-            elif missing:
-                missing -= 1
-            elif many is not None:
-                words.append(many)
-            words.append(word)
-        return words
-
-
-def split_commas(
-    ctx: click.Context, param: click.Parameter, values: Sequence[str]
-) -> tuple[str, ...]:
-    """``a,b`` is ``a`` and ``b``. Each value counts once."""
-    parts = (part.strip() for value in values for part in value.split(","))
-    return tuple(dict.fromkeys(part for part in parts if part))
-
-
-# -- options ---------------------------------------------------------------------------
-
-
-def many(name: str, *, metavar: str, help: str) -> Option:  # noqa: A002  # as click names it
-    """An option that takes several values, with commas or blanks between, or repeated."""
-    return click.option(name, multiple=True, metavar=metavar, callback=split_commas, help=help)
-
-
-def count(
-    name: str,
-    default: int | None = None,
-    metavar: str | None = "N",
-    about: str | None = None,
-    *,
-    least: int = 1,
-) -> Option:
-    """An option for a whole number."""
-    kind, shown = click.IntRange(min=least), default is not None
-    return click.option(
-        name, type=kind, default=default, show_default=shown, metavar=metavar, help=about
-    )
-
-
-def file(name: str, *names: str, metavar: str = "FILE", about: str | None = None) -> Option:
-    """An option for a file's path."""
-    return click.option(name, *names, type=click.Path(path_type=Path), metavar=metavar, help=about)
-
-
-def policy_option(default: str) -> Option:
-    """``--policy``, with the names of those that run when it is left out."""
-    return many("--policy", metavar="NAME…", help=f"Which to compare.  [default: {default}]")
-
-
-def json_option(about: str) -> Option:
-    """``--json``, a flag."""
-    return click.option("--json", "as_json", is_flag=True, help=about)
 
 
 def _all(*options: Option) -> Option:
@@ -119,8 +37,10 @@ def _scale(name: str, about: str, *, zero: bool = False) -> Option:
     return click.option(name, type=kind, default=1.0, metavar="X", help=f"Multiplies the {about}.")
 
 
-seeds_option: Option = count("--seeds", 3, "N", "How many seeds, from 0 up.")
-jobs_option: Option = count("--jobs", None, "J", "Processes.  [default: one per core]")
+seeds_option: Option = count_option("--seeds", default=3, about="How many seeds, from 0 up.")
+jobs_option: Option = count_option(
+    "--jobs", metavar="J", about="Processes.  [default: one per core]"
+)
 _WORKLOADS = "chat, react, lats, mixed, graphs8.  [default: mixed]"
 workloads_option: Option = _all(
     many("--workload", metavar="NAME…", help=_WORKLOADS),
@@ -132,7 +52,7 @@ scale_options: Option = _all(
     _scale("--gap-scale", "seconds between calls", zero=True),
 )
 _MACHINE: Option = _all(
-    count("--batch", 32, "B", "How many calls run at a time."),
+    count_option("--batch", default=32, metavar="B", about="How many calls run at a time."),
     click.option(
         "--depth",
         type=click.Choice(("steps", "virtual")),
@@ -148,18 +68,14 @@ _MACHINE: Option = _all(
         help="steps: milliseconds per step, which gives each running call one token.  "
         "[default: 25]",
     ),
-    count(
+    count_option(
         "--kv-blocks",
-        None,
-        "N",
-        "virtual: the KV cache, in blocks of 16 tokens.  [default: 8192]",
+        about="virtual: the KV cache, in blocks of 16 tokens.  [default: 8192]",
         least=2,
     ),
-    count(
+    count_option(
         "--max-num-batched-tokens",
-        None,
-        "N",
-        "virtual: tokens that a step computes at most.  [default: 2048]",
+        about="virtual: tokens that a step computes at most.  [default: 2048]",
     ),
     file(
         "--step-model",
@@ -170,8 +86,10 @@ _MACHINE: Option = _all(
 machine_options: Option = _all(_MACHINE, jobs_option)
 """The simulated engine alone."""
 engine_options: Option = _all(
-    count(
-        "--replicas", 1, "N", "Simulate N engines; a load is the share of what all of them can do."
+    count_option(
+        "--replicas",
+        default=1,
+        about="Simulate N engines; a load is the share of what all of them can do.",
     ),
     click.option(
         "--router",
@@ -255,12 +173,6 @@ _OF_DEPTH = {
 }
 
 
-def silence_vllm() -> None:
-    """VLLM would log to stdout, which is the results'. The processes of a sweep inherit it."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-
-
 def read_machine(options: Mapping[str, Any]) -> Machine:
     """The simulated engine. Raises `ConfigError` for options of another depth than its own."""
     depth = options["depth"]
@@ -287,11 +199,6 @@ def _fleet(options: Mapping[str, Any]) -> dict[str, Any]:
     if router is not None and replicas == 1:
         raise ConfigError("--router chooses among replicas: give --replicas N, or leave it out")
     return {"replicas": replicas} | ({} if router is None else {"router": router})
-
-
-def cores() -> int:
-    """How many processes can run at a time here."""
-    return len(os.sched_getaffinity(0))
 
 
 # -- where programs come from ----------------------------------------------------------
@@ -351,42 +258,3 @@ _SLEEPERS = (
     "last program arrives, and about so much of the load; more --programs or a smaller "
     "--gap-scale get nearer to it"
 )
-
-
-# -- where results go ------------------------------------------------------------------
-
-
-def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` for a file that could not be written, before anything runs."""
-    if path is None or str(path) == "-":
-        return
-    where = f"{option} {str(path)!r}"
-    folder = path.absolute().parent
-    if suffixes and path.suffix not in suffixes:
-        raise ConfigError(f"{where}: name a file that ends in {' or '.join(suffixes)}")
-    if path.is_dir():
-        raise ConfigError(f"{where}: that is a folder; name a file")
-    if not folder.is_dir():
-        raise ConfigError(f"{where}: there is no folder {str(path.parent)!r}; make it")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"{where}: no permission to write there")
-
-
-def check_plot(path: Path | None) -> None:
-    """Raise `ConfigError` for a drawing that could not be made, before anything runs."""
-    if path is not None:
-        check_output("--plot", path, SUFFIXES)
-        check_matplotlib()
-
-
-def write(path: Path | None, text: str) -> None:
-    """Write a file, or to stdout (``-``), if one was asked for. Raises `ConfigError`."""
-    if path is None:
-        return
-    if str(path) == "-":
-        click.echo(text, nl=False)
-        return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r}: {(error.strerror or str(error)).lower()}") from error

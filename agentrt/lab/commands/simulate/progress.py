@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +25,13 @@ Meter = Callable[[int, int], None]
 """Is told how many more programs, and how many more runs, have ended."""
 
 
-def do_runs(specs: Sequence[RunSpec], jobs: int) -> tuple[list[RunResult], StoppedError | None]:
-    """Do the runs. A signal ends them early: it comes with the results so far."""
+def do_runs(
+    specs: Sequence[RunSpec], jobs: int | None
+) -> tuple[list[RunResult], StoppedError | None]:
+    """Do the runs, in one process per core unless told. A signal ends them early: it comes with
+    the results so far.
+    """
+    jobs = jobs or len(os.sched_getaffinity(0))
     done: list[RunResult] = []
     programs = sum(spec.setting.count for spec in specs)
     try:

@@ -1,0 +1,114 @@
+"""What options are made of: several values after one name, numbers, files, and progress notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+Option = Callable[[Any], Any]
+
+
+class ManyCommand(click.Command):
+    """A command whose repeatable options take several values: ``--load 0.8 0.9``.
+
+    Once it has all its arguments, what follows a value of such an option is one more.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._spelled_out(args))
+
+    def _spelled_out(self, args: Sequence[str]) -> list[str]:
+        options = {name: p for p in self.params if isinstance(p, click.Option) for name in p.opts}
+        missing = sum(isinstance(param, click.Argument) for param in self.params)
+        many: str | None = None
+        is_value = False
+        words: list[str] = []
+        for word in args:
+            if is_value:
+                is_value = False
+            elif word.startswith("-") and word != "-":
+                name, equals, _ = word.partition("=")
+                option = options.get(name)
+                is_value = option is not None and not option.is_flag and not equals
+                many = name if option is not None and option.multiple else None
+            elif missing:
+                missing -= 1
+            elif many is not None:
+                words.append(many)
+            words.append(word)
+        return words
+
+
+def split_commas(
+    ctx: click.Context, param: click.Parameter, values: Sequence[str]
+) -> tuple[str, ...]:
+    """``a,b`` is ``a`` and ``b``. Each value counts once."""
+    parts = (part.strip() for value in values for part in value.split(","))
+    return tuple(dict.fromkeys(part for part in parts if part))
+
+
+def many(name: str, *, metavar: str, help: str) -> Option:  # noqa: A002  # as click names it
+    """An option that takes several values, with commas or blanks between, or repeated."""
+    return click.option(name, multiple=True, metavar=metavar, callback=split_commas, help=help)
+
+
+def count_option(
+    *names: str,
+    default: int | None = None,
+    metavar: str | None = "N",
+    about: str | None = None,
+    least: int = 1,
+) -> Option:
+    """An option for a whole number from ``least`` up."""
+    kind, shown = click.IntRange(min=least), default is not None
+    return click.option(
+        *names, type=kind, default=default, show_default=shown, metavar=metavar, help=about
+    )
+
+
+def file(name: str, *names: str, metavar: str = "FILE", about: str | None = None) -> Option:
+    """An option for a file's path."""
+    return click.option(name, *names, type=click.Path(path_type=Path), metavar=metavar, help=about)
+
+
+def json_flag(about: str) -> Option:
+    """``--json``, a flag."""
+    return click.option("--json", "as_json", is_flag=True, help=about)
+
+
+def policy_option(default: str) -> Option:
+    """``--policy``, with the names of those that run when it is left out."""
+    return many("--policy", metavar="NAME…", help=f"Which to compare.  [default: {default}]")
+
+
+model_option = click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name.")
+json_option = json_flag("Print the medians as one JSON line.")
+seed_option = click.option("--seed", type=int, default=0, show_default=True, metavar="N")
+
+
+# -- values ----------------------------------------------------------------------------
+
+
+def counts(option: str, texts: Sequence[str]) -> list[int]:
+    """The numbers that the values of an option name, in rising order."""
+    return sorted({number for text in texts for number in numbers(text, option)})
+
+
+def numbers(text: str, option: str = "") -> tuple[int, ...]:
+    """``4,64`` as numbers. Raises `BadParameter` for anything else."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        what = f"{option} {text!r}".strip()
+        raise click.BadParameter(f"{what} is no list of positive numbers such as 4,64")
+    return found
+
+
+def note(message: str) -> None:
+    """Say on stderr what runs now."""
+    click.echo(message, err=True)

@@ -1,0 +1,54 @@
+"""Where a command's results go: checks before anything runs, and files written at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from agentrt.errors import ConfigError
+from agentrt.lab.reports.plots import SUFFIXES, check_matplotlib
+
+
+def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
+    """Raise `ConfigError` for a file that could not be written, before anything runs."""
+    if path is None or str(path) == "-":
+        return
+    where = f"{option} {str(path)!r}"
+    folder = path.absolute().parent
+    if suffixes and path.suffix not in suffixes:
+        raise ConfigError(f"{where}: name a file that ends in {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise ConfigError(f"{where}: that is a folder; name a file")
+    if not folder.is_dir():
+        raise ConfigError(f"{where}: there is no folder {str(path.parent)!r}; make it")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{where}: no permission to write there")
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise `ConfigError` for a drawing that could not be made, before anything runs."""
+    if path is not None:
+        check_output("--plot", path, SUFFIXES)
+        check_matplotlib()
+
+
+def write(path: Path | None, text: str) -> None:
+    """Write a file, or to stdout (``-``), if one was asked for. Raises `ConfigError`."""
+    if path is None:
+        return
+    if str(path) == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r}: {(error.strerror or str(error)).lower()}") from error
+
+
+def silence_vllm() -> None:
+    """VLLM would log to stdout, which is the results'. The processes of a sweep inherit it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
