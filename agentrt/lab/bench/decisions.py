@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from agentrt.lab.bench.crowd import BASELINE, SLOTS, Crowd, baseline_first
-from agentrt.lab.bench.results import Column, Figures, Results, ratios, rotated, show
+from agentrt.lab.bench.results import Column, Figures, Results, ratios, show
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -30,6 +30,7 @@ from agentrt.lab.commands.options import (
     seed_option,
 )
 from agentrt.lab.reports.tables import Spread, markdown
+from agentrt.lab.runs.grid import turns
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_names
 
@@ -78,7 +79,7 @@ def measure(
         tell(f"repeat {repeat + 1} of {repeats}: {live} live programs")
         here = {
             policy: sample(Crowd(SchedulerConfig(policy=policy), live, seed + repeat), steps)
-            for policy in rotated(policies, repeat)
+            for policy in turns(policies, repeat)
         }
         for policy, mine in here.items():
             over = ratios(mine, here[BASELINE], ["decision"], "_to_fcfs", of="_us")

@@ -63,8 +63,7 @@ class RealBench:
         """All of them. What `tell` is told: how many runs are done, and what comes."""
         groups = _groups(self.everyone)
         for repeat, seed in enumerate(self.seeds):
-            first = repeat % len(groups)
-            for group in [*groups[first:], *groups[:first]]:
+            for group in turns(groups, repeat):
                 engine = _engine(self.base, group[0])
                 self.tell(len(self.results), "loading an engine")
                 async with self.open(engine):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.grid import turns
 
 T = TypeVar("T")
 Figures = Mapping[str, float]
@@ -22,15 +23,9 @@ Figures = Mapping[str, float]
 SPREAD, WHOLE = "{:.2f} ({:.2f}-{:.2f})", "{:.0f}"
 
 
-def rotated(sides: Sequence[T], repeat: int) -> list[T]:
-    """The sides in the order of a repeat: every repeat begins with another."""
-    first = repeat % len(sides)
-    return [*sides[first:], *sides[:first]]
-
-
 def in_turns(sides: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
     """Each repeat with each side, in the order of the repeat."""
-    return ((repeat, side) for repeat in range(repeats) for side in rotated(sides, repeat))
+    return ((repeat, side) for repeat in range(repeats) for side in turns(sides, repeat))
 
 
 class Column(NamedTuple):

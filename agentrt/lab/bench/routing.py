@@ -18,7 +18,7 @@ import click
 
 from agentrt.executors.base import Progress
 from agentrt.lab.bench.decisions import clock_read_us, no_collections
-from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, processor, rotated, show
+from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, processor, show
 from agentrt.lab.bench.traffic import MOST_BLOCKS, PARTS, SYSTEM_BLOCKS, Traffic
 from agentrt.lab.commands.options import (
     ManyCommand,
@@ -29,6 +29,7 @@ from agentrt.lab.commands.options import (
     note,
     seed_option,
 )
+from agentrt.lab.runs.grid import turns
 from agentrt.router import make_router, router_names
 
 COLUMNS = (
@@ -94,7 +95,7 @@ def measure(
     measured.expect(product(routers, replicas, live))
     for repeat, count, programs in product(range(repeats), replicas, live):
         progress(f"repeat {repeat + 1} of {repeats}: {count} replicas, {programs} live programs")
-        for router in rotated(routers, repeat):
+        for router in turns(routers, repeat):
             traffic = Traffic(router, count, programs, seed + repeat)
             measured.add(router, count, programs, figures=sample(traffic, calls, programs))
     return measured

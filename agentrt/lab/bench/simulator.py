@@ -16,7 +16,7 @@ import click
 
 from agentrt.lab.backends.steps import simulate
 from agentrt.lab.bench.crowd import BASELINE, SLOTS, Crowd, baseline_first
-from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, ratios, rotated, show
+from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, ratios, show
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -27,7 +27,7 @@ from agentrt.lab.commands.options import (
     seed_option,
 )
 from agentrt.lab.runs.contenders import Contender
-from agentrt.lab.runs.grid import RunSpec, arrivals
+from agentrt.lab.runs.grid import RunSpec, arrivals, turns
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
@@ -101,7 +101,7 @@ def measure(
     source, pressure = Source(workload), Pressure.parse(load)
     for repeat, count in product(range(repeats), sizes):
         setting, here = Setting(source, pressure, count), {}
-        for policy in rotated(policies, repeat):
+        for policy in turns(policies, repeat):
             tell(f"repeat {repeat + 1} of {repeats}: {count} programs under {policy}")
             contender = Contender(SchedulerConfig(policy=policy))
             here[policy] = timed(RunSpec(setting, seed + repeat, contender, Machine()))

@@ -27,7 +27,7 @@ ones go. The sizes lie just above the edges of `History`'s bins: the gamer knows
 _TOKEN_S = 0.025
 """Seconds for which the gamer takes a token: those of a step of `Machine`, unless told."""
 _BAIT, _ODD = 0.6, 12
-"""Of `nearly-done`: the share of the programs that come while it teaches, and one of how many
+"""Of `nearly-done`: the share of the programs that set the bait, and one of how many
 of those is long all the same, so that an honest scheduler knows what long ones are."""
 _SMALL, _LARGE = 0.5, 5.0
 """Of `grows` and `shrinks`: sizes before and after, in those of a chat."""
