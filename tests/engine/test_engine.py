@@ -177,7 +177,9 @@ async def test_a_streaming_session_goes_on_beside_programs(runtime: Runtime, pol
         prompt += ids
         assert answer == await told(runtime, prompt)
         prompt += answer
-    assert not (await engine_of(runtime).snapshot())["requests"]
+    await engine_of(runtime).end_program("told")
+    after = await engine_of(runtime).snapshot()
+    assert (after["requests"], after["programs"]) == (0, [])
 
 
 async def test_cancelling_in_mid_decode_frees_everything(runtime: Runtime) -> None:
