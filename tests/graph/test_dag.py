@@ -196,27 +196,33 @@ def test_a_shared_tuple_of_parents_is_looked_at_once(dag: ExecutionDAG) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "wrong"),
+    ("field", "wrong", "rules"),
     [
-        ("path_s", 1.0),
-        ("depth", 5),
-        ("service_s", 3.5),
-        ("parents", (1,)),
-        ("parents", (2,)),
-        ("state", NodeState.RUNNING),
-        ("ended_at", None),
-        ("ended_at", -1.0),
-        ("created_at", -1.0),
+        ("id", 7, "node 2: wrong id"),
+        ("path_s", 1.0, "node 2: wrong path_s"),
+        ("depth", 5, "node 2: wrong depth"),
+        ("service_s", 3.5, "node 2: wrong service_s"),
+        ("parents", (1,), "program p1: wrong sinks"),
+        ("parents", (2,), "node 2: wrong parents, depth, path_s"),
+        ("state", NodeState.RUNNING, "node 2: wrong ended_at"),
+        ("state", NodeState.FAILED, "program p1: wrong ends"),
+        ("ended_at", None, "node 2: wrong ended_at"),
+        ("ended_at", -1.0, "node 2: wrong times"),
+        ("created_at", -1.0, "node 2: wrong created_at"),
+        ("via", None, "program p1: wrong critical_seconds, critical_nodes"),
     ],
 )
-def test_integrity_sees_what_is_wrong(dag: ExecutionDAG, field: str, wrong: object) -> None:
+def test_integrity_sees_what_is_wrong(
+    dag: ExecutionDAG, field: str, wrong: object, rules: str
+) -> None:
     call(dag, (), 1.0)
     call(dag, (), 5.0)
     node = call(dag, (0, 1), 2.0)
     check_integrity(dag)
     setattr(node, field, wrong)
-    with pytest.raises(InvariantError):
+    with pytest.raises(InvariantError) as broken:
         check_integrity(dag)
+    assert str(broken.value) == rules
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 60))

@@ -54,6 +54,15 @@ def test_a_question_is_answered_from_all_gaps_that_lasted_as_long(
     assert outlook.seconds == pytest.approx(seconds, abs=0.06)
 
 
+def test_old_gaps_fade() -> None:
+    """Halved twice here: after 256 gaps, when 128 are left, and after 128 more."""
+    gaps = Gaps()
+    for number in range(256 + 128 + 1):
+        gaps.learn("t", "x", "grep", 0.0, returned=number < 256)
+    left = [256 / 4 + 128 / 2 + 1, [256 / 4], [128 / 2 + 1], pytest.approx([256 / 4 * 0.05])]
+    assert [row[3:] for row in gaps.to_rows()] == [left, left]
+
+
 def level(seconds: float) -> int:
     return math.ceil(2 * math.log2(max(seconds, 0.05) / 0.05))
 

@@ -106,16 +106,17 @@ def queue_up(d: Desk, arrivals: Sequence[float], now: float) -> None:
     d.now = now
 
 
-def test_the_lane_grows_while_the_oldest_are_left_behind() -> None:
+@pytest.mark.parametrize(("old", "young"), [(0.0, 98.0), (99.0, 100.0)])
+def test_the_lane_grows_while_the_oldest_are_left_behind(old: float, young: float) -> None:
     """Four have waited for 100 s, those after them for 2 s: the mean is 18 s, at first."""
     d = desk(0.25, slots=8)
-    queue_up(d, [*[0.0] * 4, *[98.0] * 20], now=100.0)
+    queue_up(d, [*[old] * 4, *[young] * 20], now=100.0)
     inside = d.queues.promote(d.now)
     assert [c.program.program_id for c in inside] == ["p0", "p1", "p2", "p3"], "not 2, nor more"
 
 
 def test_the_lane_does_not_grow_where_all_wait_alike() -> None:
-    for arrivals in ([0.0] * 9, [0.0, 0.0, 98.0]):
+    for arrivals in ([0.0] * 9, [100.0] * 9, [0.0, 0.0, 98.0]):
         d = desk(0.25, slots=8)
         queue_up(d, arrivals, now=100.0)
         assert len(d.queues.promote(d.now)) == 2, "or where few wait, whose ages say little"

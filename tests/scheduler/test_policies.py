@@ -15,6 +15,7 @@ from agentrt.scheduler.policies import (
     ENTRY_POINT_GROUP,
     Priority,
     level_ends,
+    make_policy,
     policy_class,
     policy_names,
 )
@@ -263,6 +264,11 @@ def test_policies_of_other_packages() -> None:
         ConfigError, match=r"has expire\(\): its name is on_quantum_expired\(\) now"
     ):
         policy_class("outdated")
+
+
+def test_a_policy_keeps_its_settings() -> None:
+    for config in map(SchedulerConfig, policy_names()):
+        assert make_policy(config).config is config
 
 
 def test_only_attained_service_ends_levels() -> None:

@@ -72,7 +72,8 @@ def test_a_chain_can_be_continued_and_its_hashes_are_short() -> None:
     hashes = chain([USER, asks(tool()), USER])
     assert chain([asks(tool()), USER], hashes[0]) == hashes[1:]
     assert {len(place) for place in hashes} == {16}
-    assert chain([]) == []
+    assert chain([], hashes[0]) == []
+    assert chain([USER], b"") == hashes[:1]
     assert hashes == chain([USER, asks(tool()), USER])
 
 
