@@ -32,7 +32,7 @@ test-engine: $(INSTALLED)
 test-rest: $(INSTALLED)
 	$(BIN)/pytest --ignore tests/engine
 
-# ONLY='agentrt.graph.*' tries one room. About half an hour for all; docs/results/mutation.md.
+# ONLY='agentrt.graph.*' tries one room. Hours for all; docs/results/mutation.md.
 mutate: $(INSTALLED) ## Count what the tests of the pure rooms let pass
 	$(BIN)/mutmut run --max-children 2 $(ONLY)
 	@$(BIN)/python .ci/mutation-table
