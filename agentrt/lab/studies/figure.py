@@ -20,8 +20,8 @@ from agentrt.lab.commands.options import (
 )
 from agentrt.lab.commands.outputs import check_plot
 from agentrt.lab.commands.simulate.options import read_loads, read_policies
-from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.reports.compare import Cell, as_dicts, cells
+from agentrt.lab.commands.simulate.progress import compared
+from agentrt.lab.reports.compare import Cell, as_dicts
 from agentrt.lab.reports.plots import Gantt, draw_curves, draw_gantt
 from agentrt.lab.reports.policies import conditions, in_words
 from agentrt.lab.reports.tables import markdown
@@ -125,7 +125,7 @@ def _quanta(quanta: Sequence[float | None] | None) -> str:
     return ", ".join("∞" if quantum is None else f"{quantum:g}" for quantum in quanta)
 
 
-def _lines(convention: dict[str, Any]) -> str:
+def _lines(convention: Mapping[str, Any]) -> str:
     return "\n".join(f"{name}: {value}" for name, value in convention.items())
 
 
@@ -173,12 +173,9 @@ def _optimum(options: Mapping[str, Any]) -> None:
     seeds = range(options["seeds"])
     everyone = contenders.policies(names, SchedulerConfig())
     specs = grid(settings, everyone, seeds, Machine(options["batch"]))
-    results, stop = do_runs(specs, options["jobs"])
-    found = cells(results, settings, names, OPTIMUM)
-    if found:
-        _tell(found, specs, list(seeds), options)
-    if stop:
-        raise stop
+    with compared(specs, options["jobs"], names, OPTIMUM) as found:
+        if found:
+            _tell(found, specs, list(seeds), options)
 
 
 def _tell(

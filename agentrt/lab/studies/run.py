@@ -21,8 +21,8 @@ from agentrt.lab.commands.simulate.options import (
     scale_options,
     warn_of_sleepers,
 )
-from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.reports.compare import Cell, as_csv, as_dicts, cells
+from agentrt.lab.commands.simulate.progress import compared
+from agentrt.lab.reports.compare import Cell, as_csv, as_dicts
 from agentrt.lab.reports.policies import conditions, in_words, ratios_table, values_table
 from agentrt.lab.runs import contenders
 from agentrt.lab.runs.grid import RunSpec, grid
@@ -76,12 +76,9 @@ def run(**options: Any) -> None:
     everyone = contenders.policies(names, scheduler, read_hints(options["hints"], names))
     specs = grid([setting], everyone, seeds, machine)
     warn_of_sleepers([setting], machine)
-    results, stop = do_runs(specs, options["jobs"])
-    found = cells(results, [setting], names, baseline)
-    if found:
-        click.echo(_told(found, specs, seeds, options), nl=not options["as_csv"])
-    if stop:
-        raise stop
+    with compared(specs, options["jobs"], names, baseline) as found:
+        if found:
+            click.echo(_told(found, specs, seeds, options), nl=not options["as_csv"])
 
 
 def _source(options: dict[str, Any]) -> Source:

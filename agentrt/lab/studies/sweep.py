@@ -25,8 +25,8 @@ from agentrt.lab.commands.simulate.options import (
     warn_of_sleepers,
     workloads_option,
 )
-from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.reports.compare import Cell, as_csv, as_dicts, cells
+from agentrt.lab.commands.simulate.progress import compared
+from agentrt.lab.reports.compare import Cell, as_csv, as_dicts
 from agentrt.lab.reports.equal_latency import (
     MEAN,
     Carried,
@@ -109,13 +109,10 @@ def sweep(**options: Any) -> None:
     seeds = list(range(options["seeds"]))
     specs = grid(settings, everyone, seeds, machine)
     warn_of_sleepers(settings, machine)
-    results, stop = do_runs(specs, options["jobs"])
-    found = cells(results, settings, names, baseline)
-    if found:
-        answers = at_equal_latency(found, baseline, level, MEAN, of_medians=True)
-        _write(found, answers, specs, seeds, options)
-    if stop:
-        raise stop
+    with compared(specs, options["jobs"], names, baseline) as found:
+        if found:
+            answers = at_equal_latency(found, baseline, level, MEAN, of_medians=True)
+            _write(found, answers, specs, seeds, options)
 
 
 def _check_outputs(options: Mapping[str, Any]) -> None:

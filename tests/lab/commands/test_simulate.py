@@ -345,6 +345,6 @@ def test_what_the_readme_shows_is_understood(
 ) -> None:
     """Up to the runs, which would take a while."""
     monkeypatch.chdir(tmp_path)
-    study = f"agentrt.lab.studies.{line.split()[1]}"
-    monkeypatch.setattr(f"{study}.do_runs", lambda specs, jobs: ([], None))
+    progress = "agentrt.lab.commands.simulate.progress"
+    monkeypatch.setattr(f"{progress}.do_runs", lambda specs, jobs: ([], None))
     assert call(shlex.split(line, comments=True)) == 0

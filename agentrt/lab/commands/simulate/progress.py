@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from agentrt.cli.faults import StoppedError
+from agentrt.lab.reports.compare import Cell, cells
 from agentrt.lab.runs.grid import RunResult, RunSpec
 from agentrt.lab.runs.workers import run_all
 
@@ -47,6 +48,18 @@ def do_runs(
         text = f"{stop}: {len(done)} of {len(specs)} runs were done"
         return done, StoppedError(stop.code - 128, text)
     return done, None
+
+
+@contextmanager
+def compared(
+    specs: Sequence[RunSpec], jobs: int | None, names: Sequence[str], baseline: str
+) -> Iterator[list[Cell]]:
+    """The runs as cells of a comparison, for the body to tell of; then a signal is raised."""
+    results, stop = do_runs(specs, jobs)
+    settings = list(dict.fromkeys(spec.setting for spec in specs))
+    yield cells(results, settings, names, baseline)
+    if stop:
+        raise stop
 
 
 @contextmanager
