@@ -99,23 +99,15 @@ def _toy(number: int, options: Mapping[str, Any]) -> None:
 
 def _toy_text(runs: Sequence[ToyRun]) -> str:
     toy = runs[0].toy
-    counted = " + ".join(toy.counted)
-    rows = [
-        [
-            run.policy,
-            run.waiting,
-            toy.paper.get(run.policy, "-"),
-            " ".join(f"{name}@{end}" for name, end in sorted(run.ends.items())),
-            _quanta(toy.convention(run.policy)["quanta"]),
-        ]
-        for run in runs
-    ]
-    table = markdown(["policy", f"{counted} wait", "paper", "ends", "quanta"], rows)
-    common = {
-        name: text
-        for name, text in toy.convention(runs[0].policy).items()
-        if name not in ("quanta", "counted", "note")
-    }
+    rows = []
+    for run in runs:
+        ends = " ".join(f"{name}@{end}" for name, end in sorted(run.ends.items()))
+        quanta = _quanta(toy.convention(run.policy)["quanta"])
+        rows.append([run.policy, run.waiting, toy.paper.get(run.policy, "-"), ends, quanta])
+    table = markdown(["policy", f"{' + '.join(toy.counted)} wait", "paper", "ends", "quanta"], rows)
+    common = toy.convention(runs[0].policy)
+    for name in ("quanta", "counted", "note"):
+        del common[name]
     return f"{table}\n\n{_lines(common)}\nNote: {toy.note}"
 
 

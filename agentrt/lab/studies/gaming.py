@@ -149,9 +149,7 @@ class Chained:
 def gamed_arrivals(scenario: Scenario, arranged: Programs, seed: int) -> Arrivals:
     """The programs of a scenario, at their times, as the gamer describes and cuts them."""
     told = scenario.lie(arranged, seed)
-    return Chained(
-        [split(p, scenario.parts) if p.tenant == GAMER else (p,) for p in told],
-    )
+    return Chained([split(p, scenario.parts) if p.tenant == GAMER else (p,) for p in told])
 
 
 def split(program: ProgramShape, parts: int) -> list[ProgramShape]:
@@ -217,26 +215,21 @@ def whole(outcomes: Sequence[Outcome]) -> list[Outcome]:
 def _effect(
     of: tuple[str, str, str, int], honest: Sequence[Outcome], gamed: Sequence[Outcome]
 ) -> Effect:
-    before, after = _of(honest, OTHERS), _of(gamed, OTHERS)
+    (before, its), (after, its_gamed) = (
+        [[o for o in run if o.tenant == tenant] for tenant in (OTHERS, GAMER)]
+        for run in (honest, gamed)
+    )
     was, now = summarize(before), summarize(after)
     return Effect(
         *of,
         mean=now.mean_s / was.mean_s,
         p99=now.p99_s / was.p99_s,
         slowdown=now.slowdown / was.slowdown,
-        gamer=_mean_s(_of(gamed, GAMER)) / _mean_s(_of(honest, GAMER)),
+        gamer=fmean(o.latency_s for o in its_gamed) / fmean(o.latency_s for o in its),
         worst=max(o.latency_s / o.ideal_s for o in after),
         worst_before=max(o.latency_s / o.ideal_s for o in before),
         mean_s=now.mean_s,
     )
-
-
-def _of(outcomes: Sequence[Outcome], tenant: str) -> list[Outcome]:
-    return [outcome for outcome in outcomes if outcome.tenant == tenant]
-
-
-def _mean_s(outcomes: Sequence[Outcome]) -> float:
-    return fmean(outcome.latency_s for outcome in outcomes)
 
 
 # -- the command -----------------------------------------------------------------------
@@ -261,14 +254,8 @@ def adversaries(**options: Any) -> None:
     loads = read_loads(options["load"] or _LOADS)
     seeds, machine = range(options["seeds"]), Machine(options["batch"])
     with counting(run_count(scenarios, policies) * len(loads) * len(seeds)) as done:
-        found = list(
-            effects(
-                *(scenarios, policies, loads, seeds),
-                programs=options["programs"],
-                machine=machine,
-                done=done,
-            )
-        )
+        asked = (scenarios, policies, loads, seeds)
+        found = list(effects(*asked, programs=options["programs"], machine=machine, done=done))
     if options["as_json"]:
         settings = {name: options[name] for name in ("policy", "programs", "batch", "seeds")}
         told = {"settings": settings, "effects": [asdict(effect) for effect in found]}
