@@ -109,6 +109,24 @@ def test_without_a_past_the_order_is_that_of_atlas() -> None:
     assert orders[0] == orders[1] == [f"{path_s}" for path_s in sorted(paths)]
 
 
+def test_without_a_past_a_branch_stands_by_its_own_path() -> None:
+    """Not by its program's longest: a call on a path of 2 s, in a program that has one of 64 s."""
+    desk = Desk("adaptive")
+    desk.end(served(desk, "a", 64.0))
+    row = desk.table.get("a")
+    assert row is not None
+    on_short, on_long = (desk.queues.add(f"a/{s}", row, None, s, 64.0, "", 0) for s in (2.0, 64.0))
+    assert on_short.level == math.floor(2 * math.log2(2.0))
+    assert on_long.level == math.floor(2 * math.log2(64.0))
+
+
+def served(desk: Desk, program: str, seconds: float) -> QueuedCall:
+    desk.call(program)
+    call = desk.start()
+    desk.serve(call, seconds)
+    return call
+
+
 def test_within_a_level_the_small_go_first_and_then_the_older() -> None:
     """All are expected to need 8 s more; they differ by what they had, and when they came."""
     desk = Desk("adaptive")
