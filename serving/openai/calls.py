@@ -15,8 +15,8 @@ from agentrt.errors import CallTimeoutError
 from agentrt.executors.base import Chunk, last_reply
 from agentrt.request import CallSpec, Reply
 from agentrt.runtime import Runtime
+from agentrt.serving.openai.client_programs import ClientProgram, Entry
 from agentrt.serving.openai.faults import ApiError
-from agentrt.serving.openai.guests import Entry, Guest
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class Calls:
         return self._runtime.emitter(run).chunks(spec, scope, stream=stream)
 
     @contextlib.asynccontextmanager
-    async def _in_time(self, guest: Guest) -> AsyncIterator[None]:
+    async def _in_time(self, guest: ClientProgram) -> AsyncIterator[None]:
         """Run the body until the program's deadline. Raises `CallTimeoutError` there."""
         at = guest.deadline_at
         try:

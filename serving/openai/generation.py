@@ -16,13 +16,13 @@ from agentrt.serving.openai.answers import (
     chat_answer,
     completion_answer,
 )
-from agentrt.serving.openai.desk import Ask, Desk
 from agentrt.serving.openai.faults import ApiError
+from agentrt.serving.openai.request_handler import Ask, RequestHandler
 from agentrt.serving.openai.requests import ChatRequest, CompletionRequest, Sampling
 from agentrt.serving.openai.specs import chat_specs, completion_specs
 
 
-def add_generation(router: APIRouter, desk: Desk) -> None:
+def add_generation(router: APIRouter, desk: RequestHandler) -> None:
     """Add the routes."""
     began = int(time.time())
 
@@ -53,7 +53,7 @@ def _model(name: str, began: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": began, "owned_by": "agentrt"}
 
 
-def _ask_chat(desk: Desk, request: Request, body: ChatRequest) -> Ask:
+def _ask_chat(desk: RequestHandler, request: Request, body: ChatRequest) -> Ask:
     specs, with_usage = chat_specs(body), _with_usage(body)
     may_call = bool(specs[0].tools) and specs[0].tool_choice != "none"
     in_form = may_call and not desk.native_tools
@@ -76,7 +76,7 @@ def _ask_chat(desk: Desk, request: Request, body: ChatRequest) -> Ask:
     )
 
 
-def _ask_completion(desk: Desk, request: Request, body: CompletionRequest) -> Ask:
+def _ask_completion(desk: RequestHandler, request: Request, body: CompletionRequest) -> Ask:
     specs, with_usage = completion_specs(body), _with_usage(body)
     prompts = len(specs) // (body.n or 1)
     name = f"cmpl-{request.state.request_id}"

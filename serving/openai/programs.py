@@ -19,8 +19,8 @@ from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.openai.calls import ClientGoneError
-from agentrt.serving.openai.desk import Desk
 from agentrt.serving.openai.faults import ApiError, client_gone
+from agentrt.serving.openai.request_handler import RequestHandler
 from agentrt.serving.openai.requests import RunRequest
 from agentrt.serving.server import ServedProgram, Server
 from agentrt.serving.tenants import BusyError
@@ -118,7 +118,7 @@ class ProgramRuns:
                 box.put_nowait(event)
 
 
-def add_programs(router: APIRouter, desk: Desk, runs: ProgramRuns) -> None:
+def add_programs(router: APIRouter, desk: RequestHandler, runs: ProgramRuns) -> None:
     """Add the routes."""
     server = desk.server
 

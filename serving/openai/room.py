@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter
 
-from agentrt.serving.openai.desk import Desk
+from agentrt.serving.openai.client_programs import ClientPrograms
 from agentrt.serving.openai.faults import OpenAIRoute
 from agentrt.serving.openai.generation import add_generation
-from agentrt.serving.openai.guests import Guests
 from agentrt.serving.openai.programs import ProgramRuns, add_programs
+from agentrt.serving.openai.request_handler import RequestHandler
 from agentrt.serving.openai.sessions import add_sessions
 from agentrt.serving.server import Server
 
@@ -22,7 +22,7 @@ _LONGEST_PAUSE_S = 1.0
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
     """The OpenAI API over ``server``."""
-    desk = Desk(server)
+    desk = RequestHandler(server)
     runs = ProgramRuns(server)
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
     add_generation(router, desk)
@@ -43,7 +43,7 @@ def _pause_s(server: Server) -> float:
     return min(_LONGEST_PAUSE_S, shortest / 4)
 
 
-async def _sweep(server: Server, guests: Guests, runs: ProgramRuns) -> None:
+async def _sweep(server: Server, guests: ClientPrograms, runs: ProgramRuns) -> None:
     """End what was not heard of for long, again and again; at the end, what nobody is in."""
     while True:
         await asyncio.sleep(_pause_s(server))

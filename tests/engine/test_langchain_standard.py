@@ -32,7 +32,7 @@ DOOR = Portal(lambda: Runtime(ENGINE))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def door() -> Iterator[None]:
+def portal() -> Iterator[None]:
     DOOR.open()
     yield
     DOOR.close()

@@ -346,12 +346,12 @@ async def test_a_server_that_wants_a_key(server: Server) -> None:
 
 
 @pytest.fixture
-def close_doors() -> Iterator[None]:
+def close_portals() -> Iterator[None]:
     yield
     shared.close_all()
 
 
-@pytest.mark.usefixtures("close_doors")
+@pytest.mark.usefixtures("close_portals")
 def test_a_chat_model_by_its_url(server: Server) -> None:
     model = ChatAgentRT(base_url=server.url, api_key=SecretStr("key"))
     message = model.invoke("hello")
@@ -363,7 +363,7 @@ def test_a_chat_model_by_its_url(server: Server) -> None:
         model.invoke("hello", model="gpt")
 
 
-@pytest.mark.usefixtures("close_doors")
+@pytest.mark.usefixtures("close_portals")
 @pytest.mark.parametrize("said", ['{"answer": "not ours"}', "plain words"])
 def test_native_text_beside_tools_is_text(server: Server, said: str) -> None:
     tool: Callable[[int], int] = abs
@@ -375,7 +375,7 @@ def test_native_text_beside_tools_is_text(server: Server, said: str) -> None:
     assert "".join(chunk.text for chunk in model.stream("hello")) == said.replace(" ", "")
 
 
-@pytest.mark.usefixtures("close_doors")
+@pytest.mark.usefixtures("close_portals")
 def test_native_calls_stream_at_the_end(server: Server) -> None:
     server.message = {"role": "assistant", "content": "so", "tool_calls": [A_CALL] * 2}
     schema = {"name": "add", "parameters": dict(ADD.parameters)}

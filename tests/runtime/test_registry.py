@@ -117,25 +117,25 @@ def test_threads_write_into_one_dag(registry: RunRegistry) -> None:
     check_integrity(run.dag)
 
 
-async def test_the_engine_is_told_of_a_guests_end() -> None:
+async def test_the_engine_is_told_of_a_client_programs_end() -> None:
     """From another thread, and of another registry than the runtime's own."""
     executor, registry = ScriptedExecutor(), RunRegistry()
     async with Runtime(executor) as runtime:
-        run = registry.open("guest")
+        run = registry.open("client")
         chunks = runtime.emitter(run).chunks(
-            CallSpec(prompt="hello"), Scope(run, "guest"), stream=False
+            CallSpec(prompt="hello"), Scope(run, "client"), stream=False
         )
         replies = [chunk.reply async for chunk in chunks]
         assert replies[-1] is not None
-        assert (replies[-1].program_id, replies[-1].node) == ("guest-1", 0)
+        assert (replies[-1].program_id, replies[-1].node) == ("client-1", 0)
         await asyncio.to_thread(registry.close, run, RunState.DONE)
-    assert executor.ended == ["guest-1"]
+    assert executor.ended == ["client-1"]
 
 
 async def test_a_closed_runtime_hears_no_more() -> None:
     executor, registry = ScriptedExecutor(), RunRegistry()
     async with Runtime(executor) as runtime:
-        run = registry.open("guest")
+        run = registry.open("client")
         runtime.emitter(run)
         assert len(registry._listeners) == 1
     assert registry._listeners == []

@@ -12,80 +12,80 @@ from agentrt.lab.oracles import Srpt
 from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
-from tests.scheduler.desk import Desk
+from tests.scheduler.harness import Harness
 
 _ENOUGH = 60
 """Ended programs that settle what a type is like."""
 
 
-def taught() -> Desk:
-    """A desk that has seen short programs of 1 s and long ones of 64 s."""
-    desk = Desk("adaptive")
+def taught() -> Harness:
+    """A harness that has seen short programs of 1 s and long ones of 64 s."""
+    harness = Harness("adaptive")
     for index in range(_ENOUGH):
-        desk.live(f"s{index}", 1.0, "short")
-        desk.live(f"l{index}", 64.0, "long")
-    return desk
+        harness.live(f"s{index}", 1.0, "short")
+        harness.live(f"l{index}", 64.0, "long")
+    return harness
 
 
 # -- decisions -------------------------------------------------------------------------
 
 
 def test_the_kin_of_short_programs_go_first() -> None:
-    desk = taught()
+    harness = taught()
     for name, type in (("a", "long"), ("b", "new"), ("c", "short"), ("d", "long")):
-        desk.call(name, type=type)
-    assert desk.order() == ["b", "c", "a", "d"], "of a new type nothing is expected yet"
+        harness.call(name, type=type)
+    assert harness.order() == ["b", "c", "a", "d"], "of a new type nothing is expected yet"
 
 
 def test_a_short_programs_call_preempts_a_long_ones_but_not_its_equals() -> None:
-    desk = taught()
-    desk.call("a", type="long")
-    desk.call("b", type="long")
-    desk.start()
-    assert desk.victims() == []
-    desk.call("c", type="short")
-    assert [call.program.program_id for call in desk.victims()] == ["a"]
+    harness = taught()
+    harness.call("a", type="long")
+    harness.call("b", type="long")
+    harness.start()
+    assert harness.victims() == []
+    harness.call("c", type="short")
+    assert [call.program.program_id for call in harness.victims()] == ["a"]
 
 
 def test_who_is_only_unlucky_is_not_put_off_but_who_outgrew_its_type_is() -> None:
     """Types of mean 10 s: one program in ten needs 91 s, the others 1 s."""
-    desk = Desk("adaptive")
+    harness = Harness("adaptive")
     for index in range(200):
-        desk.live(f"u{index}", 91.0 if index % 10 == 0 else 1.0, "uneven")
-    levels = [level_after(desk, name, had, "uneven") for name, had in (("a", 3.0), ("b", 15.0))]
+        harness.live(f"u{index}", 91.0 if index % 10 == 0 else 1.0, "uneven")
+    levels = [level_after(harness, name, had, "uneven") for name, had in (("a", 3.0), ("b", 15.0))]
     assert levels[0] == math.floor(2 * math.log2(2 * 10.0)), "88 s to come count as 20"
     assert levels[1] == levels[0]
-    late = level_after(desk, "c", 200.0, "uneven")
+    late = level_after(harness, "c", 200.0, "uneven")
     assert late == math.floor(2 * math.log2(200.0)), "twenty times the mean: not of its type"
 
 
 def test_a_short_types_name_helps_a_long_program_only_till_twice_its_mean() -> None:
     """Past that it stands by what it has had, as it would in ATLAS."""
-    desk = taught()
-    assert level_after(desk, "a", 3.0, "short") == math.floor(2 * math.log2(3.0))
-    assert level_after(desk, "b", 7.0, "short") == math.floor(2 * math.log2(7.0))
+    harness = taught()
+    assert level_after(harness, "a", 3.0, "short") == math.floor(2 * math.log2(3.0))
+    assert level_after(harness, "b", 7.0, "short") == math.floor(2 * math.log2(7.0))
 
 
-def level_after(desk: Desk, name: str, had: float, type: str) -> int:
+def level_after(harness: Harness, name: str, had: float, type: str) -> int:
     """Where a program stands that has had so many seconds."""
-    desk.call(name, type=type)
-    call = desk.start()
-    desk.serve(call, had)
+    harness.call(name, type=type)
+    call = harness.start()
+    harness.serve(call, had)
     level = call.level
-    desk.end(call)
+    harness.end(call)
     return level
 
 
 def test_a_program_that_is_nearly_done_goes_before_one_that_begins() -> None:
     """Of 64 s, 60 are served: what it had does not count against it, as it would in ATLAS."""
-    desk = taught()
-    desk.call("old", type="long")
-    call = desk.start()
-    desk.serve(call, 60.0)
-    desk.preempt(call)
-    desk.call("new", type="long")
-    assert desk.order() == ["old", "new"]
-    atlas = Desk("atlas")
+    harness = taught()
+    harness.call("old", type="long")
+    call = harness.start()
+    harness.serve(call, 60.0)
+    harness.preempt(call)
+    harness.call("new", type="long")
+    assert harness.order() == ["old", "new"]
+    atlas = Harness("atlas")
     atlas.call("old")
     call = atlas.start()
     atlas.serve(call, 60.0)
@@ -99,55 +99,57 @@ def test_without_a_past_the_order_is_that_of_atlas() -> None:
     paths = [0.7, 30.0, 4.0, 1.8, 0.1, 12.0]
     orders = []
     for policy in ("atlas", "adaptive"):
-        desk = Desk(policy)
+        harness = Harness(policy)
         for index, path_s in enumerate(paths):
-            row = desk.table.start_program(f"{path_s}", "t", 0.0)
-            desk.table.catch_up(row, path_s, path_s, 0.0)
-            desk.now = float(index)
-            desk.call(f"{path_s}")
-        orders.append(desk.order())
+            row = harness.table.start_program(f"{path_s}", "t", 0.0)
+            harness.table.catch_up(row, path_s, path_s, 0.0)
+            harness.now = float(index)
+            harness.call(f"{path_s}")
+        orders.append(harness.order())
     assert orders[0] == orders[1] == [f"{path_s}" for path_s in sorted(paths)]
 
 
 def test_without_a_past_a_branch_stands_by_its_own_path() -> None:
     """Not by its program's longest: a call on a path of 2 s, in a program that has one of 64 s."""
-    desk = Desk("adaptive")
-    desk.end(served(desk, "a", 64.0))
-    row = desk.table.get("a")
+    harness = Harness("adaptive")
+    harness.end(served(harness, "a", 64.0))
+    row = harness.table.get("a")
     assert row is not None
-    on_short, on_long = (desk.queues.add(f"a/{s}", row, None, s, 64.0, "", 0) for s in (2.0, 64.0))
+    on_short, on_long = (
+        harness.queues.add(f"a/{s}", row, None, s, 64.0, "", 0) for s in (2.0, 64.0)
+    )
     assert on_short.level == math.floor(2 * math.log2(2.0))
     assert on_long.level == math.floor(2 * math.log2(64.0))
 
 
-def served(desk: Desk, program: str, seconds: float) -> QueuedCall:
-    desk.call(program)
-    call = desk.start()
-    desk.serve(call, seconds)
+def served(harness: Harness, program: str, seconds: float) -> QueuedCall:
+    harness.call(program)
+    call = harness.start()
+    harness.serve(call, seconds)
     return call
 
 
 def test_within_a_level_the_small_go_first_and_then_the_older() -> None:
     """All are expected to need 8 s more; they differ by what they had, and when they came."""
-    desk = Desk("adaptive")
+    harness = Harness("adaptive")
     calls: dict[str, QueuedCall] = {}
     for index, (name, had) in enumerate([("big", 64.0), ("late", 1.0), ("early", 1.0)]):
-        row = desk.table.start_program(name, "t", 9.0 - index)
+        row = harness.table.start_program(name, "t", 9.0 - index)
         row.attained_s, row.path_s = had, 8.0
-        calls[name] = desk.call(name)
+        calls[name] = harness.call(name)
     assert len({call.level for call in calls.values()}) == 1
-    assert desk.order() == ["early", "late", "big"]
-    desk.start()
-    assert desk.victims() == [], "nobody is preempted for an order within a level"
+    assert harness.order() == ["early", "late", "big"]
+    harness.start()
+    assert harness.victims() == [], "nobody is preempted for an order within a level"
 
 
 def test_a_running_call_is_looked_at_again_as_it_is_served() -> None:
     """Its level follows its path, a little late: by an eighth of it, or half a second."""
-    desk = Desk("adaptive")
-    desk.call("a")
-    call = desk.start()
-    while desk.now < 100.0:
-        desk.serve(call, 0.1)
+    harness = Harness("adaptive")
+    harness.call("a")
+    call = harness.start()
+    while harness.now < 100.0:
+        harness.serve(call, 0.1)
         late = max(0.5, call.served_s / 8.0) + 0.2
         levels = [2.0 * math.log2(max(0.05, call.served_s - ago)) for ago in (0.0, late)]
         assert math.floor(levels[1]) <= call.level <= levels[0]
@@ -155,30 +157,30 @@ def test_a_running_call_is_looked_at_again_as_it_is_served() -> None:
 
 def test_when_a_call_ends_its_waiting_siblings_stand_anew() -> None:
     """They are placed by what is known of their program by then, and others are not."""
-    desk = taught()
-    desk.call("a", type="long")
-    first = desk.start()
-    other, sibling = desk.call("b", type="long"), desk.call("a")
+    harness = taught()
+    harness.call("a", type="long")
+    first = harness.start()
+    other, sibling = harness.call("b", type="long"), harness.call("a")
     before = (sibling.level, other.level)
     assert before[0] == before[1]
-    desk.serve(first, 60.0)
+    harness.serve(first, 60.0)
     assert (sibling.level, other.level) == before
-    desk.end(first)
+    harness.end(first)
     assert sibling.level < before[0], "nearly done, by what is known of its kin"
     assert other.level == before[1]
-    assert desk.order() == ["a", "b"]
+    assert harness.order() == ["a", "b"]
 
 
 def test_a_lost_program_teaches_nothing() -> None:
-    desk = taught()
-    desk.call("a", type="short")
-    call = desk.start()
-    desk.serve(call, 500.0)
-    desk.end(call)
-    history = desk.queues.policy.history
+    harness = taught()
+    harness.call("a", type="short")
+    call = harness.start()
+    harness.serve(call, 500.0)
+    harness.end(call)
+    history = harness.queues.policy.history
     assert history is not None
     learned = history.to_dict()
-    desk.queues.program_lost(call.program)
+    harness.queues.program_lost(call.program)
     assert history.to_dict() == learned
     assert not history._asked
 
@@ -189,8 +191,8 @@ def test_a_lost_program_teaches_nothing() -> None:
 class Chance:
     """Events in an order that nobody would think of; crowds come and go."""
 
-    def __init__(self, desk: Desk, seed: int) -> None:
-        self.desk = desk
+    def __init__(self, harness: Harness, seed: int) -> None:
+        self.harness = harness
         self._rng = random.Random(seed)
         self._events: list[tuple[Callable[[], None], int]] = [
             (self._arrive, 6),
@@ -208,38 +210,40 @@ class Chance:
         event = self._rng.choices(what, weights)[0]
         if event == self._arrive and not crowd:
             event = self._abort
-        self.desk.now += 0.01
+        self.harness.now += 0.01
         event()
 
     def _arrive(self) -> None:
-        self.desk.call(f"p{self._rng.randrange(300)}", self._rng.randrange(1000))
+        self.harness.call(f"p{self._rng.randrange(300)}", self._rng.randrange(1000))
 
     def _start(self) -> None:
-        if len(self.desk.running) < 8 and self.desk.queues.head() is not None:
-            self.desk.start()
+        if len(self.harness.running) < 8 and self.harness.queues.head() is not None:
+            self.harness.start()
 
     def _serve(self) -> None:
-        if self.desk.running:
-            self.desk.serve(self._rng.choice(self.desk.running), self._rng.random())
+        if self.harness.running:
+            self.harness.serve(self._rng.choice(self.harness.running), self._rng.random())
 
     def _preempt(self) -> None:
-        if self.desk.running:
-            self.desk.preempt(self._rng.choice(self.desk.running), hold=self._rng.random() < 0.3)
+        if self.harness.running:
+            self.harness.preempt(
+                self._rng.choice(self.harness.running), hold=self._rng.random() < 0.3
+            )
 
     def _end(self) -> None:
-        if self.desk.running:
-            call = self._rng.choice(self.desk.running)
-            self.desk.end(call, program=len(call.program.calls) == 1)
+        if self.harness.running:
+            call = self._rng.choice(self.harness.running)
+            self.harness.end(call, program=len(call.program.calls) == 1)
 
     def _abort(self) -> None:
-        calls = self.desk.queues.calls
+        calls = self.harness.queues.calls
         if calls:
             call = calls[self._rng.choice(list(calls))]
-            self.desk.end(call, program=len(call.program.calls) == 1)
+            self.harness.end(call, program=len(call.program.calls) == 1)
 
     def _promote(self) -> None:
-        self.desk.queues.release(lambda call: self._rng.random() < 0.7)
-        self.desk.queues.promote(self.desk.now)
+        self.harness.queues.release(lambda call: self._rng.random() < 0.7)
+        self.harness.queues.promote(self.harness.now)
 
 
 def srpt() -> Policy:
@@ -251,15 +255,15 @@ def srpt() -> Policy:
 def test_heaps_stay_bounded_by_what_waits(policy: str) -> None:
     """Entries that are out of date never outweigh the waiting calls by more than a little."""
     given = srpt() if policy == "srpt" else None
-    desk = Desk("atlas" if given else policy, slots=8, given=given, beta=0.5, lane=0.25)
-    chance = Chance(desk, seed=1)
+    harness = Harness("atlas" if given else policy, slots=8, given=given, beta=0.5, lane=0.25)
+    chance = Chance(harness, seed=1)
     most = 0
     for index in range(20_000):
         chance.happen(crowd=index % 4000 < 2000)
-        queues, waiting = desk.queues, len(desk.queues)
+        queues, waiting = harness.queues, len(harness.queues)
         assert len(queues._heap) <= 2 * waiting + 65
         assert len(queues._lane._line) <= 2 * waiting + 65
         most = max(most, waiting)
         if index % 500 == 0:
-            desk.check_integrity()
+            harness.check_integrity()
     assert most > 100

@@ -13,7 +13,7 @@ from agentrt.scheduler import QueuedCall, SchedulerConfig
 from agentrt.scheduler.policies.adaptive import Adaptive, History
 from agentrt.scheduler.queues import LANE
 from agentrt.scheduler.table import ProgramRow
-from tests.scheduler.desk import Desk
+from tests.scheduler.harness import Harness
 
 # -- the lane --------------------------------------------------------------------------
 
@@ -72,28 +72,28 @@ def test_the_lane_admits_as_the_reference(
     share: float, slots: int, story: list[tuple[str, int, float]]
 ) -> None:
     """Only the lane's calls run here, and none is aborted, so that all others are in line."""
-    desk, lane = Desk("adaptive", slots=slots, lane=share), Lane(share, slots)
+    harness, lane = Harness("adaptive", slots=slots, lane=share), Lane(share, slots)
     for event, number, seconds in story:
-        desk.now += seconds if event != "serve" else 0.0
-        running = desk.running
+        harness.now += seconds if event != "serve" else 0.0
+        running = harness.running
         if event == "arrive":
-            lane.line.append(desk.call(f"p{number}"))
+            lane.line.append(harness.call(f"p{number}"))
         elif event == "serve" and running:
             served = running[number % len(running)]
-            desk.serve(served, seconds)
+            harness.serve(served, seconds)
             lane.credit -= seconds
         elif event == "end" and lane.inside:
-            desk.end(lane.inside.pop(number % len(lane.inside)))
+            harness.end(lane.inside.pop(number % len(lane.inside)))
         elif event == "look":
-            for call in desk.queues.promote(desk.now):
+            for call in harness.queues.promote(harness.now):
                 assert share > 0
-                assert call is lane.admit(desk.now)
-                assert desk.start() is call
-            assert share == 0 or lane.admit(desk.now) is None
+                assert call is lane.admit(harness.now)
+                assert harness.start() is call
+            assert share == 0 or lane.admit(harness.now) is None
         assert all(call.in_lane and call.level == LANE.level for call in lane.inside)
         assert not any(call.in_lane for call in lane.line)
-        moment = lane.next_moment(desk.now) if share else None
-        assert desk.queues.next_promotion(desk.now) == (moment and pytest.approx(moment))
+        moment = lane.next_moment(harness.now) if share else None
+        assert harness.queues.next_promotion(harness.now) == (moment and pytest.approx(moment))
 
 
 # -- what is learned -------------------------------------------------------------------

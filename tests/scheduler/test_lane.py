@@ -18,20 +18,20 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.adaptive.lane import CHARGED_EVERY_S
 from agentrt.scheduler.queues import LANE
-from tests.scheduler.desk import Desk
+from tests.scheduler.harness import Harness
 
 STEP_S = 0.1
 
 
-def desk(lane: float, slots: int = 4) -> Desk:
-    return Desk("adaptive", slots=slots, lane=lane)
+def harness(lane: float, slots: int = 4) -> Harness:
+    return Harness("adaptive", slots=slots, lane=lane)
 
 
 # -- whom it admits, and when ----------------------------------------------------------
 
 
 def test_the_oldest_programs_call_is_admitted_and_goes_first() -> None:
-    d = desk(0.25)
+    d = harness(0.25)
     d.table.start_program("big", "t", 0.0).path_s = 60.0
     big = d.call("big")
     d.now = 10.0
@@ -43,7 +43,7 @@ def test_the_oldest_programs_call_is_admitted_and_goes_first() -> None:
 
 
 def test_a_new_call_of_an_old_program_goes_before_one_of_a_younger() -> None:
-    d = desk(0.25)
+    d = harness(0.25)
     d.table.start_program("old", "t", 0.0)
     d.now = 3.0
     d.call("young")
@@ -53,7 +53,7 @@ def test_a_new_call_of_an_old_program_goes_before_one_of_a_younger() -> None:
 
 
 def test_without_a_share_there_is_no_lane() -> None:
-    d = desk(0.0)
+    d = harness(0.0)
     d.call("a")
     d.now = 1e6
     assert d.queues.promote(d.now) == []
@@ -62,14 +62,14 @@ def test_without_a_share_there_is_no_lane() -> None:
 
 
 def test_a_policy_without_a_lane_keeps_none() -> None:
-    d = Desk("program-fcfs", slots=4, lane=0.5)
+    d = Harness("program-fcfs", slots=4, lane=0.5)
     d.call("a")
     assert d.queues.promote(1e6) == []
 
 
 def test_a_lane_narrower_than_a_slot_is_used_part_of_the_time() -> None:
     """0.1 of 4 slots: after a call of 10 s, the next may come when 25 s are over."""
-    d = desk(0.1)
+    d = harness(0.1)
     d.now = 100.0
     call = d.call("a")
     d.call("b")
@@ -88,7 +88,7 @@ def test_a_lane_narrower_than_a_slot_is_used_part_of_the_time() -> None:
 
 
 def test_no_more_calls_are_inside_than_the_lane_is_wide() -> None:
-    d = desk(0.6)
+    d = harness(0.6)
     d.now = 10.0
     for name in "abcdef":
         d.call(name)
@@ -98,7 +98,7 @@ def test_no_more_calls_are_inside_than_the_lane_is_wide() -> None:
     assert [c.program.program_id for c in d.queues.promote(d.now)] == ["d"]
 
 
-def queue_up(d: Desk, arrivals: Sequence[float], now: float) -> None:
+def queue_up(d: Harness, arrivals: Sequence[float], now: float) -> None:
     """Programs that arrived then wait ``now``, one call each."""
     for index, at in enumerate(arrivals):
         d.now = at
@@ -109,7 +109,7 @@ def queue_up(d: Desk, arrivals: Sequence[float], now: float) -> None:
 @pytest.mark.parametrize(("old", "young"), [(0.0, 98.0), (99.0, 100.0)])
 def test_the_lane_grows_while_the_oldest_are_left_behind(old: float, young: float) -> None:
     """Four have waited for 100 s, those after them for 2 s: the mean is 18 s, at first."""
-    d = desk(0.25, slots=8)
+    d = harness(0.25, slots=8)
     queue_up(d, [*[old] * 4, *[young] * 20], now=100.0)
     inside = d.queues.promote(d.now)
     assert [c.program.program_id for c in inside] == ["p0", "p1", "p2", "p3"], "not 2, nor more"
@@ -117,14 +117,14 @@ def test_the_lane_grows_while_the_oldest_are_left_behind(old: float, young: floa
 
 def test_the_lane_does_not_grow_where_all_wait_alike() -> None:
     for arrivals in ([0.0] * 9, [100.0] * 9, [0.0, 0.0, 98.0]):
-        d = desk(0.25, slots=8)
+        d = harness(0.25, slots=8)
         queue_up(d, arrivals, now=100.0)
         assert len(d.queues.promote(d.now)) == 2, "or where few wait, whose ages say little"
 
 
 def test_a_grown_lane_is_paid_at_the_rate_that_it_has_grown_to() -> None:
     """A share of 1 slot; 4 are served, while others as old still wait."""
-    d = desk(0.1, slots=10)
+    d = harness(0.1, slots=10)
     queue_up(d, [*[0.0] * 8, *[98.0] * 40], now=100.0)
     inside = d.queues.promote(d.now)
     assert len(inside) == 4
@@ -137,13 +137,13 @@ def test_a_grown_lane_is_paid_at_the_rate_that_it_has_grown_to() -> None:
 
 
 def test_a_lane_never_grows_beyond_the_batch() -> None:
-    d = desk(0.6, slots=4)
+    d = harness(0.6, slots=4)
     queue_up(d, [*[0.0] * 8, *[98.0] * 40], now=100.0)
     assert len(d.queues.promote(d.now)) == 4
 
 
 def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
-    d = desk(0.5, slots=2)
+    d = harness(0.5, slots=2)
     d.now = 1.0
     d.table.start_program("big", "t", 0.0).path_s = 60.0
     d.call("small")
@@ -160,7 +160,7 @@ def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
 
 
 def test_an_idle_lane_saves_up_little() -> None:
-    d = desk(0.25)
+    d = harness(0.25)
     d.now = 1e6
     call = d.call("a")
     assert d.queues.promote(d.now) == [call]
@@ -174,7 +174,7 @@ def test_an_idle_lane_saves_up_little() -> None:
 
 @pytest.mark.parametrize("lane", [0.1, 0.4])
 def test_a_lane_is_intact_after_aborts(lane: float) -> None:
-    d, rng = desk(lane), random.Random(2)
+    d, rng = harness(lane), random.Random(2)
     for index in range(3000):
         d.now += 0.05
         calls = list(d.queues.calls.values())

@@ -21,27 +21,27 @@ from agentrt.scheduler.policies import (
 )
 from agentrt.scheduler.policies.attained import Plas
 from agentrt.scheduler.policies.baselines import STAGED, TwoLevel
-from tests.scheduler.desk import Desk
+from tests.scheduler.harness import Harness
 
 # -- program-fcfs ----------------------------------------------------------------------
 
 
 def test_program_fcfs_goes_by_the_programs_arrival_not_the_calls() -> None:
-    desk = Desk("program-fcfs")
+    harness = Harness("program-fcfs")
     for now, name in enumerate(("old", "young", "old", "middle", "young")):
-        desk.now = float(now)
-        desk.call(name)
-    assert desk.order() == ["old", "old", "young", "young", "middle"]
+        harness.now = float(now)
+        harness.call(name)
+    assert harness.order() == ["old", "old", "young", "young", "middle"]
 
 
 def test_program_fcfs_never_preempts_for_a_slot() -> None:
-    desk = Desk("program-fcfs")
-    desk.table.start_program("old", "t", 0.0)
-    desk.now = 1.0
-    desk.call("young")
-    desk.start()
-    desk.call("old")
-    assert desk.victims() == []
+    harness = Harness("program-fcfs")
+    harness.table.start_program("old", "t", 0.0)
+    harness.now = 1.0
+    harness.call("young")
+    harness.start()
+    harness.call("old")
+    assert harness.victims() == []
 
 
 # -- round-robin -----------------------------------------------------------------------
@@ -52,25 +52,25 @@ class Turns:
 
     def __init__(self, **calls: tuple[int, float]) -> None:
         """By name: how many calls a program has open at a time, and their length."""
-        self.desk = Desk("round-robin", quanta=(1.0,))
+        self.harness = Harness("round-robin", quanta=(1.0,))
         self.length = {name: length for name, (_, length) in calls.items()}
         self.served = Counter[str]()
         for name, (number, _) in calls.items():
             for _ in range(number):
-                self.desk.call(name)
+                self.harness.call(name)
 
     def step(self, seconds: float = 0.25) -> str:
         """Whose call runs for a piece of a quantum."""
-        desk = self.desk
-        for call in desk.victims():
-            desk.preempt(call)
-        call = desk.running[0] if desk.running else desk.start()
+        harness = self.harness
+        for call in harness.victims():
+            harness.preempt(call)
+        call = harness.running[0] if harness.running else harness.start()
         name = call.program.program_id
-        desk.serve(call, seconds)
+        harness.serve(call, seconds)
         self.served[name] += 1
         if call.served_s >= self.length[name]:
-            desk.end(call)
-            desk.call(name)
+            harness.end(call)
+            harness.call(name)
         return name
 
     def run(self, steps: int) -> str:
@@ -99,7 +99,7 @@ def test_a_new_program_starts_in_the_round_that_is_being_served() -> None:
     turns = Turns(a=(1, 99.0), b=(1, 99.0))
     turns.run(80)
     turns.length["new"] = 99.0
-    turns.desk.call("new")
+    turns.harness.call("new")
     turns.run(48)
     assert turns.served["new"] == pytest.approx(16, abs=4)
 
@@ -107,35 +107,35 @@ def test_a_new_program_starts_in_the_round_that_is_being_served() -> None:
 def test_a_program_that_was_away_saves_up_no_turns() -> None:
     turns = Turns(a=(1, 99.0), b=(1, 99.0))
     assert turns.run(8) == "aaaabbbb"
-    turns.desk.end(next(c for c in turns.desk.queues.calls.values() if c.queued))
+    turns.harness.end(next(c for c in turns.harness.queues.calls.values() if c.queued))
     assert turns.run(80) == "b" * 80
-    turns.desk.call("a")
+    turns.harness.call("a")
     assert turns.run(40).count("a") == pytest.approx(20, abs=4)
 
 
 def test_ended_programs_are_forgotten() -> None:
-    desk = Desk("round-robin")
-    desk.live("a", 3.0)
-    assert desk.queues.policy._offsets == {}  # type: ignore[attr-defined]
+    harness = Harness("round-robin")
+    harness.live("a", 3.0)
+    assert harness.queues.policy._offsets == {}  # type: ignore[attr-defined]
 
 
 # -- srtf ------------------------------------------------------------------------------
 
 
 def test_srtf_goes_by_the_tokens_of_the_prompt_that_are_to_be_computed() -> None:
-    desk = Desk("srtf")
+    harness = Harness("srtf")
     for name, tokens in (("long", 900), ("short", 10), ("middle", 300), ("short2", 10)):
-        desk.call(name, tokens)
-    assert desk.order() == ["short", "short2", "middle", "long"]
+        harness.call(name, tokens)
+    assert harness.order() == ["short", "short2", "middle", "long"]
 
 
 def test_under_srtf_what_runs_is_one_token_from_its_next_and_runs_on() -> None:
-    desk = Desk("srtf")
-    desk.call("long", 900)
-    running = desk.start()
-    desk.call("short", 1)
-    desk.serve(running, 100.0)
-    assert desk.victims() == []
+    harness = Harness("srtf")
+    harness.call("long", 900)
+    running = harness.start()
+    harness.call("short", 1)
+    harness.serve(running, 100.0)
+    assert harness.victims() == []
 
 
 # -- two-level -------------------------------------------------------------------------
@@ -145,75 +145,75 @@ def names(prefix: str, count: int) -> list[str]:
     return [f"{prefix}{index}" for index in range(count)]
 
 
-def staging(desk: Desk) -> TwoLevel:
-    policy = desk.queues.policy
+def staging(harness: Harness) -> TwoLevel:
+    policy = harness.queues.policy
     assert isinstance(policy, TwoLevel)
     return policy
 
 
 def test_the_first_are_staged_and_the_shortest_of_them_runs_first() -> None:
-    desk = Desk("two-level")
+    harness = Harness("two-level")
     for index, name in enumerate(names("p", STAGED)):
-        desk.call(name, 100 - index)
-    desk.call("tiny", 1)
-    desk.call("tiny2", 1)
-    assert desk.order() == [*reversed(names("p", STAGED)), "tiny", "tiny2"]
+        harness.call(name, 100 - index)
+    harness.call("tiny", 1)
+    harness.call("tiny2", 1)
+    assert harness.order() == [*reversed(names("p", STAGED)), "tiny", "tiny2"]
 
 
 def test_who_leaves_the_staging_queue_makes_room_for_the_first_in_line() -> None:
-    desk = Desk("two-level")
+    harness = Harness("two-level")
     for name in names("p", STAGED):
-        desk.call(name, 100)
+        harness.call(name, 100)
     for name, tokens in (("first", 50), ("second", 1), ("third", 99)):
-        desk.call(name, tokens)
+        harness.call(name, tokens)
     started = []
     for _ in range(4):
-        started.append(desk.start().program.program_id)
-        assert len(staging(desk)._staged) == STAGED or not staging(desk)._line
+        started.append(harness.start().program.program_id)
+        assert len(staging(harness)._staged) == STAGED or not staging(harness)._line
     assert started == ["p0", "first", "second", "third"]
 
 
 def test_a_staged_call_that_is_aborted_frees_its_place() -> None:
-    desk = Desk("two-level")
-    calls = [desk.call(name, 100) for name in names("p", STAGED)]
-    desk.call("next", 1)
-    assert desk.order()[0] == "p0"
-    desk.end(calls[3])
-    assert desk.order()[0] == "next"
-    assert len(staging(desk)._staged) == STAGED
+    harness = Harness("two-level")
+    calls = [harness.call(name, 100) for name in names("p", STAGED)]
+    harness.call("next", 1)
+    assert harness.order()[0] == "p0"
+    harness.end(calls[3])
+    assert harness.order()[0] == "next"
+    assert len(staging(harness)._staged) == STAGED
 
 
 def test_a_call_that_is_aborted_in_line_is_forgotten_at_once() -> None:
-    desk = Desk("two-level")
+    harness = Harness("two-level")
     for name in names("p", STAGED):
-        desk.call(name, 100)
-    gone, following = desk.call("gone", 1), desk.call("following", 1)
-    desk.end(gone)
-    assert list(staging(desk)._line.values()) == [following]
-    desk.start()
-    assert desk.order()[0] == "following"
+        harness.call(name, 100)
+    gone, following = harness.call("gone", 1), harness.call("following", 1)
+    harness.end(gone)
+    assert list(staging(harness)._line.values()) == [following]
+    harness.start()
+    assert harness.order()[0] == "following"
 
 
 def test_a_preempted_call_takes_no_place_of_those_who_never_ran() -> None:
-    desk = Desk("two-level")
+    harness = Harness("two-level")
     for name in names("p", STAGED + 2):
-        desk.call(name, 100)
-    desk.preempt(desk.start())
-    assert len(staging(desk)._staged) == STAGED
-    assert desk.order()[0] == "p0", "it keeps its own"
+        harness.call(name, 100)
+    harness.preempt(harness.start())
+    assert len(staging(harness)._staged) == STAGED
+    assert harness.order()[0] == "p0", "it keeps its own"
     for _ in range(STAGED + 2):
-        desk.start()
-    assert not staging(desk)._staged
+        harness.start()
+    assert not staging(harness)._staged
 
 
 @pytest.mark.parametrize("count", [1, STAGED, STAGED + 1, 50])
 def test_no_place_is_lost_however_many_come(count: int) -> None:
-    desk = Desk("two-level")
+    harness = Harness("two-level")
     for name in names("p", count):
-        desk.call(name, len(name))
+        harness.call(name, len(name))
     for _ in range(count):
-        desk.end(desk.start(), program=True)
-    policy = staging(desk)
+        harness.end(harness.start(), program=True)
+    policy = staging(harness)
     assert not policy._staged
     assert not policy._line
 

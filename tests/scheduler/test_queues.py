@@ -31,7 +31,7 @@ def config(**changes: object) -> SchedulerConfig:
     return SchedulerConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-class Desk:
+class Harness:
     """Queues and a table, with one-line events."""
 
     def __init__(self, **changes: object) -> None:
@@ -60,88 +60,88 @@ class Desk:
 
 
 def test_a_call_enters_the_level_of_its_programs_service() -> None:
-    desk = Desk()
-    levels = [desk.arrive(f"c{s}", f"p{s}", service=s).level for s in (0, 0.99, 1, 2.99, 3, 99)]
+    harness = Harness()
+    levels = [harness.arrive(f"c{s}", f"p{s}", service=s).level for s in (0, 0.99, 1, 2.99, 3, 99)]
     assert levels == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_spent_quantum_demotes_to_the_tail_of_the_next_level() -> None:
-    desk = Desk()
-    call = desk.run(desk.arrive("a", "p"))
-    assert not desk.queues.charge(call, 0.5, 0.0)
-    assert desk.queues.charge(call, 0.5, 0.0)
+    harness = Harness()
+    call = harness.run(harness.arrive("a", "p"))
+    assert not harness.queues.charge(call, 0.5, 0.0)
+    assert harness.queues.charge(call, 0.5, 0.0)
     assert (call.level, call.quantum_left, call.demotions) == (1, 2.0, 1)
-    desk.queues.charge(call, 2.0, 0.0)
-    assert not desk.queues.charge(call, 1e9, 0.0), "the last level has no end"
+    harness.queues.charge(call, 2.0, 0.0)
+    assert not harness.queues.charge(call, 1e9, 0.0), "the last level has no end"
     assert call.level == 2
 
 
 def test_a_preempted_call_comes_back_ahead_of_later_ones() -> None:
-    desk = Desk()
-    first = desk.run(desk.arrive("a", "p"))
-    desk.arrive("b", "q")
-    desk.queues.stop(first, now=3)
-    desk.queues.put(first)
-    assert desk.queues.head() is first
+    harness = Harness()
+    first = harness.run(harness.arrive("a", "p"))
+    harness.arrive("b", "q")
+    harness.queues.stop(first, now=3)
+    harness.queues.put(first)
+    assert harness.queues.head() is first
     assert first.preemptions == 1
 
 
 def test_the_worst_goes_first_and_no_more_than_needed() -> None:
-    desk = Desk()
-    bad = desk.run(desk.arrive("bad", "p", service=1))
-    worse = desk.run(desk.arrive("worse", "q", service=9))
-    desk.arrive("x", "r")
-    assert desk.victims([bad, worse]) == [worse]
-    desk.arrive("y", "s")
-    assert desk.victims([bad, worse]) == [worse, bad]
-    assert desk.victims([bad, worse], slots=1) == [worse]
-    assert desk.victims([bad, worse], slots=2) == []
+    harness = Harness()
+    bad = harness.run(harness.arrive("bad", "p", service=1))
+    worse = harness.run(harness.arrive("worse", "q", service=9))
+    harness.arrive("x", "r")
+    assert harness.victims([bad, worse]) == [worse]
+    harness.arrive("y", "s")
+    assert harness.victims([bad, worse]) == [worse, bad]
+    assert harness.victims([bad, worse], slots=1) == [worse]
+    assert harness.victims([bad, worse], slots=2) == []
 
 
 def test_memory_preempts_only_when_that_makes_enough_room() -> None:
-    desk = Desk()
-    running = desk.run(desk.arrive("a", "p", service=9))
-    desk.arrive("x", "r")
-    assert desk.victims([running], slots=5, blocks=0, size=3) == [running]
-    one_short = desk.queues.victims([running], 5, 0, Room(lambda c: 4, lambda c: 3))
+    harness = Harness()
+    running = harness.run(harness.arrive("a", "p", service=9))
+    harness.arrive("x", "r")
+    assert harness.victims([running], slots=5, blocks=0, size=3) == [running]
+    one_short = harness.queues.victims([running], 5, 0, Room(lambda c: 4, lambda c: 3))
     assert one_short == [], "a preemption that does not help is not made"
 
 
 def test_a_starved_call_is_promoted_when_its_ratio_reaches_beta() -> None:
     """W/T of the program with the call's own: (0 + w) / (4 + 0) >= 2 at w = 8."""
-    desk = Desk(beta=2.0)
-    call = desk.arrive("a", "p", now=10, service=4)
-    assert desk.queues.promote(17.9) == []
-    assert desk.queues.promote(18.0) == [call]
+    harness = Harness(beta=2.0)
+    call = harness.arrive("a", "p", now=10, service=4)
+    assert harness.queues.promote(17.9) == []
+    assert harness.queues.promote(18.0) == [call]
     assert (call.level, call.promotions, call.quantum_left) == (0, 1, 1.0)
-    assert desk.queues.head() is call
+    assert harness.queues.head() is call
 
 
 def test_a_call_is_neither_queued_nor_started_twice() -> None:
-    desk = Desk()
-    call = desk.arrive("a", "p")
+    harness = Harness()
+    call = harness.arrive("a", "p")
     with pytest.raises(InvariantError, match=r"^call a is queued twice"):
-        desk.queues.put(call)
+        harness.queues.put(call)
     with pytest.raises(InvariantError, match=r"^call a starts but was not taken from its queue"):
-        desk.queues.start(call, 0)
+        harness.queues.start(call, 0)
     with pytest.raises(InvariantError, match="call a is queued already"):
-        desk.arrive("a", "p")
+        harness.arrive("a", "p")
     with pytest.raises(InvariantError, match="call a is preempted but does not run"):
-        desk.queues.stop(call, 0)
-    desk.queues.take()
+        harness.queues.stop(call, 0)
+    harness.queues.take()
     with pytest.raises(InvariantError, match=r"^no call waits$"):
-        desk.queues.take()
+        harness.queues.take()
 
 
-def broken(desk: Desk, what: str) -> None:
+def broken(harness: Harness, what: str) -> None:
     """One thing is not as it must be, with a call that waits and a call that runs."""
-    waiting, running = desk.queues.calls["waits"], desk.queues.calls["runs"]
+    waiting, running = harness.queues.calls["waits"], harness.queues.calls["runs"]
     if what == "counted":
-        desk.queues._waiting += 1
+        harness.queues._waiting += 1
     elif what == "runs":
         waiting.since = None
     elif what == "offered":
-        desk.queues._heap.clear()
+        harness.queues._heap.clear()
     elif what == "promoted":
         running.promoted = True
 
@@ -156,25 +156,25 @@ def broken(desk: Desk, what: str) -> None:
     ],
 )
 def test_integrity_sees_what_is_wrong(what: str, message: str) -> None:
-    desk = Desk(beta=2.0)
-    desk.run(desk.arrive("runs", "p"))
-    desk.arrive("gone", "q", service=5)
-    desk.arrive("waits", "r", service=5)
-    desk.queues.check_integrity()
-    broken(desk, what)
+    harness = Harness(beta=2.0)
+    harness.run(harness.arrive("runs", "p"))
+    harness.arrive("gone", "q", service=5)
+    harness.arrive("waits", "r", service=5)
+    harness.queues.check_integrity()
+    broken(harness, what)
     with pytest.raises(InvariantError) as found:
-        desk.queues.check_integrity()
+        harness.queues.check_integrity()
     assert str(found.value) == message
 
 
 def test_integrity_sees_a_watched_call_that_is_gone() -> None:
-    desk = Desk(beta=2.0)
-    call = desk.arrive("gone", "q", service=5)
+    harness = Harness(beta=2.0)
+    call = harness.arrive("gone", "q", service=5)
     with pytest.raises(InvariantError) as found:
-        desk.queues._starvation.check_integrity({})
+        harness.queues._starvation.check_integrity({})
     assert str(found.value) == "call gone of q is gone but watched"
-    desk.run(call)
-    desk.queues._starvation.check_integrity({})
+    harness.run(call)
+    harness.queues._starvation.check_integrity({})
 
 
 @st.composite

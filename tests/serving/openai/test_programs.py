@@ -13,7 +13,7 @@ from agentrt.executors.openai import OpenAIEndpoint
 from agentrt.graph import NodeKind
 from agentrt.request import Reply
 from agentrt.scheduler.table import ProgramState
-from agentrt.serving.openai.guests import Guests
+from agentrt.serving.openai.client_programs import ClientPrograms
 from agentrt.serving.openai.identity import Claim
 from agentrt.serving.server import Bounds, ServedProgram
 from agentrt.serving.tenants import Limits
@@ -275,7 +275,7 @@ async def test_a_session_begins_and_ends_by_hand() -> None:
 async def test_calls_that_outlive_their_program_leave_nothing() -> None:
     """The session ends, and its tenant is forgotten, before its call has come to its end."""
     async with Runtime(ScriptedExecutor()) as runtime:
-        guests = Guests(runtime, lambda tenant: Limits(), Bounds())
+        guests = ClientPrograms(runtime, lambda tenant: Limits(), Bounds())
         session = guests.start_session("a", Claim()).name
         assert session is not None
         entry = guests.enter("a", Claim(program=session), ())

@@ -26,7 +26,7 @@ MOST_CALLS = 10_000
 
 
 @dataclass(slots=True, eq=False)
-class Guest:
+class ClientProgram:
     """A client's program. ``name`` is what its client calls it; a silent one has none.
 
     ``frontier`` is where it stands if nobody says what came before what; ``ends`` are the nodes
@@ -48,17 +48,17 @@ class Guest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a chat stands: in a guest's program, after what ended last in ``scope``."""
+    """Where a chat stands: in a client's program, after what ended last in ``scope``."""
 
-    guest: Guest
+    guest: ClientProgram
     scope: Scope
 
 
 @dataclass(slots=True)
 class Entry:
-    """One request of a guest, entered: its calls come ``after`` these nodes."""
+    """One request of a client's program, entered: its calls come ``after`` these nodes."""
 
-    guest: Guest
+    guest: ClientProgram
     after: Frontier
     node: str
     call: str | None
@@ -75,27 +75,27 @@ class Entry:
 
 
 @dataclass(slots=True)
-class _House:
+class _TenantPrograms:
     """One tenant's guests: all, those with names, and those that are idle, the longest first."""
 
-    all: set[Guest] = field(default_factory=set)
-    named: dict[str, Guest] = field(default_factory=dict)
-    idle: OrderedDict[Guest, None] = field(default_factory=OrderedDict)
-    silent_idle: OrderedDict[Guest, None] = field(default_factory=OrderedDict)
+    all: set[ClientProgram] = field(default_factory=set)
+    named: dict[str, ClientProgram] = field(default_factory=dict)
+    idle: OrderedDict[ClientProgram, None] = field(default_factory=OrderedDict)
+    silent_idle: OrderedDict[ClientProgram, None] = field(default_factory=OrderedDict)
     talks: Conversations[Place] = field(default_factory=Conversations)
 
-    def waits(self, guest: Guest) -> OrderedDict[Guest, None]:
+    def waits(self, guest: ClientProgram) -> OrderedDict[ClientProgram, None]:
         return self.silent_idle if guest.name is None else self.idle
 
 
-class Guests:
+class ClientPrograms:
     """All clients' programs. ``clock`` is the runtime's; times are seconds."""
 
     def __init__(self, runtime: Runtime, limits: Callable[[str], Limits], bounds: Bounds) -> None:
         self._runtime = runtime
         self._limits = limits
         self._bounds = bounds
-        self._houses: dict[str, _House] = {}
+        self._houses: dict[str, _TenantPrograms] = {}
 
     def __len__(self) -> int:
         return sum(len(house.all) for house in self._houses.values())
@@ -108,7 +108,7 @@ class Guests:
         Raises `BusyError` where the tenant has too many programs, and `ApiError` where the
         program is over its time or its number of calls.
         """
-        house = self._houses.setdefault(tenant, _House())
+        house = self._houses.setdefault(tenant, _TenantPrograms())
         place = house.talks.find(hashes)
         guest = self._whose(tenant, house, claim, place)
         self._check(guest)
@@ -147,18 +147,22 @@ class Guests:
         if not guest.open:
             house.waits(guest)[guest] = None
 
-    def _leave_place(self, house: _House, guest: Guest, at: bytes, scope: Scope) -> None:
+    def _leave_place(
+        self, house: _TenantPrograms, guest: ClientProgram, at: bytes, scope: Scope
+    ) -> None:
         place = Place(guest, scope)
         house.talks.leave(at, place)
         guest.places.append((at, place))
 
-    def _whose(self, tenant: str, house: _House, claim: Claim, place: Place | None) -> Guest:
+    def _whose(
+        self, tenant: str, house: _TenantPrograms, claim: Claim, place: Place | None
+    ) -> ClientProgram:
         if claim.program is not None:
             named = house.named.get(claim.program)
             return named or self._open(tenant, house, claim)
         return self._open(tenant, house, claim) if place is None else place.guest
 
-    def _open(self, tenant: str, house: _House, claim: Claim) -> Guest:
+    def _open(self, tenant: str, house: _TenantPrograms, claim: Claim) -> ClientProgram:
         most = self._limits(tenant).programs
         if len(house.all) >= most:
             # A program that nobody named nobody misses.
@@ -171,13 +175,13 @@ class Guests:
         )
         now = self._runtime.now()
         deadline = None if claim.deadline_s is None else now + claim.deadline_s
-        guest = Guest(run, tenant, claim.program, deadline, heard=now)
+        guest = ClientProgram(run, tenant, claim.program, deadline, heard=now)
         house.all.add(guest)
         if guest.name is not None:
             house.named[guest.name] = guest
         return guest
 
-    def _check(self, guest: Guest) -> None:
+    def _check(self, guest: ClientProgram) -> None:
         if guest.deadline_at is not None and self._runtime.now() >= guest.deadline_at:
             raise ApiError(408, "the program is over its deadline", code="deadline_exceeded")
         if len(guest.run.dag) >= MOST_CALLS:
@@ -187,7 +191,7 @@ class Guests:
                 code="program_too_long",
             )
 
-    def _after(self, guest: Guest, claim: Claim, place: Place | None) -> Frontier:
+    def _after(self, guest: ClientProgram, claim: Claim, place: Place | None) -> Frontier:
         """What had to end before a call: as it says, as its chat shows, or all that has ended."""
         if claim.parents is not None:
             known = [guest.ends[name] for name in claim.parents if name in guest.ends]
@@ -195,11 +199,11 @@ class Guests:
                 return Frontier(joined.from_iterable(known))
         return guest.frontier if place is None else Frontier(place.scope.frontier.ids)
 
-    def _begin_gap(self, guest: Guest, scope: Scope, tool: str) -> None:
+    def _begin_gap(self, guest: ClientProgram, scope: Scope, tool: str) -> None:
         registry = self._runtime.registry
         guest.gaps[scope] = registry.begin_interrupt(guest.run, scope, NodeKind.TOOL, tool)
 
-    def _end_gaps(self, guest: Guest, scopes: Sequence[Scope]) -> None:
+    def _end_gaps(self, guest: ClientProgram, scopes: Sequence[Scope]) -> None:
         for scope in scopes:
             node = guest.gaps.pop(scope, None)
             if node is not None:
@@ -208,21 +212,21 @@ class Guests:
 
     # -- sessions ----------------------------------------------------------------------
 
-    def start_session(self, tenant: str, claim: Claim) -> Guest:
+    def start_session(self, tenant: str, claim: Claim) -> ClientProgram:
         """A client begins a program by hand, to be ended by `end_session`."""
-        house = self._houses.setdefault(tenant, _House())
+        house = self._houses.setdefault(tenant, _TenantPrograms())
         name = f"sess-{uuid4().hex}"
         named = Claim(name, claim.type, claim.session, deadline_s=claim.deadline_s)
         guest = self._open(tenant, house, named)
         house.idle[guest] = None
         return guest
 
-    def named(self, tenant: str) -> list[Guest]:
+    def named(self, tenant: str) -> list[ClientProgram]:
         """The tenant's live programs that have a name, in the order of their beginning."""
         house = self._houses.get(tenant)
         return [] if house is None else list(house.named.values())
 
-    def session(self, tenant: str, name: str) -> Guest:
+    def session(self, tenant: str, name: str) -> ClientProgram:
         """The tenant's live program of that name. Raises `ApiError` if there is none."""
         house = self._houses.get(tenant)
         guest = None if house is None else house.named.get(name)
@@ -230,7 +234,7 @@ class Guests:
             raise ApiError(404, f"there is no session {name!r}", code="session_not_found")
         return guest
 
-    def end_session(self, tenant: str, name: str) -> Guest:
+    def end_session(self, tenant: str, name: str) -> ClientProgram:
         """The program is over; what it still calls is called off."""
         guest = self.session(tenant, name)
         self._end(guest)
@@ -248,7 +252,7 @@ class Guests:
             del self._houses[tenant]
         return len(stale)
 
-    def _stale(self, house: _House, now: float) -> Iterator[Guest]:
+    def _stale(self, house: _TenantPrograms, now: float) -> Iterator[ClientProgram]:
         waits = (
             (house.idle, self._bounds.idle_s),
             (house.silent_idle, self._bounds.silent_idle_s),
@@ -265,7 +269,7 @@ class Guests:
             for guest in list(house.all):
                 self._end(guest)
 
-    def _end(self, guest: Guest) -> None:
+    def _end(self, guest: ClientProgram) -> None:
         house = self._houses[guest.tenant]
         house.waits(guest).pop(guest, None)
         if guest.name is not None:

@@ -9,7 +9,7 @@ from agentrt.scheduler import LevelQueues, Policy, ProcessTable, QueuedCall, Sch
 from agentrt.scheduler.victims import Room
 
 
-class Desk:
+class Harness:
     """Calls are named after their programs: 'a/0' is the first of program 'a'."""
 
     def __init__(

@@ -17,9 +17,9 @@ from agentrt.request import CallSpec, Message, Reply
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.openai.answers import chat_message
 from agentrt.serving.openai.calls import Answering, Calls, ClientGoneError, Piece
+from agentrt.serving.openai.client_programs import ClientPrograms, Entry
 from agentrt.serving.openai.conversation import chain
 from agentrt.serving.openai.faults import client_gone, describe, log_fault
-from agentrt.serving.openai.guests import Entry, Guests
 from agentrt.serving.openai.identity import read_claim
 from agentrt.serving.server import Server
 
@@ -48,13 +48,13 @@ class Ask:
     events: Events | None
 
 
-class Desk:
+class RequestHandler:
     """What the routes of the OpenAI API share."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.calls = Calls(server.runtime)
-        self.guests = Guests(server.runtime, server.tenants.limits, server.bounds)
+        self.guests = ClientPrograms(server.runtime, server.tenants.limits, server.bounds)
 
     @property
     def native_tools(self) -> bool:
