@@ -125,7 +125,7 @@ class _Queue:
     def _why(self, call: Mapping[str, Any], before: int | None) -> str:
         if call.get("gave_way_to"):
             return "preempted"
-        if call.get("held") or (self._has_slots and self._lacks_blocks):
+        if self._has_slots and self._lacks_blocks:
             return "preempted, no KV space" if call.get("preemptions") else "no KV space"
         if self._has_slots:
             return "next in line"

@@ -143,7 +143,7 @@ def test_the_end_of_a_stream_is_heard(name: str) -> None:
     module = pytest.importorskip(name)
     ends: list[str] = []
 
-    class Body(module.SyncByteStream):  # type: ignore[misc, name-defined]
+    class Body(module.SyncByteStream):  # type: ignore[misc, name-defined]  # a class of a module that is a parameter
         def __iter__(self) -> Iterator[bytes]:
             yield b"some"
 

@@ -22,6 +22,7 @@ class Idle(BaseCallbackHandler):
     ignore_custom_event = True
 
 
+# One handler for all contexts is what is wanted: it keeps nothing.
 _IDLE: ContextVar[BaseCallbackHandler | None] = ContextVar("agentrt_idle", default=Idle())  # noqa: B039
 
 

@@ -62,8 +62,9 @@ def test_a_streaming_session_goes_on_with_its_next_input(policy: str, in_flight:
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_session_gives_way_only_while_none_of_its_output_is_in_flight(in_flight: int) -> None:
     """vLLM would lose it if what is in flight ended its turn."""
-    size = {"max_num_seqs": 1, "blocks": 64, "settings": {"policy": "atlas", **EAGER}}
-    e = HeadlessEngine(make_scheduler(ProgramScheduler, **size), in_flight)  # type: ignore[arg-type]
+    settings = {"policy": "atlas", **EAGER}
+    scheduler = make_scheduler(ProgramScheduler, max_num_seqs=1, blocks=64, settings=settings)
+    e = HeadlessEngine(scheduler, in_flight)
     session = chunk("s", list(range(20)), 60)
     e.submit(session)
     for _ in range(10):
