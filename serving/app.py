@@ -28,9 +28,11 @@ def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
 
     Raises `ConfigError` if two of these have authentication hooks.
     """
-    from agentrt.serving import langgraph, observability, openai
+    from agentrt.serving import langgraph, observability
+    from agentrt.serving.openai.api import api as openai
+    from agentrt.serving.programs.api import api as programs
 
-    return [openai.api, langgraph.api_with(_auth_of(projects)), observability.api]
+    return [programs, openai, langgraph.api_with(_auth_of(projects)), observability.api]
 
 
 def _auth_of(projects: Sequence[Path]) -> Auth | None:

@@ -13,6 +13,7 @@ from fastapi import APIRouter
 
 from agentrt.program import Program
 from agentrt.runtime import Runtime
+from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.tenants import Tenants
 
 
@@ -78,7 +79,7 @@ class Server:
     ``served`` has programs and graphs by the names that clients use. Once ``draining``, the
     server finishes what runs and takes nothing new; ``under_way`` has the tasks to wait for that
     belong to no request (an API adds and removes them). ``tenants`` has each tenant's limits and
-    use; with ``keys``, requests without a key are refused.
+    use; with ``keys``, requests without a key are refused. ``programs`` are the clients' own.
     """
 
     runtime: Runtime
@@ -90,6 +91,15 @@ class Server:
     tenants: Tenants = field(default_factory=_default_tenants)
     keys: KeyCheck | None = None
     bounds: Bounds = field(default_factory=Bounds)
+    programs: ClientPrograms = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.programs = ClientPrograms(
+            self.runtime,
+            self.tenants.limits,
+            idle_s=self.bounds.idle_s,
+            silent_idle_s=self.bounds.silent_idle_s,
+        )
 
 
 Api = Callable[[Server], AbstractAsyncContextManager[APIRouter]]

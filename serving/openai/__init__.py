@@ -1,7 +1,1 @@
-"""Models and programs behind the OpenAI API."""
-
-from __future__ import annotations
-
-from agentrt.serving.openai.room import api
-
-__all__ = ["api"]
+"""Models behind the OpenAI API."""

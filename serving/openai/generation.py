@@ -16,25 +16,25 @@ from agentrt.serving.openai.answers import (
     chat_answer,
     completion_answer,
 )
-from agentrt.serving.openai.faults import ApiError
 from agentrt.serving.openai.request_handler import Ask, RequestHandler
 from agentrt.serving.openai.requests import ChatRequest, CompletionRequest, Sampling
 from agentrt.serving.openai.specs import chat_specs, completion_specs
+from agentrt.serving.programs.errors import ApiError
 
 
-def add_generation(router: APIRouter, desk: RequestHandler) -> None:
+def add_generation(router: APIRouter, handler: RequestHandler) -> None:
     """Add the routes."""
     began = int(time.time())
 
     @router.post("/chat/completions", response_model=None)
     async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
         """A chat's next message, by a model that is served; as events with ``stream``."""
-        return await desk.answer(request, _ask_chat(desk, request, body))
+        return await handler.answer(request, _ask_chat(handler, request, body))
 
     @router.post("/completions", response_model=None)
     async def create_completion(request: Request, body: CompletionRequest) -> Response:
         """What follows a prompt."""
-        return await desk.answer(request, _ask_completion(desk, request, body))
+        return await handler.answer(request, _ask_completion(handler, request, body))
 
     @router.get("/models", response_model=None)
     async def list_models() -> Response:
@@ -44,24 +44,24 @@ def add_generation(router: APIRouter, desk: RequestHandler) -> None:
     @router.get("/models/{model:path}", response_model=None)
     async def retrieve_model(model: str) -> Response:
         """One of them."""
-        return JSONResponse(_model(desk.model(model), began))
+        return JSONResponse(_model(handler.model(model), began))
 
-    names = desk.server.models
+    names = handler.server.models
 
 
 def _model(name: str, began: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": began, "owned_by": "agentrt"}
 
 
-def _ask_chat(desk: RequestHandler, request: Request, body: ChatRequest) -> Ask:
+def _ask_chat(handler: RequestHandler, request: Request, body: ChatRequest) -> Ask:
     specs, with_usage = chat_specs(body), _with_usage(body)
     may_call = bool(specs[0].tools) and specs[0].tool_choice != "none"
-    in_form = may_call and not desk.native_tools
+    in_form = may_call and not handler.native_tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     head = Head(
         f"chatcmpl-{request.state.request_id}",
         int(time.time()),
-        desk.model(body.model),
+        handler.model(body.model),
         kind,
         in_form,
     )
@@ -76,11 +76,11 @@ def _ask_chat(desk: RequestHandler, request: Request, body: ChatRequest) -> Ask:
     )
 
 
-def _ask_completion(desk: RequestHandler, request: Request, body: CompletionRequest) -> Ask:
+def _ask_completion(handler: RequestHandler, request: Request, body: CompletionRequest) -> Ask:
     specs, with_usage = completion_specs(body), _with_usage(body)
     prompts = len(specs) // (body.n or 1)
     name = f"cmpl-{request.state.request_id}"
-    head = Head(name, int(time.time()), desk.model(body.model), "text_completion")
+    head = Head(name, int(time.time()), handler.model(body.model), "text_completion")
     return Ask(
         specs=specs,
         chat=(),

@@ -16,11 +16,12 @@ from agentrt.errors import NotServedError
 from agentrt.request import CallSpec, Message, Reply
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.openai.answers import chat_message
-from agentrt.serving.openai.calls import Answering, Calls, ClientGoneError, Piece
-from agentrt.serving.openai.client_programs import ClientPrograms, Entry
-from agentrt.serving.openai.conversation import chain
-from agentrt.serving.openai.faults import client_gone, describe, log_fault
-from agentrt.serving.openai.identity import read_claim
+from agentrt.serving.openai.calls import Answering, Calls, Piece
+from agentrt.serving.programs.client_programs import Entry
+from agentrt.serving.programs.conversation import chain
+from agentrt.serving.programs.errors import client_gone, describe, log_fault
+from agentrt.serving.programs.identity import read_claim
+from agentrt.serving.programs.tasks import ClientGoneError
 from agentrt.serving.server import Server
 
 
@@ -54,7 +55,6 @@ class RequestHandler:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.calls = Calls(server.runtime)
-        self.guests = ClientPrograms(server.runtime, server.tenants.limits, server.bounds)
 
     @property
     def native_tools(self) -> bool:
@@ -76,11 +76,11 @@ class RequestHandler:
         claim = read_claim(request.headers, ask.session_id)
         self.server.tenants.enter(tenant, len(specs))
         try:
-            entry = self.guests.enter(tenant, claim, chain(ask.chat))
+            entry = self.server.programs.enter(tenant, claim, chain(ask.chat))
         except BaseException:
             self.server.tenants.leave(tenant, len(specs))
             raise
-        headers = {"x-agentrt-program": _ascii(entry.guest.run.id)}
+        headers = {"x-agentrt-program": _ascii(entry.program.run.id)}
         try:
             if ask.events is None:
                 return await self._whole(request, ask, entry, headers)
@@ -94,7 +94,7 @@ class RequestHandler:
         replies: list[Reply] = []
         with self._leaving(ask, entry, replies):
             work = self.calls.replies(entry, ask.specs)
-            replies += await self.calls.unless_gone(request, work)
+            replies += await self.calls.tasks.unless_gone(request, work)
         return JSONResponse(ask.whole(replies), headers=headers)
 
     async def _stream(
@@ -109,7 +109,7 @@ class RequestHandler:
         answering = self.calls.stream(entry, ask.specs, ended)
         try:
             # A call that is refused has no stream, but a status.
-            first = await self.calls.unless_gone(request, answering.get())
+            first = await self.calls.tasks.unless_gone(request, answering.get())
         except BaseException:
             answering.stop()
             raise
@@ -124,10 +124,10 @@ class RequestHandler:
         finally:
             before = entry.hashes[-1] if entry.hashes else b""
             messages = [chat_message(reply, in_form=ask.in_form) for reply in replies]
-            places = [chain([message], before)[0] for message in messages if entry.hashes]
+            ends = [chain([message], before)[0] for message in messages if entry.hashes]
             tools = [reply.tool_calls[0].name if reply.tool_calls else "" for reply in replies]
-            self.guests.leave(entry, places, tools)
-            self.server.tenants.leave(entry.guest.tenant, len(ask.specs))
+            self.server.programs.leave(entry, ends, tools)
+            self.server.tenants.leave(entry.program.tenant, len(ask.specs))
 
 
 async def _events(

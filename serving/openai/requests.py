@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
+
+from agentrt.serving.programs.bodies import Strict
 
 MOST_CALLS = 32
 """Choices times prompts of one request."""
@@ -12,12 +14,6 @@ _SEED = 2**63
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-
-
-class Strict(BaseModel):
-    """Unknown fields are errors, as are numbers that are none."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 # -- chats ---------------------------------------------------------------------------------
@@ -223,26 +219,3 @@ class CompletionRequest(Sampling):
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
-
-
-# -- programs ------------------------------------------------------------------------------
-
-Label = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]([\x20-\x7e]{0,126}[\x21-\x7e])?$")]
-
-
-class SessionRequest(Strict):
-    """``POST /v1/sessions``: ``deadline`` is in seconds from now."""
-
-    type: Label | None = None
-    session: Label | None = None
-    deadline: float | None = Field(None, gt=0, le=7 * 24 * 3600)
-
-
-class RunRequest(Strict):
-    """``POST /v1/programs/{name}/runs``: ``deadline`` is in seconds from now."""
-
-    input: Any = None
-    stream: bool = False
-    wait: bool = True
-    session: Label | None = None
-    deadline: float | None = Field(None, gt=0, le=7 * 24 * 3600)

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from agentrt.request import NO_LIMIT, CallSpec, Message, ToolSpec
-from agentrt.serving.openai.faults import ApiError
 from agentrt.serving.openai.requests import (
     MOST_CALLS,
     AssistantMessage,
@@ -24,6 +23,7 @@ from agentrt.serving.openai.requests import (
     Tool,
     ToolMessage,
 )
+from agentrt.serving.programs.errors import ApiError
 
 _TEMPERATURE = 1.0
 _COMPLETION_TOKENS = 16

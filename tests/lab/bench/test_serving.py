@@ -10,7 +10,7 @@ import pytest
 from agentrt.lab.bench.servers import Server
 from agentrt.lab.bench.serving import CALLS, COLUMNS, FOOTPRINT, ServingBench, Turn
 from agentrt.serving.tenants import Limits
-from tests.serving.openai.house import MODEL, open_house
+from tests.serving.local import MODEL, open_server
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +19,13 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_clients_are_programs_that_end() -> None:
-    async with open_house() as house:
+    async with open_server() as local:
         bench = ServingBench(3, 0.2, lambda message: None)
-        turn = await bench.turn(f"{house.url}/v1", 3, 0.2)
+        turn = await bench.turn(f"{local.url}/v1", 3, 0.2)
         assert turn.statuses.keys() == {"200"}
-        assert len(turn.latencies) == turn.statuses["200"] == len(house.engine.calls)
-        assert len(house.runtime.table) == 0
-        depths = {call.identity.parents for call in house.engine.calls}
+        assert len(turn.latencies) == turn.statuses["200"] == len(local.engine.calls)
+        assert len(local.runtime.table) == 0
+        depths = {call.identity.parents for call in local.engine.calls}
         assert depths == {(), *((step,) for step in range(CALLS - 1))}
 
 
@@ -38,13 +38,13 @@ async def test_what_fails_is_counted_and_being_busy_is_no_error(
         rests.append(seconds)
 
     monkeypatch.setattr(ServingBench, "_rest", staticmethod(rest))
-    async with open_house(limits=Limits(requests_per_minute=1)) as house:
+    async with open_server(limits=Limits(requests_per_minute=1)) as local:
         bench = ServingBench(1, 0.1, lambda message: None)
         async with httpx.AsyncClient() as client:
             turn = Turn()
-            await bench.program(client, f"{house.url}/v1", "a", inf, turn)
-            await bench.program(client, f"{house.url}/none", "b", inf, turn)
-            await bench.program(client, f"{house.url}/v1", "late", 0.0, turn)
+            await bench.program(client, f"{local.url}/v1", "a", inf, turn)
+            await bench.program(client, f"{local.url}/none", "b", inf, turn)
+            await bench.program(client, f"{local.url}/v1", "late", 0.0, turn)
     assert turn.statuses == {"200": 1, "429": 1, "404": 1}
     turn.seconds = 1.0
     figures = turn.figures()

@@ -18,7 +18,7 @@ from agentrt.errors import EngineDiedError
 from agentrt.request import Call, CallReport, ToolCall
 from agentrt.serving.openai.answers import usage_of
 from agentrt.testing.scripted import ScriptedExecutor
-from tests.serving.openai.house import MODEL, House, open_house
+from tests.serving.local import MODEL, LocalServer, open_server
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "serve.md").read_text("utf-8")
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -31,13 +31,15 @@ LOOK: Any = {
 }
 
 
-def sdk(house: House) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0)
+def sdk(local: LocalServer) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{local.url}/v1", api_key="none", max_retries=0)
 
 
-async def both_ways(house: House, **ask: Any) -> tuple[ChatCompletion, list[ChatCompletionChunk]]:
+async def both_ways(
+    local: LocalServer, **ask: Any
+) -> tuple[ChatCompletion, list[ChatCompletionChunk]]:
     """The answer whole and in pieces, each checked against the SDK's types."""
-    async with sdk(house) as client:
+    async with sdk(local) as client:
         create: Any = client.chat.completions.create
         whole = await create(model=MODEL, messages=HELLO, **ask)
         ChatCompletion.model_validate(whole.model_dump(), strict=True)
@@ -65,8 +67,8 @@ def joined(chunks: list[ChatCompletionChunk], index: int = 0) -> dict[str, Any]:
 
 
 async def test_text() -> None:
-    async with open_house(ScriptedExecutor(lambda call: "Hello, world.")) as house:
-        whole, chunks = await both_ways(house, logprobs=True, top_logprobs=2)
+    async with open_server(ScriptedExecutor(lambda call: "Hello, world.")) as local:
+        whole, chunks = await both_ways(local, logprobs=True, top_logprobs=2)
         choice = whole.choices[0]
         assert joined(chunks) == {
             "text": choice.message.content,
@@ -86,8 +88,8 @@ async def test_text() -> None:
 @pytest.mark.parametrize("n", [1, 4])
 async def test_a_tool_call_and_an_answer_beside_tools(n: int) -> None:
     calls = ToolCall("look", {"at": "the ☂"})
-    async with open_house(ScriptedExecutor(lambda call: calls)) as house:
-        whole, chunks = await both_ways(house, tools=[LOOK], n=n)
+    async with open_server(ScriptedExecutor(lambda call: calls)) as local:
+        whole, chunks = await both_ways(local, tools=[LOOK], n=n)
         for index in range(n):
             message = whole.choices[index].message
             [call] = message.tool_calls or []
@@ -97,16 +99,16 @@ async def test_a_tool_call_and_an_answer_beside_tools(n: int) -> None:
             streamed = joined(chunks, index)
             assert (streamed["name"], streamed["finish"]) == ("look", "tool_calls")
             assert json.loads(streamed["arguments"]) == {"at": "the ☂"}
-    async with open_house(ScriptedExecutor(lambda call: '{"answer": "no need"}')) as house:
-        whole, chunks = await both_ways(house, tools=[LOOK])
+    async with open_server(ScriptedExecutor(lambda call: '{"answer": "no need"}')) as local:
+        whole, chunks = await both_ways(local, tools=[LOOK])
         assert whole.choices[0].message.content == joined(chunks)["text"] == "no need"
         assert whole.choices[0].message.tool_calls is None
 
 
 async def test_a_tool_call_that_is_cut_off_comes_as_far_as_it_came() -> None:
     calls = ToolCall("look", {"at": "one two three four five six"})
-    async with open_house(ScriptedExecutor(lambda call: calls)) as house:
-        whole, chunks = await both_ways(house, tools=[LOOK], max_completion_tokens=12)
+    async with open_server(ScriptedExecutor(lambda call: calls)) as local:
+        whole, chunks = await both_ways(local, tools=[LOOK], max_completion_tokens=12)
         choice = whole.choices[0]
         [call] = choice.message.tool_calls or []
         assert call.type == "function"
@@ -120,7 +122,7 @@ async def test_completions_of_several_prompts() -> None:
     def say(call: Call) -> str:
         return f"after {call.spec.prompt or call.spec.prompt_token_ids}"
 
-    async with open_house(ScriptedExecutor(say)) as house, sdk(house) as client:
+    async with open_server(ScriptedExecutor(say)) as local, sdk(local) as client:
         ask: Any = {"model": MODEL, "prompt": ["a", "b"], "n": 2, "logprobs": 1}
         whole = await client.completions.create(**ask)
         Completion.model_validate(whole.model_dump(), strict=True)
@@ -136,11 +138,11 @@ async def test_completions_of_several_prompts() -> None:
 
 
 async def test_choices_have_seeds_of_their_own() -> None:
-    async with open_house() as house:
-        await house.chat("x", n=3, seed=2**63 - 2)
-        seeds = [call.spec.seed for call in house.engine.calls]
+    async with open_server() as local:
+        await local.chat("x", n=3, seed=2**63 - 2)
+        seeds = [call.spec.seed for call in local.engine.calls]
         assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
-        parents = [n.parents for run in house.runtime.runs.values() for n in run.dag.nodes()]
+        parents = [n.parents for run in local.runtime.runs.values() for n in run.dag.nodes()]
         assert parents == [(), (), ()]
 
 
@@ -155,14 +157,14 @@ async def test_an_engine_that_dies_is_told_as_503_or_in_the_stream() -> None:
                 raise EngineDiedError("the engine died")
 
     body: dict[str, Any] = {"model": MODEL, "messages": HELLO}
-    async with open_house(ScriptedExecutor(die)) as house:
+    async with open_server(ScriptedExecutor(die)) as local:
         for stream in (False, True):
-            answer = await house.client.post(
+            answer = await local.client.post(
                 "/v1/chat/completions", json={**body, "stream": stream}
             )
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_died")
-    async with open_house(DiesLater(lambda call: "one two three four")) as house:
-        answer = await house.client.post("/v1/chat/completions", json={**body, "stream": True})
+    async with open_server(DiesLater(lambda call: "one two three four")) as local:
+        answer = await local.client.post("/v1/chat/completions", json={**body, "stream": True})
         last = [line for line in answer.text.splitlines() if line.startswith("data: ")][-1]
         assert json.loads(last[6:])["error"]["code"] == "engine_died"
 
@@ -171,24 +173,24 @@ async def test_a_bug_is_a_500_that_says_nothing_of_the_inside() -> None:
     def bug(call: Call) -> str:
         raise RuntimeError("secret")
 
-    async with open_house(ScriptedExecutor(bug)) as house:
+    async with open_server(ScriptedExecutor(bug)) as local:
         for stream in (False, True):
             body = {"model": MODEL, "messages": HELLO, "stream": stream}
-            answer = await house.client.post("/v1/chat/completions", json=body)
+            answer = await local.client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 500
             assert answer.json()["error"]["code"] == "internal_error"
             assert "secret" not in answer.text
-        assert not any(row.calls for row in house.runtime.table)
+        assert not any(row.calls for row in local.runtime.table)
 
 
 async def test_nothing_grows_under_load() -> None:
     """Sixty clients, two programs each: then all is as it was before."""
     tls = httpx.create_ssl_context()  # made once: it takes longer than all else
-    async with open_house() as house:
+    async with open_server() as local:
 
         async def client(name: str) -> None:
             # One for each: a pool of many connections is slow.
-            async with httpx.AsyncClient(base_url=house.url, verify=tls, timeout=60) as own:
+            async with httpx.AsyncClient(base_url=local.url, verify=tls, timeout=60) as own:
                 for number in range(2):
                     said = {"x-agentrt-program": f"{name}-{number}"}
                     for stream in (False, True):
@@ -200,19 +202,19 @@ async def test_nothing_grows_under_load() -> None:
         await client("first")
         tasks = len(asyncio.all_tasks())
         await asyncio.gather(*(client(f"c{n}") for n in range(60)))
-        assert len(house.engine.calls) == 61 * 4
-        assert len(house.runtime.table) == len(house.runtime.runs) == 0
-        assert house.server.tenants.calls("default") == 0
-        assert (await house.runtime.executor.snapshot())["tenants"] == {}
-        await house.until(lambda: len(asyncio.all_tasks()) <= tasks)
-        assert len(house.engine.ended) == 61 * 2
+        assert len(local.engine.calls) == 61 * 4
+        assert len(local.runtime.table) == len(local.runtime.runs) == 0
+        assert local.server.tenants.calls("default") == 0
+        assert (await local.runtime.executor.snapshot())["tenants"] == {}
+        await local.until(lambda: len(asyncio.all_tasks()) <= tasks)
+        assert len(local.engine.ended) == 61 * 2
 
 
 async def test_the_page_shows_a_client_that_works() -> None:
     code = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[0]
-    async with open_house(ScriptedExecutor(lambda call: "Hello!")) as house:
+    async with open_server(ScriptedExecutor(lambda call: "Hello!")) as local:
         said: list[str] = []
-        code = code.replace("http://127.0.0.1:8000", house.url)
+        code = code.replace("http://127.0.0.1:8000", local.url)
         await asyncio.to_thread(exec, code, {"print": said.append})
         assert said == ["Hello!"]
 

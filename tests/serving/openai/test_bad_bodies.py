@@ -11,7 +11,7 @@ import pytest
 
 from agentrt import Context, program
 from agentrt.serving.server import ServedProgram
-from tests.serving.openai.house import MODEL, House, open_house
+from tests.serving.local import MODEL, LocalServer, open_server
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 SESSION, RUN = "/v1/sessions", "/v1/programs/echo/runs"
@@ -201,28 +201,28 @@ def corpus(rng: random.Random) -> Iterator[tuple[str, bytes]]:
         yield path, json.dumps({**GOOD[path], **bad}).encode()
 
 
-async def post(house: House, path: str, body: bytes) -> Any:
+async def post(local: LocalServer, path: str, body: bytes) -> Any:
     headers = {"content-type": "application/json"}
-    return await house.client.post(path, content=body, headers=headers)
+    return await local.client.post(path, content=body, headers=headers)
 
 
 async def test_good_bodies_are_good() -> None:
     """Else the corpus would say nothing."""
-    async with open_house(served={"echo": ServedProgram(echo, "here.py")}) as house:
+    async with open_server(served={"echo": ServedProgram(echo, "here.py")}) as local:
         for path, body in GOOD.items():
-            answer = await post(house, path, json.dumps(body).encode())
+            answer = await post(local, path, json.dumps(body).encode())
             assert answer.status_code < 300, answer.text
 
 
 async def test_each_bad_body_is_answered_with_what_is_wrong() -> None:
     rng, seen = random.Random(7), set[tuple[str, bytes]]()
-    async with open_house(served={"echo": ServedProgram(echo, "here.py")}) as house:
+    async with open_server(served={"echo": ServedProgram(echo, "here.py")}) as local:
         for path, body in corpus(rng):
             # A body that two faults make good again would be a bug of the corpus.
             if (path, body) in seen:
                 continue
             seen.add((path, body))
-            answer = await post(house, path, body)
+            answer = await post(local, path, body)
             if path == SESSION and body in (b"", b"null"):
                 continue  # a session needs no body
             what = f"{path} {body[:300]!r} {answer.status_code} {answer.text[:300]}"
@@ -233,8 +233,8 @@ async def test_each_bad_body_is_answered_with_what_is_wrong() -> None:
             if len(seen) >= CORPUS:
                 break
         assert len(seen) == CORPUS
-        assert house.engine.calls == []
-        assert all(not len(run.dag) for run in house.runtime.runs.values())
+        assert local.engine.calls == []
+        assert all(not len(run.dag) for run in local.runtime.runs.values())
 
 
 @pytest.mark.parametrize(
@@ -249,6 +249,6 @@ async def test_each_bad_body_is_answered_with_what_is_wrong() -> None:
     ],
 )
 async def test_the_field_is_named(path: str, change: dict[str, Any], says: str) -> None:
-    async with open_house() as house:
-        answer = await post(house, path, json.dumps({**GOOD[path], **change}).encode())
+    async with open_server() as local:
+        answer = await post(local, path, json.dumps({**GOOD[path], **change}).encode())
         assert says in answer.json()["error"]["message"]

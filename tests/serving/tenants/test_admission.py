@@ -8,46 +8,46 @@ import pytest
 
 from agentrt.scheduler.policies import policy_class, policy_names
 from agentrt.serving.tenants import Limits
-from tests.serving.openai.house import Held, open_house
+from tests.serving.local import Held, open_server
 
 
 async def test_tenants_take_turns_where_the_engine_is_full() -> None:
     """With two places, A's ten calls came first, and B's two are not last."""
-    async with open_house(Held(slots=1), is_shared=True) as house:
+    async with open_server(Held(slots=1), is_shared=True) as local:
         asking = []
         for tenant, number in (("a", 10), ("b", 2)):
             said = {"x-agentrt-tenant": tenant}
-            asking += [asyncio.create_task(house.chat("x", headers=said)) for _ in range(number)]
+            asking += [asyncio.create_task(local.chat("x", headers=said)) for _ in range(number)]
             total = len(asking)
-            await house.until(
-                lambda total=total: sum(len(row.calls) for row in house.runtime.table) == total
+            await local.until(
+                lambda total=total: sum(len(row.calls) for row in local.runtime.table) == total
             )
-        assert [call.identity.tenant for call in house.engine.calls] == ["a", "a"]
-        house.engine.go.set()
+        assert [call.identity.tenant for call in local.engine.calls] == ["a", "a"]
+        local.engine.go.set()
         await asyncio.gather(*asking)
-        order = [call.identity.tenant for call in house.engine.calls]
+        order = [call.identity.tenant for call in local.engine.calls]
         assert order.index("b") == 2
         assert order.count("b") == 2
         assert max(at for at, tenant in enumerate(order) if tenant == "b") <= 5
 
 
 async def test_without_keys_all_are_admitted() -> None:
-    async with open_house(Held(slots=1)) as house:
-        asking = [asyncio.create_task(house.chat("x")) for _ in range(20)]
-        await house.until(lambda: len(house.engine.open) == 20)
-        house.engine.go.set()
+    async with open_server(Held(slots=1)) as local:
+        asking = [asyncio.create_task(local.chat("x")) for _ in range(20)]
+        await local.until(lambda: len(local.engine.open) == 20)
+        local.engine.go.set()
         await asyncio.gather(*asking)
 
 
 async def test_waiting_for_admission_is_waiting() -> None:
     limits = Limits(concurrency=1)
-    async with open_house(Held(), limits=limits, is_shared=True) as house:
-        asking = [asyncio.create_task(house.chat("x")) for _ in range(2)]
-        await house.engine.began.wait()
-        await house.until(lambda: house.server.tenants.calls("default") == 2)
-        house.engine.go.set()
+    async with open_server(Held(), limits=limits, is_shared=True) as local:
+        asking = [asyncio.create_task(local.chat("x")) for _ in range(2)]
+        await local.engine.began.wait()
+        await local.until(lambda: local.server.tenants.calls("default") == 2)
+        local.engine.go.set()
         await asyncio.gather(*asking)
-        first, second = sorted(row.waiting_s for row in house.runtime.table)
+        first, second = sorted(row.waiting_s for row in local.runtime.table)
         assert first < second
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.serving.tenants import KeyRing, Limits, new_key
-from tests.serving.openai.house import MODEL, open_house
+from tests.serving.local import MODEL, open_server
 
 
 class Clock:
@@ -104,8 +104,8 @@ async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
     keys = {name: new_key(path, name) for name in ("a", "b")}
     ring = KeyRing(path)
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-    async with open_house(keys=ring, limits_of=ring.limits, is_shared=True) as house:
-        call = house.client.post
+    async with open_server(keys=ring, limits_of=ring.limits, is_shared=True) as local:
+        call = local.client.post
         for header in ({}, {"authorization": "Bearer x"}, {"x-agentrt-tenant": "a"}):
             refused = await call("/v1/chat/completions", json=chat, headers=header)
             assert (refused.status_code, refused.json()["error"]["code"]) == (
@@ -113,26 +113,26 @@ async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
                 "invalid_api_key",
             )
         for page in ("/health", "/dashboard", "/dashboard/main.js"):  # these rooms are not here
-            assert (await house.client.get(page)).status_code == 404
+            assert (await local.client.get(page)).status_code == 404
         for page in ("/dashboardx", "/v1/models", "/openapi.json"):
-            assert (await house.client.get(page)).status_code == 401
+            assert (await local.client.get(page)).status_code == 401
         tricky = "/dashboard%2f..%2fv1%2fmodels"
-        assert (await house.client.get(tricky)).status_code == 404
+        assert (await local.client.get(tricky)).status_code == 404
         as_a = {"authorization": f"Bearer {keys['a']}", "x-agentrt-tenant": "b"}
         as_b = {"x-api-key": keys["b"]}
         session = (await call("/v1/sessions", headers=as_a)).json()["id"]
         at = f"/v1/sessions/{session}"
-        assert (await house.client.get(at, headers=as_b)).status_code == 404
-        assert (await house.client.delete(at, headers=as_b)).status_code == 404
+        assert (await local.client.get(at, headers=as_b)).status_code == 404
+        assert (await local.client.delete(at, headers=as_b)).status_code == 404
         said = {**as_b, "x-agentrt-program": session}
         assert (await call("/v1/chat/completions", json=chat, headers=said)).status_code == 200
-        mine = (await house.client.get(at, headers=as_a)).json()
+        mine = (await local.client.get(at, headers=as_a)).json()
         assert mine["calls"] == 0  # B's call was of a program of B's, of the same name
-        assert sorted(row.tenant for row in house.runtime.table) == ["a", "b"]
+        assert sorted(row.tenant for row in local.runtime.table) == ["a", "b"]
 
 
 async def test_a_salt_for_each_tenant() -> None:
-    async with open_house(isolate=True) as house:
+    async with open_server(isolate=True) as local:
         for tenant in ("a", "b"):
-            await house.chat("hi", headers={"x-agentrt-tenant": tenant})
-        assert [call.spec.cache_salt for call in house.engine.calls] == ["a", "b"]
+            await local.chat("hi", headers={"x-agentrt-tenant": tenant})
+        assert [call.spec.cache_salt for call in local.engine.calls] == ["a", "b"]

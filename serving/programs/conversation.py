@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 MOST = 16_384
-"""So many places are remembered: two for each call."""
+"""So many beginnings of chats are remembered: two for each call."""
 _BYTES = 16
 
 
@@ -50,32 +50,32 @@ def _arguments(text: str) -> Any:
 
 
 class Conversations(Generic[T]):
-    """Places in chats, and what was left there."""
+    """What was left at the beginnings of chats, each known by its hash."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._places: OrderedDict[bytes, T] = OrderedDict()
+        self._left: OrderedDict[bytes, T] = OrderedDict()
         self._most = most
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._left)
 
     def find(self, hashes: Sequence[bytes]) -> T | None:
         """What was left at the longest beginning of a chat that is shorter than all of it."""
-        for place in reversed(hashes[:-1]):
-            found = self._places.get(place)
+        for at in reversed(hashes[:-1]):
+            found = self._left.get(at)
             if found is not None:
-                self._places.move_to_end(place)
+                self._left.move_to_end(at)
                 return found
         return None
 
-    def leave(self, place: bytes, what: T) -> None:
-        """Leave ``what`` at a place, instead of what was there."""
-        self._places[place] = what
-        self._places.move_to_end(place)
-        if len(self._places) > self._most:
-            self._places.popitem(last=False)
+    def leave(self, at: bytes, what: T) -> None:
+        """Leave ``what`` at a beginning, instead of what was there."""
+        self._left[at] = what
+        self._left.move_to_end(at)
+        if len(self._left) > self._most:
+            self._left.popitem(last=False)
 
-    def forget(self, place: bytes, what: T) -> None:
-        """Nothing is left at a place any more, if ``what`` was."""
-        if self._places.get(place) is what:
-            del self._places[place]
+    def forget(self, at: bytes, what: T) -> None:
+        """Nothing is left at a beginning any more, if ``what`` was."""
+        if self._left.get(at) is what:
+            del self._left[at]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.serving.openai.conversation import MOST, Conversations, chain
+from agentrt.serving.programs.conversation import MOST, Conversations, chain
 
 Chat = list[dict[str, Any]]
 USER = {"role": "user", "content": "weather in Köln?"}
@@ -71,7 +71,7 @@ def test_half_a_surrogate_pair_is_text_as_any_other() -> None:
 def test_a_chain_can_be_continued_and_its_hashes_are_short() -> None:
     hashes = chain([USER, asks(tool()), USER])
     assert chain([asks(tool()), USER], hashes[0]) == hashes[1:]
-    assert {len(place) for place in hashes} == {16}
+    assert {len(one) for one in hashes} == {16}
     assert chain([], hashes[0]) == []
     assert chain([USER], b"") == hashes[:1]
     assert hashes == chain([USER, asks(tool()), USER])
@@ -89,34 +89,34 @@ def test_a_chat_goes_on_from_its_longest_known_beginning(
     story: list[tuple[str, list[str]]], most: int
 ) -> None:
     """Against a list of chats, the longest unused first, of which the first one goes."""
-    talks: Conversations[object] = Conversations(most)
+    conversations: Conversations[object] = Conversations(most)
     known: list[tuple[list[str], object]] = []
     for event, words in story:
         hashes = chain({"role": "user", "content": word} for word in words)
         exact = [entry for entry in known if entry[0] == words]
         if event == "leave":
             what = object()
-            talks.leave(hashes[-1], what)
+            conversations.leave(hashes[-1], what)
             known = [*(entry for entry in known if entry not in exact), (words, what)][-most:]
         elif event == "find":
             shorter = [e for e in known if len(e[0]) < len(words) and e[0] == words[: len(e[0])]]
             best = max(shorter, key=lambda entry: len(entry[0]), default=None)
-            assert talks.find(hashes) is (best and best[1])
+            assert conversations.find(hashes) is (best and best[1])
             if best:
                 known.remove(best)
                 known.append(best)
         else:
-            talks.forget(hashes[-1], object())
+            conversations.forget(hashes[-1], object())
             for entry in exact:
-                talks.forget(hashes[-1], entry[1])
+                conversations.forget(hashes[-1], entry[1])
                 known.remove(entry)
-        assert len(talks) == len(known)
+        assert len(conversations) == len(known)
 
 
-def test_so_many_places_are_remembered() -> None:
-    talks: Conversations[int] = Conversations()
+def test_so_many_beginnings_are_remembered() -> None:
+    conversations: Conversations[int] = Conversations()
     for number in range(MOST + 5):
-        talks.leave(number.to_bytes(16), number)
-    assert len(talks) == MOST == 16_384
-    assert talks.find([(5).to_bytes(16), b""]) == 5
-    assert talks.find([(4).to_bytes(16), b""]) is None
+        conversations.leave(number.to_bytes(16), number)
+    assert len(conversations) == MOST == 16_384
+    assert conversations.find([(5).to_bytes(16), b""]) == 5
+    assert conversations.find([(4).to_bytes(16), b""]) is None

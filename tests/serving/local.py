@@ -15,7 +15,8 @@ from agentrt.executors.base import Chunk, Executor
 from agentrt.request import Call
 from agentrt.serving.app import opened_app
 from agentrt.serving.listen import Listener
-from agentrt.serving.openai import api
+from agentrt.serving.openai.api import api as openai
+from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import Bounds, KeyCheck, Served, Server
 from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
@@ -51,7 +52,7 @@ class Held(ScriptedExecutor):
 
 
 @dataclass
-class House:
+class LocalServer:
     """A server that runs, and a client of it."""
 
     server: Server
@@ -77,7 +78,7 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(
+async def open_server(
     engine: Executor | None = None,
     *,
     served: Mapping[str, Served] | None = None,
@@ -87,8 +88,8 @@ async def open_house(
     bounds: Bounds | None = None,
     isolate: bool = False,
     is_shared: bool = False,
-    apis: Sequence[Any] = (api,),
-) -> AsyncIterator[House]:
+    apis: Sequence[Any] = (programs, openai),
+) -> AsyncIterator[LocalServer]:
     """A server on a free port, until the block ends."""
     engine = ScriptedExecutor() if engine is None else engine
     loop = asyncio.get_running_loop()
@@ -109,9 +110,9 @@ async def open_house(
             serving = asyncio.create_task(listener.serve(app, server.bounds))
             try:
                 async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_S) as client:
-                    house = House(server, runtime, engine, listener.url, client, listener)
-                    await house.until(lambda: listener.is_serving or serving.done())
-                    yield house
+                    local = LocalServer(server, runtime, engine, listener.url, client, listener)
+                    await local.until(lambda: listener.is_serving or serving.done())
+                    yield local
             finally:
                 listener.stop()
                 await serving

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrt.serving.server import Bounds
 from agentrt.serving.tenants import Limits
-from tests.serving.openai.house import MODEL, WAIT_S, Held, House, open_house
+from tests.serving.local import MODEL, WAIT_S, Held, LocalServer, open_server
 
 CHAT = "/v1/chat/completions"
 HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -26,8 +26,8 @@ class Raw:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def to(cls, house: House) -> Raw:
-        return cls(*await asyncio.open_connection("127.0.0.1", house.listener.port))
+    async def to(cls, local: LocalServer) -> Raw:
+        return cls(*await asyncio.open_connection("127.0.0.1", local.listener.port))
 
     async def rest(self) -> bytes:
         """All that comes until the server closes."""
@@ -43,16 +43,16 @@ class Raw:
             await self.writer.wait_closed()
 
 
-def connections(house: House) -> int:
-    server = house.listener._server
+def connections(local: LocalServer) -> int:
+    server = local.listener._server
     assert server is not None
     return len(server.server_state.connections)
 
 
 async def test_a_request_that_comes_a_byte_at_a_time_is_cut_off() -> None:
     """Slow loris: each byte comes in time, and the request never does."""
-    async with open_house(bounds=Bounds(request_s=0.2)) as house:
-        raw, sent = await Raw.to(house), list[str]()
+    async with open_server(bounds=Bounds(request_s=0.2)) as local:
+        raw, sent = await Raw.to(local), list[str]()
 
         async def drip() -> None:
             for letter in HEAD:
@@ -69,30 +69,30 @@ async def test_a_request_that_comes_a_byte_at_a_time_is_cut_off() -> None:
         dripping.cancel()
         await asyncio.wait([dripping])
         await raw.close()
-        await house.until(lambda: connections(house) == 0)
-        assert (await house.client.get("/v1/models")).status_code == 200
+        await local.until(lambda: connections(local) == 0)
+        assert (await local.client.get("/v1/models")).status_code == 200
 
 
 async def test_connections_that_say_nothing_are_cut_off() -> None:
-    async with open_house(bounds=Bounds(request_s=0.1)) as house:
-        silent = [await Raw.to(house) for _ in range(50)]
+    async with open_server(bounds=Bounds(request_s=0.1)) as local:
+        silent = [await Raw.to(local) for _ in range(50)]
         for raw in silent:
             await raw.rest()
             await raw.close()
-        await house.until(lambda: connections(house) == 0)
+        await local.until(lambda: connections(local) == 0)
 
 
 async def test_a_body_that_does_not_come_is_cut_off() -> None:
-    async with open_house(bounds=Bounds(request_s=0.1)) as house:
-        raw = await Raw.to(house)
+    async with open_server(bounds=Bounds(request_s=0.1)) as local:
+        raw = await Raw.to(local)
         raw.writer.write(f"{HEAD}content-length: 1000\r\n\r\n{{".encode())
         assert b" 200 " not in await raw.rest()
         await raw.close()
-        await house.until(lambda: connections(house) == 0)
+        await local.until(lambda: connections(local) == 0)
 
 
 async def test_large_bodies_are_refused_by_their_length_and_by_what_comes() -> None:
-    async with open_house(bounds=Bounds(body_bytes=2000)) as house:
+    async with open_server(bounds=Bounds(body_bytes=2000)) as local:
         said = json.dumps(body(user="x" * 3000)).encode()
         kind = {"content-type": "application/json"}
 
@@ -101,20 +101,20 @@ async def test_large_bodies_are_refused_by_their_length_and_by_what_comes() -> N
                 yield said[at : at + 500]
 
         for content in (said, parts()):  # the second says no length
-            answer = await house.client.post(CHAT, content=content, headers=kind)
+            answer = await local.client.post(CHAT, content=content, headers=kind)
             assert answer.status_code == 413, answer.text
             assert "larger than 2000 bytes" in answer.json()["error"]["message"]
-        assert (await house.client.post(CHAT, json=body())).status_code == 200
-        assert len(house.engine.calls) == 1
+        assert (await local.client.post(CHAT, json=body())).status_code == 200
+        assert len(local.engine.calls) == 1
 
 
 async def test_headers_without_end_are_refused() -> None:
-    async with open_house(bounds=Bounds(header_bytes=4096)) as house:
-        raw = await Raw.to(house)
+    async with open_server(bounds=Bounds(header_bytes=4096)) as local:
+        raw = await Raw.to(local)
         raw.writer.write(HEAD.encode() + b"x-much: " + b"x" * 100_000)
         assert b" 200 " not in await raw.rest()
         await raw.close()
-        await house.until(lambda: connections(house) == 0)
+        await local.until(lambda: connections(local) == 0)
 
 
 async def test_a_reader_that_does_not_read_is_dropped_and_its_call_cancelled() -> None:
@@ -127,38 +127,38 @@ async def test_a_reader_that_does_not_read_is_dropped_and_its_call_cancelled() -
 
     engine = Chatter()
     engine._script = lambda call: "many words " * 200_000
-    async with open_house(engine, bounds=Bounds(reader_s=0.2)) as house:
-        raw = await Raw.to(house)
+    async with open_server(engine, bounds=Bounds(reader_s=0.2)) as local:
+        raw = await Raw.to(local)
         said = json.dumps(body(stream=True)).encode()
         raw.writer.write(f"{HEAD}content-length: {len(said)}\r\n\r\n".encode() + said)
         reading: Any = raw.writer.transport
         reading.pause_reading()
-        await house.until(lambda: engine.open)
-        await house.until(lambda: not engine.open)
-        assert connections(house) == 0
+        await local.until(lambda: engine.open)
+        await local.until(lambda: not engine.open)
+        assert connections(local) == 0
         raw.writer.transport.abort()
 
 
 async def test_a_tenant_with_too_many_calls_is_told_when_to_come_back() -> None:
-    async with open_house(Held(), limits=Limits(calls=3)) as house:
-        asking = [asyncio.create_task(house.chat("x")) for _ in range(3)]
-        await house.until(lambda: len(house.engine.open) == 3)
-        refused = await house.client.post(CHAT, json=body())
+    async with open_server(Held(), limits=Limits(calls=3)) as local:
+        asking = [asyncio.create_task(local.chat("x")) for _ in range(3)]
+        await local.until(lambda: len(local.engine.open) == 3)
+        refused = await local.client.post(CHAT, json=body())
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert refused.json()["error"]["type"] == "rate_limit_error"
-        house.engine.go.set()
+        local.engine.go.set()
         await asyncio.gather(*asking)
-        assert (await house.client.post(CHAT, json=body())).status_code == 200
+        assert (await local.client.post(CHAT, json=body())).status_code == 200
 
 
 async def test_request_ids_come_back() -> None:
-    async with open_house() as house:
+    async with open_server() as local:
         said = {"x-request-id": "mine-7"}
-        answer = await house.client.post(CHAT, json=body(), headers=said)
+        answer = await local.client.post(CHAT, json=body(), headers=said)
         assert answer.headers["x-request-id"] == "mine-7"
         assert answer.json()["id"] == "chatcmpl-mine-7"
         for bad in ("x" * 200, "two words"):
-            answer = await house.client.get("/v1/models", headers={"x-request-id": bad})
+            answer = await local.client.get("/v1/models", headers={"x-request-id": bad})
             assert len(answer.headers["x-request-id"]) == 32
-        missing = await house.client.get("/v1/nothing")
+        missing = await local.client.get("/v1/nothing")
         assert len(missing.headers["x-request-id"]) == 32

@@ -17,7 +17,7 @@ from agentrt.executors.base import Chunk
 from agentrt.request import Call
 from agentrt.serving.server import ServedProgram
 from agentrt.testing.scripted import ScriptedExecutor
-from tests.serving.openai.house import MODEL, open_house
+from tests.serving.local import MODEL, open_server
 
 EXAMPLES = 25
 """For each operation; more by hand: the seeds are other ones then."""
@@ -38,12 +38,12 @@ async def echo(ctx: Context, text: Any) -> Any:
 
 
 async def test_no_made_up_request_fails_the_server() -> None:
-    async with open_house(Short(), served={"echo": ServedProgram(echo, "here.py")}) as house:
-        described = (await house.client.get("/openapi.json")).json()
+    async with open_server(Short(), served={"echo": ServedProgram(echo, "here.py")}) as local:
+        described = (await local.client.get("/openapi.json")).json()
         operations = [f"{m.upper()} {p}" for p, ms in described["paths"].items() for m in ms]
         assert "POST /v1/chat/completions" in operations
         name_what_is_there(described)
-        tried = await asyncio.to_thread(try_all, described, house.url)
+        tried = await asyncio.to_thread(try_all, described, local.url)
     assert len(tried) == len(operations)
     for label in ("chat/completions", "completions", "sessions", "programs/{name}/runs"):
         assert {200, 201, 202} & tried[f"POST /v1/{label}"], "none of them came through"

@@ -13,12 +13,12 @@ from agentrt.executors.openai import OpenAIEndpoint
 from agentrt.graph import NodeKind
 from agentrt.request import Reply
 from agentrt.scheduler.table import ProgramState
-from agentrt.serving.openai.client_programs import ClientPrograms
-from agentrt.serving.openai.identity import Claim
+from agentrt.serving.programs.client_programs import ClientPrograms
+from agentrt.serving.programs.identity import Claim
 from agentrt.serving.server import Bounds, ServedProgram
 from agentrt.serving.tenants import Limits
 from agentrt.testing.scripted import ScriptedExecutor
-from tests.serving.openai.house import House, open_house
+from tests.serving.local import LocalServer, open_server
 
 LOOK: Any = {
     "type": "function",
@@ -37,12 +37,12 @@ def headers(program: str, **more: str) -> dict[str, str]:
     return {"x-agentrt-program": program, **{f"x-agentrt-{k}": v for k, v in more.items()}}
 
 
-def parents(house: House, program_id: str) -> list[tuple[int, ...]]:
-    return [node.parents for node in house.runtime.runs[program_id].dag.nodes()]
+def parents(local: LocalServer, program_id: str) -> list[tuple[int, ...]]:
+    return [node.parents for node in local.runtime.runs[program_id].dag.nodes()]
 
 
-def programs(house: House) -> list[str]:
-    return [row.program_id for row in house.runtime.table]
+def programs(local: LocalServer) -> list[str]:
+    return [row.program_id for row in local.runtime.table]
 
 
 # -- by headers ------------------------------------------------------------------------------
@@ -50,29 +50,29 @@ def programs(house: House) -> list[str]:
 
 async def test_headers_give_type_session_node_and_true_parents() -> None:
     """Two branches and what joins them, sent one after the other: the edges are the headers'."""
-    async with open_house() as house:
+    async with open_server() as local:
         for call, before in (("0", ""), ("1", "0"), ("2", "0"), ("7", "1,2")):
             said = headers("p@1", type="plan", session="s", call=call, parents=before, node="think")
-            await house.chat(f"call {call}", headers=said)
-        [row] = house.runtime.table
+            await local.chat(f"call {call}", headers=said)
+        [row] = local.runtime.table
         assert (row.type, row.session, row.finished_calls) == ("plan", "s", 4)
-        assert parents(house, row.program_id) == [(), (0,), (0,), (1, 2)]
-        assert {call.identity.node for call in house.engine.calls} == {"think"}
+        assert parents(local, row.program_id) == [(), (0,), (0,), (1, 2)]
+        assert {call.identity.node for call in local.engine.calls} == {"think"}
 
 
 async def test_without_edges_a_program_is_one_thread_and_parallel_calls_are_beside() -> None:
-    async with open_house() as house:
-        await house.chat("one", headers=headers("p"))
-        await asyncio.gather(*(house.chat(text, headers=headers("p")) for text in ("two", "three")))
-        await house.chat("four", headers=headers("p"))
-        assert parents(house, programs(house)[0]) == [(), (0,), (0,), (1, 2)]
+    async with open_server() as local:
+        await local.chat("one", headers=headers("p"))
+        await asyncio.gather(*(local.chat(text, headers=headers("p")) for text in ("two", "three")))
+        await local.chat("four", headers=headers("p"))
+        assert parents(local, programs(local)[0]) == [(), (0,), (0,), (1, 2)]
 
 
 async def test_parents_that_nobody_knows_count_as_not_said() -> None:
-    async with open_house() as house:
-        await house.chat("one", headers=headers("p", call="0", parents=""))
-        await house.chat("two", headers=headers("p", call="9", parents="5"))
-        assert parents(house, programs(house)[0]) == [(), (0,)]
+    async with open_server() as local:
+        await local.chat("one", headers=headers("p", call="0", parents=""))
+        await local.chat("two", headers=headers("p", call="9", parents="5"))
+        assert parents(local, programs(local)[0]) == [(), (0,)]
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ async def test_parents_that_nobody_knows_count_as_not_said() -> None:
     ],
 )
 async def test_session_headers_of_agent_clients_name_programs(header: str) -> None:
-    async with open_house() as house:
+    async with open_server() as local:
         for _ in range(2):
-            await house.chat("hello", headers={header: "abc"})
-        await house.chat("hello", headers={header: "other"})
-        assert [row.finished_calls for row in house.runtime.table] == [2, 1]
+            await local.chat("hello", headers={header: "abc"})
+        await local.chat("hello", headers={header: "other"})
+        assert [row.finished_calls for row in local.runtime.table] == [2, 1]
 
 
 async def test_a_subagent_is_part_of_its_parents_program() -> None:
-    async with open_house() as house:
-        await house.chat("hello", headers={"x-dynamo-session-id": "a"})
+    async with open_server() as local:
+        await local.chat("hello", headers={"x-dynamo-session-id": "a"})
         said = {"x-dynamo-session-id": "b", "x-dynamo-parent-session-id": "a"}
-        await house.chat("hello", headers=said)
-        assert [row.finished_calls for row in house.runtime.table] == [2]
+        await local.chat("hello", headers=said)
+        assert [row.finished_calls for row in local.runtime.table] == [2]
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ async def test_a_subagent_is_part_of_its_parents_program() -> None:
     ],
 )
 async def test_a_header_that_cannot_be_is_named(name: str, value: str) -> None:
-    async with open_house() as house:
+    async with open_server() as local:
         body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
-        answer = await house.client.post("/v1/chat/completions", json=body, headers={name: value})
+        answer = await local.client.post("/v1/chat/completions", json=body, headers={name: value})
         assert answer.status_code == 400
         assert name in answer.json()["error"]["message"]
-        assert not house.runtime.runs
+        assert not local.runtime.runs
 
 
 async def test_our_own_client_and_the_server_agree() -> None:
@@ -139,11 +139,11 @@ async def test_our_own_client_and_the_server_agree() -> None:
         await ctx.tool(look, n)
         return await ctx.llm(f"side {n}")
 
-    async with open_house() as house, Runtime(OpenAIEndpoint(f"{house.url}/v1")) as away:
+    async with open_server() as local, Runtime(OpenAIEndpoint(f"{local.url}/v1")) as away:
         await away.start(far).wait()
-        [row] = house.runtime.table
+        [row] = local.runtime.table
         assert row.type == "far"
-        assert parents(house, row.program_id) == [(), (0,), (0,), (1, 2)]
+        assert parents(local, row.program_id) == [(), (0,), (0,), (1, 2)]
 
 
 # -- by the conversation ---------------------------------------------------------------------
@@ -154,77 +154,77 @@ def said(role: str, text: str) -> dict[str, str]:
 
 
 async def test_a_chat_that_goes_on_is_the_same_program() -> None:
-    async with open_house() as house:
+    async with open_server() as local:
         chat: list[Any] = [said("system", "You are kind."), said("user", "hello")]
         for turn in range(3):
-            answer = await house.chat(*chat)
+            answer = await local.chat(*chat)
             chat += [answer["choices"][0]["message"], said("user", f"and {turn}?")]
-        await house.chat(said("system", "You are kind."), said("user", "something else"))
-        assert [row.finished_calls for row in house.runtime.table] == [3, 1]
-        assert parents(house, programs(house)[0]) == [(), (0,), (1,)]
+        await local.chat(said("system", "You are kind."), said("user", "something else"))
+        assert [row.finished_calls for row in local.runtime.table] == [3, 1]
+        assert parents(local, programs(local)[0]) == [(), (0,), (1,)]
 
 
 async def test_a_fork_of_a_chat_makes_siblings() -> None:
-    async with open_house() as house:
-        answer = await house.chat("hello")
+    async with open_server() as local:
+        answer = await local.chat("hello")
         before = [said("user", "hello"), answer["choices"][0]["message"]]
         for text in ("left", "right"):
-            await house.chat(*before, said("user", text))
-        assert parents(house, programs(house)[0]) == [(), (0,), (0,)]
+            await local.chat(*before, said("user", text))
+        assert parents(local, programs(local)[0]) == [(), (0,), (0,)]
 
 
 async def test_the_reply_tells_programs_apart_that_began_alike() -> None:
     replies = iter(["red", "blue", "red again", "blue again"])
-    async with open_house(ScriptedExecutor(lambda call: next(replies))) as house:
+    async with open_server(ScriptedExecutor(lambda call: next(replies))) as local:
         for _ in range(2):
-            await house.chat("a colour")
+            await local.chat("a colour")
         for colour in ("red", "blue"):
-            await house.chat("a colour", said("assistant", colour), said("user", "more"))
-        assert [row.finished_calls for row in house.runtime.table] == [2, 2]
+            await local.chat("a colour", said("assistant", colour), said("user", "more"))
+        assert [row.finished_calls for row in local.runtime.table] == [2, 2]
 
 
 async def test_a_tool_call_is_found_again_however_it_is_spaced() -> None:
-    async with open_house() as house:
+    async with open_server() as local:
         tools = [LOOK]
-        answer = await house.chat("look", tools=tools, tool_choice="required")
+        answer = await local.chat("look", tools=tools, tool_choice="required")
         message = answer["choices"][0]["message"]
         assert answer["choices"][0]["finish_reason"] == "tool_calls"
         call = message["tool_calls"][0]
         call["function"]["arguments"] = call["function"]["arguments"].replace(":", " :  ")
-        [row] = house.runtime.table
-        assert row.state(house.runtime.now(), 60.0) is ProgramState.IN_TOOL
+        [row] = local.runtime.table
+        assert row.state(local.runtime.now(), 60.0) is ProgramState.IN_TOOL
         result = {"role": "tool", "content": "a bird", "tool_call_id": call["id"]}
         more = ["look", {**message, "content": ""}, result]
-        await house.chat(*more, tools=tools, tool_choice="none")
-        assert parents(house, row.program_id) == [(), (0,), (1,)]
-        nodes = house.runtime.runs[row.program_id].dag.nodes()
+        await local.chat(*more, tools=tools, tool_choice="none")
+        assert parents(local, row.program_id) == [(), (0,), (1,)]
+        nodes = local.runtime.runs[row.program_id].dag.nodes()
         assert [(node.kind, node.name) for node in nodes][1] == (NodeKind.TOOL, "look")
         assert row.tools == 0
-        await house.chat(*more, said("user", "and?"))
-        assert parents(house, row.program_id)[-1] == (2,)
+        await local.chat(*more, said("user", "and?"))
+        assert parents(local, row.program_id)[-1] == (2,)
 
 
 async def test_a_named_program_is_in_its_tool_until_it_calls_again() -> None:
-    async with open_house() as house:
+    async with open_server() as local:
         ask: Any = {"tools": [LOOK], "tool_choice": "required", "headers": {"session-id": "s"}}
-        await house.chat("look", **ask)
-        [row] = house.runtime.table
+        await local.chat("look", **ask)
+        [row] = local.runtime.table
         assert row.tools == 1
-        await house.chat("something else altogether", **ask)
+        await local.chat("something else altogether", **ask)
         assert row.tools == 1
-        assert parents(house, row.program_id) == [(), (0,), (1,), (2,)]
-        await house.client.post("/v1/sessions")
+        assert parents(local, row.program_id) == [(), (0,), (1,), (2,)]
+        await local.client.post("/v1/sessions")
         said = {"x-agentrt-program": "mine", "x-agentrt-call": "1"}
-        await house.chat("look", **{**ask, "headers": said})
-        assert [row.tools for row in house.runtime.table if row.session == "mine"] == [0]
+        await local.chat("look", **{**ask, "headers": said})
+        assert [row.tools for row in local.runtime.table if row.session == "mine"] == [0]
 
 
 async def test_tenants_do_not_find_each_others_conversations() -> None:
-    async with open_house() as house:
-        answer = await house.chat("hello", headers={"x-agentrt-tenant": "a"})
+    async with open_server() as local:
+        answer = await local.chat("hello", headers={"x-agentrt-tenant": "a"})
         more = [said("user", "hello"), answer["choices"][0]["message"], said("user", "more")]
-        await house.chat(*more, headers={"x-agentrt-tenant": "b"})
-        assert [(r.tenant, r.finished_calls) for r in house.runtime.table] == [("a", 1), ("b", 1)]
+        await local.chat(*more, headers={"x-agentrt-tenant": "b"})
+        assert [(r.tenant, r.finished_calls) for r in local.runtime.table] == [("a", 1), ("b", 1)]
 
 
 # -- ends ------------------------------------------------------------------------------------
@@ -232,57 +232,59 @@ async def test_tenants_do_not_find_each_others_conversations() -> None:
 
 async def test_silent_programs_expire_and_named_ones_later() -> None:
     bounds = Bounds(silent_idle_s=0.05, idle_s=1000)
-    async with open_house(bounds=bounds) as house:
-        await house.chat("hello")
-        await house.chat("hello", headers=headers("p"))
-        assert len(house.runtime.table) == 2
-        await house.until(lambda: len(house.runtime.table) == 1)
-        await house.until(lambda: house.engine.ended == ["chat-1"])
-        assert programs(house) == ["chat-2"]
+    async with open_server(bounds=bounds) as local:
+        await local.chat("hello")
+        await local.chat("hello", headers=headers("p"))
+        assert len(local.runtime.table) == 2
+        await local.until(lambda: len(local.runtime.table) == 1)
+        await local.until(lambda: local.engine.ended == ["chat-1"])
+        assert programs(local) == ["chat-2"]
 
 
 async def test_too_many_programs_drop_the_silent_and_refuse_the_named() -> None:
-    async with open_house(limits=Limits(programs=2)) as house:
+    async with open_server(limits=Limits(programs=2)) as local:
         for text in ("one", "two", "three"):
-            await house.chat(text)
-        assert programs(house) == ["chat-2", "chat-3"]
-        await house.chat("four", headers=headers("a"))
-        await house.chat("five", headers=headers("b"))
+            await local.chat(text)
+        assert programs(local) == ["chat-2", "chat-3"]
+        await local.chat("four", headers=headers("a"))
+        await local.chat("five", headers=headers("b"))
         body = {"model": "scripted", "messages": [said("user", "six")]}
-        answer = await house.client.post("/v1/chat/completions", json=body, headers=headers("c"))
+        answer = await local.client.post("/v1/chat/completions", json=body, headers=headers("c"))
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
         assert "2 live programs" in answer.json()["error"]["message"]
 
 
 async def test_a_session_begins_and_ends_by_hand() -> None:
-    async with open_house() as house:
-        session = (await house.client.post("/v1/sessions", json={"type": "agent"})).json()
+    async with open_server() as local:
+        session = (await local.client.post("/v1/sessions", json={"type": "agent"})).json()
         for _ in range(2):
-            await house.chat("hello", headers=headers(session["id"]))
+            await local.chat("hello", headers=headers(session["id"]))
         at = f"/v1/sessions/{session['id']}"
-        stands = (await house.client.get(at)).json()
+        stands = (await local.client.get(at)).json()
         assert (stands["type"], stands["calls"], stands["state"]) == ("agent", 2, "running")
         strange = {"x-agentrt-tenant": "other"}
-        assert (await house.client.get(at, headers=strange)).status_code == 404
-        assert (await house.client.delete(at, headers=strange)).status_code == 404
-        ended = (await house.client.delete(at)).json()
+        assert (await local.client.get(at, headers=strange)).status_code == 404
+        assert (await local.client.delete(at, headers=strange)).status_code == 404
+        ended = (await local.client.delete(at)).json()
         assert (ended["deleted"], ended["state"], ended["calls"]) == (True, "done", 2)
-        assert len(house.runtime.table) == 0
-        assert (await house.client.delete(at)).status_code == 404
+        assert len(local.runtime.table) == 0
+        assert (await local.client.delete(at)).status_code == 404
 
 
 async def test_calls_that_outlive_their_program_leave_nothing() -> None:
     """The session ends, and its tenant is forgotten, before its call has come to its end."""
     async with Runtime(ScriptedExecutor()) as runtime:
-        guests = ClientPrograms(runtime, lambda tenant: Limits(), Bounds())
-        session = guests.start_session("a", Claim()).name
+        programs = ClientPrograms(
+            runtime, lambda tenant: Limits(), idle_s=900.0, silent_idle_s=120.0
+        )
+        session = programs.start_session("a", Claim()).name
         assert session is not None
-        entry = guests.enter("a", Claim(program=session), ())
-        guests.end_session("a", session)
-        guests.sweep()
-        guests.leave(entry)
-        assert (len(guests), len(runtime.table), entry.guest.open) == (0, 0, 0)
+        entry = programs.enter("a", Claim(program=session), ())
+        programs.end_session("a", session)
+        programs.sweep()
+        programs.leave(entry)
+        assert (len(programs), len(runtime.table), entry.program.open) == (0, 0, 0)
 
 
 # -- programs that are served ----------------------------------------------------------------
@@ -307,31 +309,31 @@ RUNS = "/v1/programs/sum/runs"
 
 
 async def test_a_served_program_runs_and_gives_its_result() -> None:
-    async with open_house(served=SERVED) as house:
-        listed = (await house.client.get("/v1/programs")).json()["data"]
+    async with open_server(served=SERVED) as local:
+        listed = (await local.client.get("/v1/programs")).json()["data"]
         assert {one["id"]: one["needs_input"] for one in listed} == {"sum": True, "forever": False}
-        run = (await house.client.post(RUNS, json={"input": [1, 2]})).json()
+        run = (await local.client.post(RUNS, json={"input": [1, 2]})).json()
         assert (run["state"], run["calls"], run["result"]["sum"]) == ("done", 1, 3)
         assert run["result"]["said"]["text"]
-        again = (await house.client.get(f"{RUNS}/{run['id']}")).json()
+        again = (await local.client.get(f"{RUNS}/{run['id']}")).json()
         assert again == run
         strange = {"x-agentrt-tenant": "other"}
         at = f"{RUNS}/{run['id']}"
-        assert (await house.client.get(at, headers=strange)).status_code == 404
+        assert (await local.client.get(at, headers=strange)).status_code == 404
 
 
 async def test_a_program_that_fails_says_so() -> None:
-    async with open_house(served=SERVED) as house:
-        run = (await house.client.post(RUNS, json={"input": []})).json()
+    async with open_server(served=SERVED) as local:
+        run = (await local.client.post(RUNS, json={"input": []})).json()
         assert run["state"] == "failed"
         assert run["error"] == {"type": "ValueError", "message": "nothing to add"}
-        missing = await house.client.post(RUNS, json={})
+        missing = await local.client.post(RUNS, json={})
         assert (missing.status_code, missing.json()["error"]["param"]) == (400, "input")
 
 
 async def test_a_runs_events_are_its_nodes_and_its_result() -> None:
-    async with open_house(served=SERVED) as house:
-        answer = await house.client.post(RUNS, json={"input": [4], "stream": True})
+    async with open_server(served=SERVED) as local:
+        answer = await local.client.post(RUNS, json={"input": [4], "stream": True})
         names = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
         assert names == ["node", "node", "run"]
         assert '"sum": 4' in answer.text
@@ -343,13 +345,13 @@ async def test_runs_are_refused_to_a_tenant_at_its_limits() -> None:
         "slow": Limits(requests_per_minute=1),
         "spent": Limits(tokens_per_minute=1),
     }
-    async with open_house(served=SERVED, limits_of=own) as house:
+    async with open_server(served=SERVED, limits_of=own) as local:
 
         async def started(tenant: str) -> httpx.Response:
             said, held = {"x-agentrt-tenant": tenant}, tenant == "few"
             at = "/v1/programs/forever/runs" if held else RUNS
             body: dict[str, Any] = {"wait": False} if held else {"input": [1]}
-            return await house.client.post(at, json=body, headers=said)
+            return await local.client.post(at, json=body, headers=said)
 
         why = {"few": "1 live programs", "slow": "requests per", "spent": "tokens per"}
         for tenant, fault in why.items():
@@ -360,12 +362,12 @@ async def test_runs_are_refused_to_a_tenant_at_its_limits() -> None:
 
 
 async def test_a_run_is_cancelled_by_hand_and_by_its_deadline() -> None:
-    async with open_house(served=SERVED) as house:
+    async with open_server(served=SERVED) as local:
         at = "/v1/programs/forever/runs"
-        run = (await house.client.post(at, json={"wait": False})).json()
+        run = (await local.client.post(at, json={"wait": False})).json()
         assert run["state"] == "running"
-        ended = (await house.client.post(f"{at}/{run['id']}/cancel")).json()
+        ended = (await local.client.post(f"{at}/{run['id']}/cancel")).json()
         assert ended["state"] == "cancelled"
-        late = (await house.client.post(at, json={"deadline": 0.05})).json()
+        late = (await local.client.post(at, json={"deadline": 0.05})).json()
         assert (late["state"], late["error"]["type"]) == ("cancelled", "DeadlineExceeded")
-        assert len(house.runtime.table) == 0
+        assert len(local.runtime.table) == 0

@@ -18,10 +18,9 @@ from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.openai.calls import ClientGoneError
-from agentrt.serving.openai.faults import ApiError, client_gone
-from agentrt.serving.openai.request_handler import RequestHandler
-from agentrt.serving.openai.requests import RunRequest
+from agentrt.serving.programs.bodies import RunRequest
+from agentrt.serving.programs.errors import ApiError, client_gone
+from agentrt.serving.programs.tasks import ClientGoneError, Tasks
 from agentrt.serving.server import ServedProgram, Server
 from agentrt.serving.tenants import BusyError
 
@@ -118,9 +117,8 @@ class ProgramRuns:
                 box.put_nowait(event)
 
 
-def add_programs(router: APIRouter, desk: RequestHandler, runs: ProgramRuns) -> None:
+def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks) -> None:
     """Add the routes."""
-    server = desk.server
 
     @router.get("/programs", response_model=None)
     async def list_programs() -> Response:
@@ -145,7 +143,7 @@ def add_programs(router: APIRouter, desk: RequestHandler, runs: ProgramRuns) -> 
         if not body.wait:
             return JSONResponse(describe_run(one), 202)
         try:
-            await desk.calls.unless_gone(request, _end_of(one.run))
+            await tasks.unless_gone(request, _end_of(one.run))
         except ClientGoneError:
             one.run.cancel()
             return client_gone()

@@ -1,0 +1,290 @@
+"""The programs of clients: whose code runs elsewhere, and of which only the calls come here."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain as joined
+from uuid import uuid4
+
+from agentrt.graph import Frontier, Node, NodeKind
+from agentrt.runtime import Runtime
+from agentrt.runtime.run import Run, RunState
+from agentrt.serving.programs.conversation import Conversations
+from agentrt.serving.programs.errors import ApiError
+from agentrt.serving.programs.identity import Claim
+from agentrt.serving.tenants import BusyError, Limits
+from agentrt.tracking.scope import Scope
+
+CHAT = "chat"
+"""The type of a program whose client names none."""
+MOST_CALLS = 10_000
+"""Calls of one program."""
+
+
+@dataclass(slots=True, eq=False)
+class ClientProgram:
+    """A client's program. ``name`` is what its client calls it; a silent one has none.
+
+    ``frontier`` is where it stands if nobody says what came before what; ``ends`` are the nodes
+    of calls by their client's names for them. ``left`` is what it left in conversations, each with
+    its hash, and ``gaps`` are its tools that run now, each after the call in that scope.
+    """
+
+    run: Run
+    tenant: str
+    name: str | None
+    deadline_at: float | None
+    frontier: Frontier = field(default_factory=Frontier)
+    ends: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    left: list[tuple[bytes, ChatEnd]] = field(default_factory=list)
+    gaps: dict[Scope, Node] = field(default_factory=dict)
+    open: int = 0
+    heard: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatEnd:
+    """Where a chat stands: in a client's program, after what ended last in ``scope``."""
+
+    program: ClientProgram
+    scope: Scope
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request of a client's program, entered: its calls come ``after`` these nodes."""
+
+    program: ClientProgram
+    after: Frontier
+    node: str
+    call: str | None
+    hashes: Sequence[bytes]
+    scopes: list[Scope] = field(default_factory=list)
+
+    def scope(self) -> Scope:
+        """The scope of one of its calls."""
+        run = self.program.run
+        path = f"{run.type}/{self.node}" if self.node else run.type
+        scope = Scope(run, path, self.after.fork())
+        self.scopes.append(scope)
+        return scope
+
+
+@dataclass(slots=True)
+class _TenantPrograms:
+    """One tenant's programs: all, those with names, and those that are idle, the longest first."""
+
+    all: set[ClientProgram] = field(default_factory=set)
+    named: dict[str, ClientProgram] = field(default_factory=dict)
+    idle: OrderedDict[ClientProgram, None] = field(default_factory=OrderedDict)
+    silent_idle: OrderedDict[ClientProgram, None] = field(default_factory=OrderedDict)
+    conversations: Conversations[ChatEnd] = field(default_factory=Conversations)
+
+    def waits(self, program: ClientProgram) -> OrderedDict[ClientProgram, None]:
+        return self.silent_idle if program.name is None else self.idle
+
+
+class ClientPrograms:
+    """All clients' programs. ``limits`` are a tenant's; times are seconds of the runtime's clock.
+
+    One without a request for ``idle_s`` is over; one that no client named, for ``silent_idle_s``.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        limits: Callable[[str], Limits],
+        *,
+        idle_s: float,
+        silent_idle_s: float,
+    ) -> None:
+        self._runtime = runtime
+        self._limits = limits
+        self._idle_s, self._silent_idle_s = idle_s, silent_idle_s
+        self._tenants: dict[str, _TenantPrograms] = {}
+
+    def __len__(self) -> int:
+        return sum(len(own.all) for own in self._tenants.values())
+
+    # -- calls -------------------------------------------------------------------------
+
+    def enter(self, tenant: str, claim: Claim, hashes: Sequence[bytes]) -> Entry:
+        """A request of ``tenant`` begins; `leave` ends it.
+
+        Raises `BusyError` where the tenant has too many programs, and `ApiError` where the
+        program is over its time or its number of calls.
+        """
+        own = self._tenants.setdefault(tenant, _TenantPrograms())
+        end = own.conversations.find(hashes)
+        program = self._whose(tenant, own, claim, end)
+        self._check(program)
+        if end is not None and end.program is not program:
+            end = None
+        self._end_gaps(program, list(program.gaps) if end is None else [end.scope])
+        entry = Entry(program, self._after(program, claim, end), claim.node, claim.call, hashes)
+        program.open += 1
+        own.waits(program).pop(program, None)
+        return entry
+
+    def leave(self, entry: Entry, replies: Sequence[bytes] = (), tools: Sequence[str] = ()) -> None:
+        """The request is over; ``replies`` are the hashes of its chat with each reply.
+
+        ``tools`` has the name of the tool that each reply calls, "" for none. Until the chat
+        goes on, the program is in the first reply's tool. A client that names its calls says
+        by itself what lies between them.
+        """
+        program = entry.program
+        program.open -= 1
+        program.heard = self._runtime.now()
+        if program.run.ended_at is not None:
+            return  # it was ended meanwhile, and its tenant may be forgotten
+        own = self._tenants[program.tenant]
+        nodes = [scope.frontier.ids for scope in entry.scopes]
+        for scope in entry.scopes:
+            program.frontier.join(scope.frontier)
+        if entry.call is not None:
+            program.ends[entry.call] = tuple(sorted(set(joined.from_iterable(nodes))))
+        elif tools and tools[0]:
+            self._begin_gap(program, entry.scopes[0], tools[0])
+        if entry.hashes and entry.scopes:
+            self._leave_end(own, program, entry.hashes[-1], entry.scopes[0])
+        for at, scope in zip(replies, entry.scopes, strict=False):
+            self._leave_end(own, program, at, scope)
+        if not program.open:
+            own.waits(program)[program] = None
+
+    def _leave_end(
+        self, own: _TenantPrograms, program: ClientProgram, at: bytes, scope: Scope
+    ) -> None:
+        end = ChatEnd(program, scope)
+        own.conversations.leave(at, end)
+        program.left.append((at, end))
+
+    def _whose(
+        self, tenant: str, own: _TenantPrograms, claim: Claim, end: ChatEnd | None
+    ) -> ClientProgram:
+        if claim.program is not None:
+            named = own.named.get(claim.program)
+            return named or self._open(tenant, own, claim)
+        return self._open(tenant, own, claim) if end is None else end.program
+
+    def _open(self, tenant: str, own: _TenantPrograms, claim: Claim) -> ClientProgram:
+        most = self._limits(tenant).programs
+        if len(own.all) >= most:
+            # A program that nobody named nobody misses.
+            oldest = next(iter(own.silent_idle), None)
+            if oldest is None:
+                raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
+            self._end(oldest)
+        run = self._runtime.registry.open(
+            claim.type or CHAT, tenant=tenant, session=claim.session or claim.program
+        )
+        now = self._runtime.now()
+        deadline = None if claim.deadline_s is None else now + claim.deadline_s
+        program = ClientProgram(run, tenant, claim.program, deadline, heard=now)
+        own.all.add(program)
+        if program.name is not None:
+            own.named[program.name] = program
+        return program
+
+    def _check(self, program: ClientProgram) -> None:
+        if program.deadline_at is not None and self._runtime.now() >= program.deadline_at:
+            raise ApiError(408, "the program is over its deadline", code="deadline_exceeded")
+        if len(program.run.dag) >= MOST_CALLS:
+            raise ApiError(
+                400,
+                f"program {program.run.id} has {MOST_CALLS} calls; begin a new one",
+                code="program_too_long",
+            )
+
+    def _after(self, program: ClientProgram, claim: Claim, end: ChatEnd | None) -> Frontier:
+        """What had to end before a call: as it says, as its chat shows, or all that has ended."""
+        if claim.parents is not None:
+            known = [program.ends[name] for name in claim.parents if name in program.ends]
+            if known or not claim.parents:
+                return Frontier(joined.from_iterable(known))
+        return program.frontier if end is None else Frontier(end.scope.frontier.ids)
+
+    def _begin_gap(self, program: ClientProgram, scope: Scope, tool: str) -> None:
+        registry = self._runtime.registry
+        program.gaps[scope] = registry.begin_interrupt(program.run, scope, NodeKind.TOOL, tool)
+
+    def _end_gaps(self, program: ClientProgram, scopes: Sequence[Scope]) -> None:
+        for scope in scopes:
+            node = program.gaps.pop(scope, None)
+            if node is not None:
+                self._runtime.registry.end_interrupt(program.run, scope, node)
+                program.frontier.include(scope.frontier.ids)
+
+    # -- sessions ----------------------------------------------------------------------
+
+    def start_session(self, tenant: str, claim: Claim) -> ClientProgram:
+        """A client begins a program by hand, to be ended by `end_session`."""
+        own = self._tenants.setdefault(tenant, _TenantPrograms())
+        name = f"sess-{uuid4().hex}"
+        named = Claim(name, claim.type, claim.session, deadline_s=claim.deadline_s)
+        program = self._open(tenant, own, named)
+        own.idle[program] = None
+        return program
+
+    def named(self, tenant: str) -> list[ClientProgram]:
+        """The tenant's live programs that have a name, in the order of their beginning."""
+        own = self._tenants.get(tenant)
+        return [] if own is None else list(own.named.values())
+
+    def session(self, tenant: str, name: str) -> ClientProgram:
+        """The tenant's live program of that name. Raises `ApiError` if there is none."""
+        own = self._tenants.get(tenant)
+        program = None if own is None else own.named.get(name)
+        if program is None:
+            raise ApiError(404, f"there is no session {name!r}", code="session_not_found")
+        return program
+
+    def end_session(self, tenant: str, name: str) -> ClientProgram:
+        """The program is over; what it still calls is called off."""
+        program = self.session(tenant, name)
+        self._end(program)
+        return program
+
+    # -- ends --------------------------------------------------------------------------
+
+    def sweep(self, *, all_idle: bool = False) -> int:
+        """End the programs that were not heard of for long, or all that are idle; how many."""
+        now = math.inf if all_idle else self._runtime.now()
+        stale = [one for own in self._tenants.values() for one in self._stale(own, now)]
+        for program in stale:
+            self._end(program)
+        for tenant in [name for name, own in self._tenants.items() if not own.all]:
+            del self._tenants[tenant]
+        return len(stale)
+
+    def _stale(self, own: _TenantPrograms, now: float) -> Iterator[ClientProgram]:
+        waits = (
+            (own.idle, self._idle_s),
+            (own.silent_idle, self._silent_idle_s),
+        )
+        for idle, most in waits:
+            for program in idle:
+                if now - program.heard < most:
+                    break
+                yield program
+
+    def end_all(self) -> None:
+        """The server closes."""
+        for own in list(self._tenants.values()):
+            for program in list(own.all):
+                self._end(program)
+
+    def _end(self, program: ClientProgram) -> None:
+        own = self._tenants[program.tenant]
+        own.waits(program).pop(program, None)
+        if program.name is not None:
+            own.named.pop(program.name, None)
+        for at, end in program.left:
+            own.conversations.forget(at, end)
+        program.left.clear()
+        own.all.discard(program)
+        self._runtime.registry.close(program.run, RunState.DONE)

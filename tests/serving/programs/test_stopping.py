@@ -1,0 +1,148 @@
+"""What stops a call: its client goes, its program ends, its time is up, the server drains."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrt import Context, program
+from agentrt.serving.server import ServedProgram
+from agentrt.serving.tenants import Limits
+from tests.serving.local import MODEL, WAIT_S, Held, LocalServer, open_server
+
+CHAT = "/v1/chat/completions"
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "count"}], **more}
+
+
+async def is_rid_of(local: LocalServer) -> None:
+    """The engine has no call any more, and the server no task and no call."""
+    await local.until(lambda: not local.engine.open)
+    await local.until(lambda: not any(row.calls for row in local.runtime.table))
+    await local.until(lambda: local.server.tenants.calls("default") == 0)
+    assert (await local.engine.snapshot())["running"] == []
+    assert (await local.runtime.executor.snapshot())["tenants"] == {}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_goes_while_it_waits_cancels_its_calls(n: int) -> None:
+    async with open_server(Held()) as local:
+        async with httpx.AsyncClient(base_url=local.url) as client:
+            asking = asyncio.create_task(client.post(CHAT, json=body(n=n), timeout=WAIT_S))
+            await local.engine.began.wait()
+            await local.until(lambda: len(local.engine.open) == n)
+            asking.cancel()
+            await asyncio.wait([asking])
+        await is_rid_of(local)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_leaves_a_stream_cancels_its_calls(n: int) -> None:
+    async with open_server(Held()) as local:
+        async with (
+            httpx.AsyncClient(base_url=local.url) as client,
+            client.stream("POST", CHAT, json=body(stream=True, n=n), timeout=WAIT_S) as answer,
+        ):
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if '"content":"one"' in line:
+                    break
+            assert local.engine.open
+        await is_rid_of(local)
+
+
+async def test_a_client_that_goes_while_its_call_waits_at_the_gate_leaves_the_queue() -> None:
+    limits = Limits(concurrency=1)
+    async with open_server(Held(), limits=limits, is_shared=True) as local:
+        first = asyncio.create_task(local.chat("first"))
+        await local.engine.began.wait()
+        async with httpx.AsyncClient(base_url=local.url) as client:
+            asking = asyncio.create_task(client.post(CHAT, json=body(), timeout=WAIT_S))
+            await local.until(lambda: local.server.tenants.calls("default") == 2)
+            asking.cancel()
+            await asyncio.wait([asking])
+        await local.until(lambda: local.server.tenants.calls("default") == 1)
+        assert len(local.engine.calls) == 1
+        local.engine.go.set()
+        await first
+        await is_rid_of(local)
+
+
+async def test_an_ended_session_calls_off_its_calls() -> None:
+    async with open_server(Held()) as local:
+        session = (await local.client.post("/v1/sessions")).json()["id"]
+        said = {"x-agentrt-program": session}
+        asking = [
+            asyncio.create_task(local.client.post(CHAT, json=body(**more), headers=said))
+            for more in ({}, {"stream": True})
+        ]
+        await local.until(lambda: len(local.engine.open) == 2)
+        await local.client.delete(f"/v1/sessions/{session}")
+        whole, stream = [await task for task in asking]
+        assert whole.status_code == 409
+        assert whole.json()["error"]["code"] == "cancelled"
+        assert '"code":"cancelled"' in stream.text
+        assert "[DONE]" not in stream.text
+        await is_rid_of(local)
+
+
+async def test_a_call_ends_at_its_programs_deadline() -> None:
+    async with open_server(Held()) as local:
+        said = {"x-agentrt-deadline": "0.05", "x-agentrt-program": "p"}
+        late = await local.client.post(CHAT, json=body(), headers=said)
+        assert (late.status_code, late.json()["error"]["code"]) == (408, "deadline_exceeded")
+        again = await local.client.post(CHAT, json=body(), headers=said)
+        assert again.status_code == 408
+        await is_rid_of(local)
+
+
+async def test_a_draining_server_finishes_what_runs_and_takes_nothing_new() -> None:
+    async with open_server(Held()) as local:
+        running = asyncio.create_task(local.chat("finish me"))
+        await local.engine.began.wait()
+        draining = asyncio.create_task(local.listener.drain(local.server, WAIT_S))
+        await local.until(lambda: local.server.draining)
+        async with httpx.AsyncClient(base_url=local.url) as client:
+            refused = await client.post(CHAT, json=body())
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert refused.json()["error"]["code"] == "stopping"
+            assert (await client.get("/v1/models")).status_code == 200
+        assert not draining.done()
+        local.engine.go.set()
+        assert (await running)["choices"][0]["message"]["content"] == "one two three"
+        await draining
+
+
+@program(name="ask")
+async def ask(ctx: Context) -> str:
+    return (await ctx.llm("count")).text
+
+
+async def test_a_draining_server_finishes_program_runs_that_nobody_waits_for() -> None:
+    async with open_server(Held(), served={"ask": ServedProgram(ask, "here.py")}) as local:
+        at = "/v1/programs/ask/runs"
+        run = (await local.client.post(at, json={"wait": False})).json()
+        await local.engine.began.wait()
+        draining = asyncio.create_task(local.listener.drain(local.server, WAIT_S))
+        await local.until(lambda: local.server.draining)
+        assert not draining.done()
+        assert (await local.client.get(f"{at}/{run['id']}")).json()["state"] == "running"
+        live = local.runtime.runs[run["id"]]
+        local.engine.go.set()
+        await draining
+        assert live.result == "one two three"
+
+
+async def test_a_drain_does_not_wait_for_ever() -> None:
+    async with open_server(Held()) as local:
+        running = asyncio.create_task(local.client.post(CHAT, json=body()))
+        await local.engine.began.wait()
+        async with asyncio.timeout(WAIT_S):
+            await local.listener.drain(local.server, 0.05)
+        await asyncio.wait([running])
+        await local.until(lambda: not local.engine.open)
