@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.executors.partial import CallPart, OutputReader, read_cut_off
+from agentrt.executors.vllm.frontend.partial import CallPart, OutputReader, read
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -23,7 +23,7 @@ STYLES = st.sampled_from(
 )
 
 
-def read(text: str, cuts: list[int]) -> tuple[str, list[CallPart]]:
+def in_pieces(text: str, cuts: list[int]) -> tuple[str, list[CallPart]]:
     """The answer and the parts of the call, of a text that comes in pieces."""
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     reader = OutputReader()
@@ -37,14 +37,14 @@ def read(text: str, cuts: list[int]) -> tuple[str, list[CallPart]]:
 def test_an_answer_comes_out_piece_by_piece(
     answer: str, style: dict[str, Any], cuts: list[int]
 ) -> None:
-    assert read(json.dumps({"answer": answer}, **style), cuts) == (answer, [])
+    assert in_pieces(json.dumps({"answer": answer}, **style), cuts) == (answer, [])
 
 
 @given(JSON.filter(lambda value: not isinstance(value, str)), STYLES, st.lists(st.integers(0)))
 def test_an_answer_that_obeys_a_schema_comes_out_as_json(
     answer: Any, style: dict[str, Any], cuts: list[int]
 ) -> None:
-    text, calls = read(json.dumps({"answer": answer}, **style), cuts)
+    text, calls = in_pieces(json.dumps({"answer": answer}, **style), cuts)
     assert (json.loads(text), calls) == (answer, [])
 
 
@@ -53,7 +53,7 @@ def test_a_call_comes_out_with_its_name_first(
     name: str, arguments: dict[str, Any], style: dict[str, Any], cuts: list[int]
 ) -> None:
     text = json.dumps({"name": name, "arguments": arguments}, **style)
-    answer, (first, *more) = read(text, cuts)
+    answer, (first, *more) = in_pieces(text, cuts)
     assert (answer, first) == ("", CallPart(name, ""))
     assert {part.name for part in more} == {None}
     assert json.loads("".join(part.arguments for part in more)) == arguments
@@ -73,10 +73,16 @@ def test_what_is_sure_comes_at_once() -> None:
         ('{"answer": "half a sen', "half a sen", None),
         ('{"answer": {"a": 1, "b"', '{"a": 1, "b"', None),
         ('{"name": "add", "arguments": {"a": 1}', "", CallPart("add", '{"a": 1}')),
-        ('{"name": "add", "argu', '{"name": "add", "argu', None),
+        ('{"name": "add", "arguments": ', "", CallPart("add", "")),
+        ('{"name": "add", "argu', "", None),
+        ('{"nam', "", None),
+        ('{ "answer"', "", None),
+        (" {", "", None),
         ("plain words", "plain words", None),
+        ('{"name": "Ann"}', '{"name": "Ann"}', None),
+        ('{"age": ', '{"age": ', None),
         ("", "", None),
     ],
 )
 def test_a_cut_off_output_keeps_what_it_has(text: str, answer: str, call: CallPart | None) -> None:
-    assert read_cut_off(text) == (answer, call)
+    assert read(text) == (answer, call)

@@ -1,0 +1,124 @@
+"""Reads an output that is held to the tool form: while it grows, whole, or cut off.
+
+`tool_form` says what the form is. A call that was cut off is never part of the answer's text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+_ANSWER = re.compile(r'\s*\{\s*"answer"\s*:\s*(?=\S)')
+_CALL = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+_ANSWER_BEGINS, _CALL_BEGINS = '{"answer":', '{"name":'
+# Whole characters of a JSON string: an escape, and a pair of surrogates, come in one piece.
+_CHARACTERS = re.compile(
+    r'(?:[^"\\]'
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
+    r"|\\[^u])*"
+)
+_MAYBE_THE_END = re.compile(r"[\s}]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A piece of a tool call. The first piece has the tool's ``name``; ``arguments`` is JSON
+    text, which all pieces together complete.
+    """
+
+    name: str | None
+    arguments: str
+
+
+class _Inside(Enum):
+    HEAD = "head"
+    TEXT = "text"  # the answer, a JSON string
+    VALUE = "value"  # the answer, any other JSON value
+    ARGUMENTS = "arguments"
+    DONE = "done"
+
+
+class OutputReader:
+    """Turns an output's pieces into pieces of the answer's text (`str`) or of a tool call."""
+
+    def __init__(self) -> None:
+        self._inside = _Inside.HEAD
+        self._whole = ""
+        self._rest = ""
+
+    def feed(self, piece: str) -> Iterator[str | CallPart]:
+        """What is certain now that ``piece`` has come."""
+        self._whole += piece
+        self._rest += piece
+        if self._inside is _Inside.HEAD:
+            yield from self._head()
+        if self._inside is _Inside.TEXT:
+            yield from self._text()
+        elif self._inside in (_Inside.VALUE, _Inside.ARGUMENTS):
+            held = _MAYBE_THE_END.search(self._rest)
+            assert held is not None
+            yield from self._json(held.start())
+
+    def finish(self) -> Iterator[str | CallPart]:
+        """What was held back. The output is over, at its end or before."""
+        if self._inside in (_Inside.VALUE, _Inside.ARGUMENTS):
+            # The last brace is the form's own, unless the output was cut off.
+            yield from self._json(self._rest.rfind("}") if self._is_whole() else len(self._rest))
+        elif self._inside is _Inside.HEAD and self._rest and not self._is_begun():
+            yield self._rest
+        self._inside, self._rest = _Inside.DONE, ""
+
+    def _is_whole(self) -> bool:
+        try:
+            json.loads(self._whole)
+        except ValueError:
+            return False
+        return True
+
+    def _is_begun(self) -> bool:
+        """Whether the output was cut off before it said what it is: no text, and no call yet."""
+        begun = "".join(self._rest.split())
+        called = begun.startswith(_CALL_BEGINS) and not self._is_whole()
+        return called or any(head.startswith(begun) for head in (_ANSWER_BEGINS, _CALL_BEGINS))
+
+    def _head(self) -> Iterator[CallPart]:
+        call, answer = _CALL.match(self._rest), _ANSWER.match(self._rest)
+        if call is not None:
+            self._rest = self._rest[call.end() :]
+            self._inside = _Inside.ARGUMENTS
+            yield CallPart(json.loads(call[1]), "")
+        elif answer is not None:
+            self._rest = self._rest[answer.end() :]
+            self._inside = _Inside.VALUE
+            if self._rest.startswith('"'):
+                self._rest = self._rest[1:]
+                self._inside = _Inside.TEXT
+
+    def _text(self) -> Iterator[str]:
+        sure = _CHARACTERS.match(self._rest)
+        assert sure is not None
+        self._rest = self._rest[sure.end() :]
+        if self._rest.startswith('"'):
+            self._inside = _Inside.DONE
+        if sure[0]:
+            yield json.loads(f'"{sure[0]}"', strict=False)
+
+    def _json(self, end: int) -> Iterator[str | CallPart]:
+        piece, self._rest = self._rest[:end], self._rest[end:]
+        if piece:
+            yield CallPart(None, piece) if self._inside is _Inside.ARGUMENTS else piece
+
+
+def read(text: str) -> tuple[str, CallPart | None]:
+    """The answer's text and the tool call that an output has, as far as it goes."""
+    reader = OutputReader()
+    parts = [*reader.feed(text), *reader.finish()]
+    calls = [part for part in parts if isinstance(part, CallPart)]
+    answer = "".join(part for part in parts if isinstance(part, str))
+    if not calls:
+        return answer, None
+    return answer, CallPart(calls[0].name, "".join(call.arguments for call in calls))
