@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 _ANSWER = re.compile(r'\s*\{\s*"answer"\s*:\s*(?=\S)')
-_CALL = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+_CALL = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\S)')
 _ANSWER_BEGINS, _CALL_BEGINS = '{"answer":', '{"name":'
 # Whole characters of a JSON string: an escape, and a pair of surrogates, come in one piece.
 _CHARACTERS = re.compile(

@@ -1,0 +1,195 @@
+"""`held`: our tool form for vLLM's front end, as a tool parser and a renderer that explains it.
+
+For models without a tool format of their own. The parser holds outputs to the form's JSON
+schema and reads them; the chat template sees plain messages with the tools explained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agentrt.executors.vllm._compat.parsing import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    ExtractedToolCallInformation,
+    FunctionCall,
+    StructuredOutputsParams,
+    ToolCall,
+    ToolParser,
+    ToolParserManager,
+    get_function_tools,
+    make_tool_call_id,
+)
+from agentrt.executors.vllm.frontend.partial import CallPart, OutputReader, read
+from agentrt.executors.vllm.frontend.tool_form import ToolForm, explained, tool_form
+
+NAME = "held"
+_OBJECT = {"type": "object"}
+
+
+class _Form(StructuredOutputsParams):
+    """The form as a request's constraint, so that a request is not held to it twice."""
+
+
+class HeldToolParser(ToolParser):
+    """Holds outputs to the tool form, and reads them.
+
+    An output that was cut off gives what it has: part of the answer, or a call with part of its
+    arguments. Reading a whole output is reading its stream in one piece.
+    """
+
+    supports_required_and_named = False
+    # Of DelegatingParser: give deltas alone, call finish_streaming at the end, and take content
+    # from extract_tool_calls rather than the raw output.
+    engine_based_streaming = True
+
+    def __init__(self, tokenizer: Any, tools: Sequence[Any] | None = None) -> None:
+        super().__init__(tokenizer, tools)
+        self._reader = OutputReader()
+
+    def adjust_request(self, request: Any) -> Any:
+        """Hold the output to the form. What the answer was held to becomes part of it."""
+        if isinstance(request.structured_outputs, _Form):
+            return request
+        form = _form_of(request)
+        if form is None:
+            return request
+        if form.may_answer:
+            form = dataclasses.replace(
+                form, answer=_schema_of(request.extract_structured_outputs())
+            )
+        request.structured_outputs = _Form(json=form.schema())
+        if hasattr(request, "response_format"):
+            request.response_format = None
+        else:
+            request.text = None
+        choice = _plain(request.tool_choice)
+        if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+            request.tool_choice = choice["mode"]  # vLLM does not read outputs with the other
+        return request
+
+    def extract_tool_calls(self, model_output: str, request: Any) -> Any:
+        """The answer's text or the tool call of a whole output."""
+        if _form_of(request) is None:
+            return ExtractedToolCallInformation(
+                tools_called=False, tool_calls=[], content=model_output
+            )
+        text, call = read(model_output)
+        if call is None:
+            return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=text)
+        function = FunctionCall(name=call.name or "", arguments=call.arguments)
+        made = ToolCall(id=make_tool_call_id(), type="function", function=function)
+        return ExtractedToolCallInformation(tools_called=True, tool_calls=[made], content=None)
+
+    def extract_tool_calls_streaming(
+        self,
+        previous_text: str,
+        current_text: str,
+        delta_text: str,
+        previous_token_ids: Sequence[int],
+        current_token_ids: Sequence[int],
+        delta_token_ids: Sequence[int],
+        request: Any,
+    ) -> Any:
+        """What is certain now that ``delta_text`` has come."""
+        if _form_of(request) is None:
+            return DeltaMessage(content=delta_text) if delta_text else None
+        return _delta(self._reader.feed(delta_text))
+
+    def finish_streaming(self) -> Any:
+        """What was held back until the output's end."""
+        return _delta(self._reader.finish())
+
+
+def explain_tools(renderer: Any) -> Any:
+    """Make one of vLLM's renderers show chats in the tool form; the renderer itself comes back."""
+    whole, awaited = renderer.render_messages, renderer.render_messages_async
+
+    def render_messages(messages: Iterable[Any], params: Any) -> Any:
+        return whole(*_in_form(messages, params))
+
+    async def render_messages_async(messages: Iterable[Any], params: Any) -> Any:
+        return await awaited(*_in_form(messages, params))
+
+    renderer.render_messages = render_messages
+    renderer.render_messages_async = render_messages_async
+    return renderer
+
+
+def _in_form(messages: Iterable[Any], params: Any) -> tuple[list[Any], Any]:
+    template = params.chat_template_kwargs
+    tools = template.get("tools") or ()
+    form = tool_form(tools, _plain(params.tool_choice), _answer_of(params.response_format))
+    plain = explained([_plain(message) for message in messages], form)
+    without = {**template, "tools": None}
+    return plain, dataclasses.replace(params, chat_template_kwargs=without)
+
+
+def _form_of(request: Any) -> ToolForm | None:
+    if not request.tools:
+        return None
+    tools = [_plain(tool) for tool in get_function_tools(request.tools)]
+    return tool_form(tools, _plain(request.tool_choice))
+
+
+def _answer_of(response_format: Any) -> Mapping[str, Any] | None:
+    """The schema of the answer, by a chat's ``response_format``."""
+    said = _plain(response_format) or {}
+    if said.get("type") == "json_object":
+        return _OBJECT
+    schema = (said.get("json_schema") or {}).get("schema")
+    return schema if isinstance(schema, Mapping) else None
+
+
+def _schema_of(constraint: Any) -> Mapping[str, Any] | None:
+    """A JSON schema for an answer that has to obey ``constraint``."""
+    if constraint is None:
+        return None
+    if constraint.json_object:
+        return _OBJECT
+    if constraint.json is not None:
+        schema = constraint.json
+        return json.loads(schema) if isinstance(schema, str) else schema
+    if constraint.choice is not None:
+        return {"enum": constraint.choice}
+    if constraint.regex is not None:
+        return {"type": "string", "pattern": constraint.regex}
+    raise ValueError(
+        "a model without a tool format of its own takes tools together with a JSON schema, a "
+        "choice or a regex, and not with a grammar or a structural tag: leave one of them out"
+    )
+
+
+def _delta(parts: Iterable[str | CallPart]) -> Any:
+    """Parts of an output as one delta; None where there is nothing to say."""
+    text, name, arguments = "", None, []
+    for part in parts:
+        if isinstance(part, str):
+            text += part
+        else:
+            name = name or part.name
+            arguments.append(part.arguments)
+    if not text and not arguments:
+        return None
+    return DeltaMessage(content=text or None, tool_calls=_call(name, arguments))
+
+
+def _call(name: str | None, arguments: list[str]) -> list[Any]:
+    if not arguments:
+        return []
+    function = DeltaFunctionCall(name=name, arguments="".join(arguments))
+    if name is None:
+        return [DeltaToolCall(index=0, function=function)]
+    return [DeltaToolCall(index=0, id=make_tool_call_id(), type="function", function=function)]
+
+
+def _plain(value: Any) -> Any:
+    """A value of vLLM's protocol as OpenAI's API has it in JSON."""
+    return value.model_dump(by_alias=True) if hasattr(value, "model_dump") else value
+
+
+ToolParserManager.register_module(NAME, module=HeldToolParser)
