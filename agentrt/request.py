@@ -43,6 +43,32 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class InvalidToolCall:
+    """A tool call that cannot be made: its ``arguments``, as text, are no JSON object.
+
+    Most often ``max_tokens`` cut it off.
+    """
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedCall:
+    """A call as vLLM's engine takes it: rendered, tokenized, and with vLLM's own parameters.
+
+    ``prompt`` is vLLM's ``EngineInput`` (token ids, and images or audio where there are some),
+    ``params`` its ``SamplingParams`` with ``n`` 1. ``options`` are other keyword arguments of
+    ``AsyncLLM.generate``, such as ``lora_request``.
+    """
+
+    prompt: Any
+    params: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class CallSpec:
     """One LLM call in the program's words.
 
@@ -56,6 +82,9 @@ class CallSpec:
     ``none``, or a tool's name. With ``logprobs`` the reply has each token's log probability,
     and those of so many most likely others. Calls with different ``cache_salt`` share no
     cached prefix. ``model`` names one of those that are served; None is the first of them.
+
+    ``request`` is the whole chat request in OpenAI's form, for executors that take requests;
+    ``rendered`` is what a front end made of one for vLLM's engine.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -75,6 +104,8 @@ class CallSpec:
     logprobs: int | None = None
     cache_salt: str | None = None
     model: str | None = None
+    request: Mapping[str, Any] | None = None
+    rendered: RenderedCall | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +230,12 @@ class Reply:
     """What a call gave back.
 
     ``parsed`` is the JSON value when the call had a schema, else None. ``finish_reason``
-    is ``stop`` or ``length``. ``node`` is the call's id in its program's DAG; ``program_id``
-    names the program to those outside it, and is empty inside. ``logprobs`` are there, one a
-    token, if the call asked for them. A `Reply` reads as its text in an f-string.
+    is ``stop``, ``length`` or ``tool_calls``. ``reasoning`` is what the model thought before its
+    answer, "" where it does not tell. Tool calls that were cut off are ``invalid_tool_calls``.
+    With ``n`` above 1 ``choices`` are all replies, this one first. ``node`` is the call's id in
+    its program's DAG; ``program_id`` names the program to those outside it, and is empty inside.
+    ``logprobs`` are there, one a token, if the call asked for them. A `Reply` reads as its text
+    in an f-string.
     """
 
     text: str
@@ -213,6 +247,9 @@ class Reply:
     node: int = -1
     program_id: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
+    choices: tuple[Reply, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -220,10 +257,13 @@ class Reply:
     @property
     def message(self) -> dict[str, Any]:
         """This reply as an assistant message in OpenAI's form, to append to the chat."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning"] = self.reasoning
         calls = [_as_message(call) for call in self.tool_calls if call.id]
-        if not calls:
-            return {"role": "assistant", "content": self.text}
-        return {"role": "assistant", "content": self.text or None, "tool_calls": calls}
+        if calls:
+            message |= {"content": self.text or None, "tool_calls": calls}
+        return message
 
 
 def _as_message(call: ToolCall) -> dict[str, Any]:

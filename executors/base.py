@@ -10,12 +10,15 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentrt.executors.info import ExecutorInfo
 from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 Progress = Callable[[str], None]
 """Told, in a few words, what a slow start is doing now."""
@@ -27,12 +30,15 @@ KVEventListener = Callable[[KVEventBatch], None]
 class Chunk:
     """A piece of a call's output. The last chunk, and only it, carries the whole ``reply``.
 
-    ``logprobs`` are those of the piece's tokens, where the call asked for them.
+    ``logprobs`` are those of the piece's tokens, where the call asked for them. ``output`` is
+    the piece as its front end reads it: a ``chat.completion`` or one of its chunks in OpenAI's
+    form, or vLLM's ``RequestOutput``.
     """
 
     text: str
     reply: Reply | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    output: Any = None
 
 
 async def last_reply(chunks: AsyncGenerator[Chunk, None]) -> Reply:
@@ -55,6 +61,21 @@ class Notification(NamedTuple):
     program_id: str
     what: str
     name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSetup:
+    """What vLLM's front end for one model is made from: its engines' ``vllm_config``, and the
+    ``tasks`` that they support.
+
+    ``model`` is the model's path or name, by which calls find their engines. ``flags`` are those
+    of `vllm serve` that the user gave.
+    """
+
+    model: str
+    vllm_config: VllmConfig
+    tasks: tuple[Any, ...]
+    flags: tuple[str, ...] = ()
 
 
 class Executor(ABC):
@@ -114,6 +135,21 @@ class Executor(ABC):
     async def snapshot(self) -> Mapping[str, Any]:
         """What runs and what waits, and behind what: JSON-able, for people and tests."""
         return {}
+
+    # -- what a front end needs --------------------------------------------------------
+
+    async def front_setups(self) -> Sequence[FrontSetup]:
+        """What vLLM's front end is made from, one for each model that is served.
+
+        None for executors that take requests as they are.
+        """
+        return ()
+
+    async def add_adapter(self, model: str, adapter: Any) -> None:
+        """Load a LoRA adapter (vLLM's ``LoRARequest``) of ``model``.
+
+        Raises `CallRejectedError` for one that does not load.
+        """
 
     # -- the prefix cache, where `ExecutorInfo.cached_blocks` ------------------------------
 
@@ -179,6 +215,12 @@ class ForwardingExecutor(Executor):
 
     async def snapshot(self) -> Mapping[str, Any]:
         return await self.inner.snapshot()
+
+    async def front_setups(self) -> Sequence[FrontSetup]:
+        return await self.inner.front_setups()
+
+    async def add_adapter(self, model: str, adapter: Any) -> None:
+        await self.inner.add_adapter(model, adapter)
 
     async def prompt_ids(self, spec: CallSpec) -> list[int]:
         return await self.inner.prompt_ids(spec)

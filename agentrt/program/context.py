@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from agentrt.program.options import LLMOptions, make_spec
+from agentrt.program.options import LLMOptions, make_request
+from agentrt.program.stream import ReplyStream
 from agentrt.program.tools import name_of
-from agentrt.request import CallSpec, Message, Reply
+from agentrt.request import Message, Reply
 from agentrt.tracking import enter_node
 
 P = ParamSpec("P")
@@ -19,9 +21,11 @@ T = TypeVar("T")
 class Emitter(Protocol):
     """What a context needs of the runtime: a way in for each kind of node."""
 
-    async def call(self, spec: CallSpec, after: Iterable[Reply]) -> Reply: ...
+    async def call(self, request: Mapping[str, Any], after: Iterable[Reply]) -> Reply: ...
 
-    def stream(self, spec: CallSpec, after: Iterable[Reply]) -> AsyncIterator[str]: ...
+    def stream(
+        self, request: Mapping[str, Any], after: Iterable[Reply], put: Callable[[Reply], None]
+    ) -> AsyncIterator[Mapping[str, Any]]: ...
 
     async def tool(
         self, name: str, work: Callable[[], Awaitable[T]], after: Iterable[Reply]
@@ -51,7 +55,7 @@ class Context:
         stream: Literal[True],
         after: Iterable[Reply] = (),
         **options: Unpack[LLMOptions],
-    ) -> AsyncIterator[str]: ...
+    ) -> ReplyStream: ...
 
     @overload
     def llm(
@@ -70,17 +74,19 @@ class Context:
         stream: bool = False,
         after: Iterable[Reply] = (),
         **options: Unpack[LLMOptions],
-    ) -> AsyncIterator[str] | Coroutine[Any, Any, Reply]:
+    ) -> ReplyStream | Coroutine[Any, Any, Reply]:
         """Call the model with a chat, or with text as the user's message.
 
-        Await it for a `Reply`; with ``stream`` iterate over its text as it grows. The
+        Await it for a `Reply`; with ``stream`` it is a `ReplyStream`: iterate over its text as
+        it grows. Messages are as in OpenAI's API, with images and audio where the model takes
+        them. The
         options are those of `LLMOptions`. Raises `CallRejectedError` if the engine
         cannot take the call, and `ConfigError` for options that cannot be.
         """
-        spec = make_spec(ask, **options)
+        request = make_request(ask, **options)
         if stream:
-            return self._emitter.stream(spec, after)
-        return self._emitter.call(spec, after)
+            return ReplyStream(partial(self._emitter.stream, request, after))
+        return self._emitter.call(request, after)
 
     async def tool(
         self,

@@ -1,4 +1,4 @@
-"""What a program may say with an LLM call, and the `CallSpec` that it makes."""
+"""What a program may say with an LLM call, and the chat request that it makes."""
 
 from __future__ import annotations
 
@@ -16,29 +16,113 @@ class LLMOptions(TypedDict, total=False):
     """Options of `Context.llm`.
 
     ``tools`` are functions, whose signature and docstring are told to the model, or
-    specs; the reply's ``tool_calls`` obey their schema. ``tool_choice`` is ``auto`` (the
-    default: call one or answer), ``required``, ``none``, or a tool's name. ``schema`` is
+    specs; a reply may have several ``tool_calls``. ``tool_choice`` is ``auto`` (the
+    default: call some or answer), ``required``, ``none``, or a tool's name. ``schema`` is
     a JSON schema or a pydantic model; the reply's ``parsed`` obeys it. ``max_tokens``
-    bounds the output (default 256). ``temperature`` 0, the default, is greedy; above it
-    a ``seed`` is drawn unless given. ``stop`` ends the output before any of its strings.
-    ``ignore_eos`` goes on to ``max_tokens`` whatever the model says. ``frequency_penalty``
-    and ``presence_penalty``, from -2 to 2, keep a model that loops from saying it again.
-    ``model`` names one of several models that are served, in full or by the last part of its
-    name; the default is the first of them.
+    bounds the output (default 256; None is what the context has room for). ``temperature`` 0,
+    the default, is greedy; above it a ``seed`` is drawn unless given. ``stop`` ends the output
+    before any of its strings. ``ignore_eos`` goes on to ``max_tokens`` whatever the model says.
+    ``frequency_penalty`` and ``presence_penalty``, from -2 to 2, keep a model that loops from
+    saying it again. ``n`` replies come as the reply's ``choices``. With ``logprobs`` it has each
+    token's log probability, and those of so many others. ``reasoning_effort`` and
+    ``chat_template_kwargs`` are for models that think. ``model`` names one of several models or
+    adapters that are served; the default is the first. ``extra_body`` is any other field of
+    vLLM's chat completions, such as ``top_k``.
     """
 
     tools: Iterable[Callable[..., Any] | ToolSpec]
     tool_choice: str
+    parallel_tool_calls: bool
     schema: Mapping[str, Any] | type | None
-    max_tokens: int
+    max_tokens: int | None
     temperature: float
     top_p: float
+    top_k: int
+    min_p: float
     seed: int | None
     stop: str | Iterable[str]
     ignore_eos: bool
     frequency_penalty: float
     presence_penalty: float
+    repetition_penalty: float
+    n: int
+    logprobs: int | None
+    reasoning_effort: str
+    chat_template_kwargs: Mapping[str, Any]
     model: str | None
+    extra_body: Mapping[str, Any]
+
+
+_PASSED = (
+    *("top_p", "top_k", "min_p", "seed", "ignore_eos", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "n", "reasoning_effort", "chat_template_kwargs", "model"),
+    "parallel_tool_calls",
+)
+"""Options that a request has under the same name."""
+
+
+def make_request(ask: str | Iterable[Message], **options: Unpack[LLMOptions]) -> dict[str, Any]:
+    """The chat request of a call, in OpenAI's form. Raises `ConfigError` for what cannot be."""
+    _refuse_unknown(options)
+    given = {name: value for name, value in options.items() if value is not None}
+    request: dict[str, Any] = {"messages": [dict(message) for message in _as_messages(ask)]}
+    if (limit := options.get("max_tokens", 256)) is not None:
+        request["max_tokens"] = _at_least("max_tokens", limit, 1)
+    request["temperature"] = _at_least("temperature", options.get("temperature", 0.0), 0)
+    for name in ("frequency_penalty", "presence_penalty"):
+        _penalty(name, options.get(name, 0.0))  # type: ignore[arg-type]
+    request |= {name: given[name] for name in _PASSED if name in given}
+    if stop := given.get("stop"):
+        request["stop"] = [stop] if isinstance(stop, str) else list(stop)  # type: ignore[call-overload]
+    if (logprobs := options.get("logprobs")) is not None:
+        request |= {"logprobs": True, "top_logprobs": logprobs}
+    request |= _form(options)
+    return request | dict(options.get("extra_body") or {})
+
+
+def _form(options: LLMOptions) -> dict[str, Any]:
+    """A request's fields for tools and a schema."""
+    form: dict[str, Any] = {}
+    tools = tool_specs(options.get("tools") or ())
+    if tools:
+        form["tools"] = [_tool(tool) for tool in tools]
+        form["tool_choice"] = _choice(options.get("tool_choice", "auto"), tools)
+    schema = _as_schema(options.get("schema"))
+    if schema is not None:
+        json_schema = {"name": "output", "schema": dict(schema), "strict": True}
+        form["response_format"] = {"type": "json_schema", "json_schema": json_schema}
+    return form
+
+
+def _tool(tool: ToolSpec) -> dict[str, Any]:
+    function: dict[str, Any] = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+    }
+    if _may_be_strict(tool.parameters):
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _may_be_strict(schema: Mapping[str, Any]) -> bool:
+    """OpenAI holds a call to its schema only if asked, and only where every name is required."""
+    properties = schema.get("properties", {})
+    return schema.get("additionalProperties") is False and set(properties) == set(
+        schema.get("required", ())
+    )
+
+
+def _choice(choice: str, tools: tuple[ToolSpec, ...]) -> str | dict[str, Any]:
+    if choice in ("auto", "required", "none"):
+        return choice
+    names = [tool.name for tool in tools]
+    if choice not in names:
+        raise ConfigError(
+            f"tool_choice {choice!r} names no tool of this call; "
+            f"it can be auto, required, none, {', '.join(names)}"
+        )
+    return {"type": "function", "function": {"name": choice}}
 
 
 def make_spec(ask: str | Iterable[Message], **options: Unpack[LLMOptions]) -> CallSpec:
@@ -47,7 +131,7 @@ def make_spec(ask: str | Iterable[Message], **options: Unpack[LLMOptions]) -> Ca
     stop = options.get("stop", ())
     return CallSpec(
         messages=_as_messages(ask),
-        max_tokens=_at_least("max_tokens", options.get("max_tokens", 256), 1),
+        max_tokens=_at_least("max_tokens", options.get("max_tokens") or 256, 1),
         temperature=_at_least("temperature", options.get("temperature", 0.0), 0),
         top_p=options.get("top_p", 1.0),
         seed=options.get("seed"),

@@ -6,12 +6,22 @@ import asyncio
 import contextlib
 import dataclasses
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, ConfigError
-from agentrt.executors.base import Chunk, Executor, last_reply
+from agentrt.executors.base import Chunk, Executor
+from agentrt.executors.frontend import Answer, Frontend, Request, calling, stepped
+from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Node, NodeKind
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.runtime.registry import identity_of, registry_of
@@ -30,18 +40,69 @@ class Services:
     executor: Executor
     ask_human: AskHuman
     seed: int
+    frontend: Callable[[], Awaitable[Frontend]]
     client_calls: dict[asyncio.Task[Any], str] = dataclasses.field(default_factory=dict)
     """Tasks in the middle of a call of a client program, with the program's id."""
 
 
-async def _outside(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """Read an executor's chunks so that a task which it starts belongs to no program."""
-    while True:
-        with tracking.outside():
-            chunk = await anext(chunks, None)
-        if chunk is None:
-            return
-        yield chunk
+async def _outside(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Read ``items`` so that a task which that starts belongs to no program."""
+    async with contextlib.aclosing(items):
+        while True:
+            with tracking.outside():
+                try:
+                    item = await anext(items)
+                except StopAsyncIteration:
+                    return
+            yield item
+
+
+@dataclasses.dataclass(slots=True)
+class RunCaller:
+    """A run's code in ``scope``, as who makes calls through a front end.
+
+    ``after`` are nodes that had to end before them, beside what the scope knows. ``replies``
+    are those of the calls so far, in the order of their ends. A ``client`` program's tasks are
+    not the run's own.
+    """
+
+    emitter: RunEmitter
+    scope: Scope
+    after: Iterable[Reply] = ()
+    client: bool = False
+    replies: list[Reply] = dataclasses.field(default_factory=list)
+
+    async def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        if self.client:
+            made = self.emitter.chunks(spec, self.scope, stream=stream)
+        else:
+            made = self.emitter.make(spec, self.scope, self.after, stream=stream)
+        async with contextlib.aclosing(made) as chunks:
+            async for chunk in chunks:
+                if chunk.reply is not None:
+                    self.replies.append(chunk.reply)
+                yield chunk
+
+    @contextlib.contextmanager
+    def siblings(self, count: int) -> Iterator[Sequence[RunCaller]]:
+        each = [
+            RunCaller(self.emitter, self.scope.fork(), self.after, self.client, self.replies)
+            for _ in range(count)
+        ]
+        try:
+            yield each
+        finally:
+            for one in each:
+                self.scope.join(one.scope)
+
+    def sign(self, reply: Reply) -> Reply:
+        """An answer's reply with the account of the calls that made it."""
+        if not self.replies:
+            return reply
+        last = self.replies[-1]
+        return dataclasses.replace(
+            reply, report=last.report, node=last.node, program_id=last.program_id
+        )
 
 
 class RunEmitter:
@@ -52,15 +113,21 @@ class RunEmitter:
         self._registry = registry_of(run)
         self._with = services
 
-    async def call(self, spec: CallSpec, after: Iterable[Reply]) -> Reply:
-        return await last_reply(self._make(spec, self._own_scope("llm"), after, stream=False))
+    async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
+        who = RunCaller(self, self._own_scope("llm"), tuple(after))
+        answer = await self.chat(request, who)
+        return who.sign(reply_of(answer, as_json="response_format" in request))
 
-    async def stream(self, spec: CallSpec, after: Iterable[Reply]) -> AsyncIterator[str]:
-        making = self._make(spec, self._own_scope("llm"), after, stream=True)
-        async with contextlib.aclosing(making) as chunks:
-            async for chunk in chunks:
-                if chunk.text:
-                    yield chunk.text
+    async def stream(
+        self, request: Request, after: Iterable[Reply], put: Callable[[Reply], None]
+    ) -> AsyncIterator[Answer]:
+        who = RunCaller(self, self._own_scope("llm"), tuple(after))
+        whole = StreamedAnswer()
+        async with contextlib.aclosing(self.chat_stream(request, who)) as pieces:
+            async for piece in pieces:
+                whole.add(piece)
+                yield piece
+        put(who.sign(reply_of(whole.answer(), as_json="response_format" in request)))
 
     async def tool(self, name: str, work: Callable[[], Awaitable[T]], after: Iterable[Reply]) -> T:
         return await self._interrupt(NodeKind.TOOL, name, work, after)
@@ -81,7 +148,7 @@ class RunEmitter:
         The last chunk, and only it, has the reply. Closing the generator, or cancelling the
         task that reads it, aborts the call; so does a runtime that closes.
         """
-        making = self._make(spec, scope, (), stream=stream)
+        making = self.make(spec, scope, (), stream=stream)
         async with contextlib.aclosing(making) as chunks:
             with self._registered():
                 async for chunk in chunks:
@@ -98,7 +165,27 @@ class RunEmitter:
         finally:
             self._with.client_calls.pop(task, None)
 
-    async def _make(
+    def caller(self, scope: Scope) -> RunCaller:
+        """A client program's code in ``scope``, as who makes calls through a front end."""
+        return RunCaller(self, scope, client=True)
+
+    async def chat(self, request: Request, who: RunCaller) -> Answer:
+        """The whole answer to a chat request that ``who`` makes."""
+        with tracking.outside():
+            frontend = await self._with.frontend()
+            with calling(who):
+                return await frontend.chat(request)
+
+    async def chat_stream(self, request: Request, who: RunCaller) -> AsyncGenerator[Answer, None]:
+        """The same in pieces. Closing the generator aborts the calls."""
+        with tracking.outside():
+            frontend = await self._with.frontend()
+        pieces = stepped(who, frontend.chat_stream(request))
+        async with contextlib.aclosing(_outside(pieces)) as steps:
+            async for piece in steps:
+                yield piece
+
+    async def make(
         self, spec: CallSpec, scope: Scope, after: Iterable[Reply], *, stream: bool
     ) -> AsyncGenerator[Chunk, None]:
         run, registry, executor = self._run, self._registry, self._with.executor

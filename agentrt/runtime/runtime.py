@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, UsageError
 from agentrt.executors.base import Executor, Notification, Progress
+from agentrt.executors.frontend import Frontend
+from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.graph import Frontier
 from agentrt.program import Context, Program
 from agentrt.runtime.emitter import AskHuman, RunEmitter, Services
@@ -44,7 +46,8 @@ class Runtime:
     """Runs programs on an executor. An async context manager; one event loop.
 
     ``registry`` has the runs of all programs, client programs too, whose code somebody else
-    runs. ``seed`` makes the seeds that are drawn for sampled calls repeatable. ``ask_human``
+    runs. ``model_names`` are what requests may call the first model; by default its own name.
+    ``seed`` makes the seeds that are drawn for sampled calls repeatable. ``ask_human``
     answers `Context.human`.
     """
 
@@ -56,6 +59,7 @@ class Runtime:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         registry: RunRegistry | None = None,
+        model_names: Sequence[str] = (),
     ) -> None:
         self.executor = executor
         self.registry = RunRegistry(clock) if registry is None else registry
@@ -64,7 +68,9 @@ class Runtime:
         self._clients: dict[str, Run] = {}
         self._followed: list[RunRegistry] = []
         self._ends: set[asyncio.Task[None]] = set()
-        self._services = Services(executor, ask_human, seed)
+        self._names: Sequence[str] = model_names
+        self._frontend: asyncio.Task[Frontend] | None = None
+        self._services = Services(executor, ask_human, seed, self.frontend)
 
     @property
     def table(self) -> ProcessTable:
@@ -114,9 +120,35 @@ class Runtime:
         if left := [*live, *self._ends]:
             await asyncio.wait(left)
         try:
+            await self._close_frontend()
             await self.executor.close()
         finally:
             tracking.uninstall(asyncio.get_running_loop())
+
+    async def frontend(self) -> Frontend:
+        """The front end of the engine's models. It is opened at the first call, which takes
+        seconds; several callers wait for one.
+        """
+        if self._frontend is None:
+            with tracking.outside():
+                opening = open_frontend(self.executor, self._names)
+                self._frontend = asyncio.create_task(opening, name="agentrt/frontend")
+        opening_task = self._frontend
+        try:
+            return await asyncio.shield(opening_task)
+        except Exception:
+            if self._frontend is opening_task:  # and no later call tries again already
+                self._frontend = None
+            raise
+
+    async def _close_frontend(self) -> None:
+        opening, self._frontend = self._frontend, None
+        if opening is None:
+            return
+        opening.cancel()  # nothing, if it is open
+        await asyncio.wait([opening])
+        if not opening.cancelled() and opening.exception() is None:
+            await opening.result().close()
 
     def listen(self, listener: Listener) -> None:
         """Tell ``listener`` of every event from now on. It must be quick and not raise."""

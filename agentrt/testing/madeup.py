@@ -1,13 +1,15 @@
-"""Made-up JSON values that obey a JSON schema, for tests that must not care what a model says."""
+"""Made-up outputs that obey a JSON schema, for tests that must not care what a model says."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.request import ToolCall
 
 Schema = Mapping[str, Any]
 
@@ -47,6 +49,31 @@ def made_up_value(schema: Schema | bool, rng: random.Random) -> Any:
 def made_up_text(words: int, rng: random.Random) -> str:
     """So many words."""
     return " ".join(rng.choice(_WORDS) for _ in range(words))
+
+
+def made_up_output(request: Mapping[str, Any], rng: random.Random) -> str | ToolCall | None:
+    """What fits a chat request: a call of one of its tools, or JSON that obeys its schema.
+
+    None where any text fits.
+    """
+    choice = request.get("tool_choice") or "auto"
+    named = choice["function"]["name"] if isinstance(choice, Mapping) else None
+    functions = [tool["function"] for tool in request.get("tools") or () if "function" in tool]
+    able = [] if choice == "none" else [f for f in functions if named in (None, f["name"])]
+    forms: list[Mapping[str, Any] | None] = [*able, *([None] if choice == "auto" else [])]
+    chosen = rng.choice(forms) if able else None
+    if chosen is not None:
+        parameters = chosen.get("parameters") or {"type": "object", "properties": {}}
+        return ToolCall(chosen["name"], made_up_value(parameters, rng))
+    schema = _schema_of(request.get("response_format") or {})
+    return None if schema is None else json.dumps(made_up_value(schema, rng))
+
+
+def _schema_of(response_format: Mapping[str, Any]) -> Schema | None:
+    if response_format.get("type") == "json_object":
+        return {"type": "object"}
+    schema: Schema | None = (response_format.get("json_schema") or {}).get("schema")
+    return schema
 
 
 class _Maker:

@@ -15,29 +15,40 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrt.errors import ConfigError, EngineDiedError
+from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.toolcalls import output_schema, read_output, with_tools
-from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob, ToolCall
+from agentrt.executors.replies import StreamedAnswer
+from agentrt.request import Call, CallReport, CallSpec, Reply, ToolCall
 from agentrt.scheduler.table import ProgramTotals
-from agentrt.testing.madeup import made_up_text, made_up_value
-
-Script = Callable[[Call], str | ToolCall]
-"""What the model says to a call: its output as text (JSON where the call has a schema), or
-the tool that it calls. What it raises, the program sees as the engine's error."""
+from agentrt.testing.madeup import made_up_output, made_up_text
 
 _MADE_UP_WORDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a model puts out: its thoughts, its answer, and the tools that it calls."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+Script = Callable[[Call], str | ToolCall | Output]
+"""What the model says to a call: its answer's text (JSON where the call has a schema), the tool
+that it calls, or all of an `Output`. What it raises, the program sees as the engine's error."""
 
 
 class ScriptedExecutor(Executor):
     """An executor whose replies come from ``script``, or else are made up from ``seed``.
 
-    A token is a word or up to four characters of one. Each takes one engine step of
+    It takes requests as they are (``call.spec.request``), so that no chat template or parser is
+    needed. A token is a word or up to four characters of one. Each takes one engine step of
     ``step_s`` seconds of service, and yields once to the event loop, so that calls of one
     program overlap. There are seats for all: no call waits or is preempted. A scripted
     reply ends at the call's ``max_tokens`` and stop strings, as a model's does; what is made
@@ -77,22 +88,28 @@ class ScriptedExecutor(Executor):
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         self.calls.append(call)
-        tokens, whole = self._say(call)
+        said = [self._say(call, choice) for choice in range(_choices(call.spec))]
+        pieces = [piece for one in said for piece in one.pieces]
         state = _Progress(call.program_id, _prompt_tokens(call.spec), self._steps)
         self._running[call.call_id] = state
         try:
-            for token in tokens:
+            for piece in pieces:
                 await self._step(state)
                 if stream:
-                    yield Chunk(token, None, _logprobs(call.spec, [token]))
+                    yield Chunk(piece.text, output=self._chunk(call, [piece.delta()]))
         finally:
             del self._running[call.call_id]
             report = state.report(self._step_s)
-            if state.steps < len(tokens):
+            if state.steps < len(pieces):
                 self._cut_off[call.call_id] = report
-        reply = _reply(call, "".join(tokens), report, whole=whole)
-        reply = replace(reply, logprobs=_logprobs(call.spec, tokens))
-        yield Chunk("", reply) if stream else Chunk(reply.text, reply, reply.logprobs)
+        reply = Reply("".join(piece.text for piece in pieces), report=report)
+        if stream:
+            ends = self._chunk(call, [one.end() for one in said])
+            yield Chunk("", reply, output={**ends, "usage": _usage(report)})
+        else:
+            whole = self._chunk(call, [one.whole() for one in said])
+            answer = {**whole, "object": "chat.completion", "usage": _usage(report)}
+            yield Chunk(reply.text, reply, output=answer)
 
     async def aborted(self, call_id: str) -> CallReport:
         return self._cut_off.pop(call_id, CallReport())
@@ -122,32 +139,126 @@ class ScriptedExecutor(Executor):
         # Calls that run at the same time share their steps, as in a batch.
         self._steps = max(self._steps, state.after_step + state.steps)
 
-    def _say(self, call: Call) -> tuple[list[str], bool]:
-        """The tokens of the output, and whether it is whole."""
-        spec = call.spec
-        if self._script is None:
-            return self._make_up(call), True
-        said = self._script(call)
-        text = (
-            json.dumps({"name": said.name, "arguments": said.arguments})
-            if isinstance(said, ToolCall)
-            else said
-        )
-        for stop in spec.stop:
-            text = text.split(stop)[0]
-        tokens = _tokens(text)
-        return tokens[: spec.max_tokens], len(tokens) <= spec.max_tokens
+    def _chunk(self, call: Call, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{call.call_id}",
+            "object": "chat.completion.chunk",
+            "created": 0,
+            "model": self.model,
+            "choices": choices,
+        }
 
-    def _make_up(self, call: Call) -> list[str]:
+    def _say(self, call: Call, choice: int) -> _Said:
+        """What one choice of a call is, as far as its ``max_tokens`` go."""
+        spec = call.spec
+        request = spec.request or {}
+        if self._script is None:
+            output = self._make_up(call, choice)
+        else:
+            said = self._script(call)
+            output = Output(tool_calls=(said,)) if isinstance(said, ToolCall) else said
+        if isinstance(output, str):
+            output = Output(output)
+        text = output.text
+        for stop in _stops(request):
+            text = text.split(stop)[0]
+        pieces = [*_pieces_of(choice, replace(output, text=text), call.call_id)]
+        if request.get("logprobs"):
+            most = request.get("top_logprobs") or 0
+            pieces = [replace(piece, top_logprobs=most) for piece in pieces]
+        fits = self._script is None and "response_format" in request
+        kept = pieces if fits else pieces[: spec.max_tokens]
+        return _Said(choice, kept, is_whole=len(kept) == len(pieces))
+
+    def _make_up(self, call: Call, choice: int) -> Output | str:
         spec = call.spec
         # By the call, not by the order of arrival: concurrent programs get the same again.
-        rng = random.Random(f"{self._seed}/{call.call_id}")
-        schema = output_schema(spec)
-        if schema is not None:
-            return _tokens(json.dumps(made_up_value(schema, rng)))
-        if spec.ignore_eos:
-            return _tokens(made_up_text(2 * spec.max_tokens, rng))[: spec.max_tokens]
-        return _tokens(made_up_text(_MADE_UP_WORDS, rng))[: spec.max_tokens]
+        salt = f"/{choice}" if choice else ""
+        rng = random.Random(f"{self._seed}/{call.call_id}{salt}")
+        made = made_up_output(spec.request or {}, rng)
+        if made is not None:
+            return made if isinstance(made, str) else Output(tool_calls=(made,))
+        if (spec.request or {}).get("ignore_eos", spec.ignore_eos):
+            return made_up_text(2 * spec.max_tokens, rng)
+        return made_up_text(_MADE_UP_WORDS, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A token of a choice: of its reasoning, its text, or a tool call's arguments."""
+
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    call: tuple[int, str | None, str | None, str] | None = None
+    top_logprobs: int | None = None
+
+    def delta(self) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if self.text:
+            delta["content"] = self.text
+        if self.reasoning:
+            delta["reasoning"] = self.reasoning
+        if self.call is not None:
+            delta["tool_calls"] = [_call_delta(*self.call)]
+        chunk = {"index": self.choice, "delta": delta, "finish_reason": None}
+        if self.top_logprobs is not None and self.text:
+            chunk["logprobs"] = {"content": [_logprob(self.text, self.top_logprobs)]}
+        return chunk
+
+
+def _logprob(token: str, most: int) -> dict[str, Any]:
+    """Every token is certain, and the others are not."""
+    others = [(f" other{n}", -9.0 - n) for n in range(1, most)]
+    top = [(token, 0.0), *others] if most else []
+    ranked = [{"token": text, "logprob": value, "bytes": None} for text, value in top]
+    return {"token": token, "logprob": 0.0, "bytes": None, "top_logprobs": ranked}
+
+
+def _call_delta(index: int, call_id: str | None, name: str | None, arguments: str) -> Any:
+    function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
+    head = {} if call_id is None else {"id": call_id, "type": "function"}
+    return {"index": index, **head, "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """One choice: its pieces, and whether they are all."""
+
+    choice: int
+    pieces: list[_Piece]
+    is_whole: bool
+
+    @property
+    def reason(self) -> str:
+        if not self.is_whole:
+            return "length"
+        return "tool_calls" if any(piece.call for piece in self.pieces) else "stop"
+
+    def end(self) -> dict[str, Any]:
+        """The last chunk's choice."""
+        return {"index": self.choice, "delta": {}, "finish_reason": self.reason}
+
+    def whole(self) -> dict[str, Any]:
+        """The choice of an answer that is not streamed."""
+        built = StreamedAnswer()
+        for piece in self.pieces:
+            built.add({"choices": [{**piece.delta(), "index": 0}]})
+        choice: dict[str, Any] = built.answer()["choices"][0]
+        return {**choice, "index": self.choice, "finish_reason": self.reason}
+
+
+def _pieces_of(choice: int, output: Output, call_id: str) -> Iterator[_Piece]:
+    for token in _tokens(output.reasoning) if output.reasoning else ():
+        yield _Piece(choice, reasoning=token)
+    for token in _tokens(output.text) if output.text or not output.tool_calls else ():
+        yield _Piece(choice, text=token)
+    for index, call in enumerate(output.tool_calls):
+        own = call.id or f"call-{call_id}-{choice}-{index}"
+        first, *more = _tokens(json.dumps(call.arguments, ensure_ascii=False))
+        yield _Piece(choice, call=(index, own, call.name, first))
+        for token in more:
+            yield _Piece(choice, call=(index, None, None, token))
 
 
 @dataclass(slots=True)
@@ -175,32 +286,24 @@ def _tokens(text: str) -> list[str]:
     return re.findall(r"\s*\S{1,4}|\s+$", text) or [text]
 
 
+def _choices(spec: CallSpec) -> int:
+    return int((spec.request or {}).get("n") or 1)
+
+
+def _stops(request: Mapping[str, Any]) -> Sequence[str]:
+    given = request.get("stop") or ()
+    return (given,) if isinstance(given, str) else given
+
+
 def _prompt_tokens(spec: CallSpec) -> int:
-    if spec.prompt_token_ids is not None:
+    if spec.prompt_token_ids:
         return len(spec.prompt_token_ids)
-    if spec.messages is None:
-        return len(_tokens(spec.prompt or ""))
-    return sum(len(_tokens(str(message["content"]))) for message in with_tools(spec))
+    return sum(len(_tokens(str(message.get("content")))) for message in spec.messages or ())
 
 
-def _logprobs(spec: CallSpec, tokens: Sequence[str]) -> tuple[TokenLogprob, ...]:
-    """Every token is certain, and the others are not."""
-    if spec.logprobs is None:
-        return ()
-    others = tuple((f" other{n}", -9.0 - n) for n in range(1, spec.logprobs))
-    return tuple(
-        TokenLogprob(token, 0.0, ((token, 0.0), *others) if spec.logprobs else ())
-        for token in tokens
-    )
-
-
-def _reply(call: Call, output: str, report: CallReport, *, whole: bool) -> Reply:
-    try:
-        text, tool_calls, parsed = read_output(call.spec, output)
-    except (KeyError, TypeError):
-        raise ConfigError(
-            f"the script says {output!r} to call {call.call_id}, which must call one of its "
-            'tools or say {"answer": …}'
-        ) from None
-    reason = "stop" if whole else "length"
-    return Reply(text, reason, tool_calls, parsed, report=report)
+def _usage(report: CallReport) -> dict[str, Any]:
+    return {
+        "prompt_tokens": report.prompt_tokens,
+        "completion_tokens": report.output_tokens,
+        "total_tokens": report.prompt_tokens + report.output_tokens,
+    }

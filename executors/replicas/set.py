@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any
 
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
-from agentrt.executors.base import Chunk, Executor, Notification, Progress
+from agentrt.executors.base import Chunk, Executor, FrontSetup, Notification, Progress
 from agentrt.executors.info import ExecutorInfo, not_served
 from agentrt.executors.memory import Memory
+from agentrt.executors.replicas.output import CallOutput
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState, snapshot_of
 from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
@@ -131,7 +132,7 @@ class ReplicaSet(Executor):
     # -- calls -------------------------------------------------------------------------
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        output = _Output(call.call_id)
+        output = CallOutput(call.call_id)
         while not output.delivered:
             call = await self.routing.counted(call, await self._ready(call))
             ready = await self._ready(call)
@@ -174,7 +175,9 @@ class ReplicaSet(Executor):
 
     async def _ready(self, call: Call) -> list[Replica]:
         """The replicas that can run the call now, once there is one."""
-        able = self._able(call.spec.model)
+        return await self._ready_of(self._able(call.spec.model))
+
+    async def _ready_of(self, able: list[Replica]) -> list[Replica]:
         deadline = time.monotonic() + self._ready_timeout_s
         while not (ready := [r for r in able if r.state is ReplicaState.READY]):
             if not self._supervisor.open or all(r.state is ReplicaState.OUT for r in able):
@@ -196,6 +199,19 @@ class ReplicaSet(Executor):
         if not able:
             raise not_served(asked, served.models)
         return able
+
+    async def front_setups(self) -> tuple[FrontSetup, ...]:
+        found: dict[str, FrontSetup] = {}
+        for model in self.info.models or (None,):
+            replica = (await self._ready_of(self._able(model)))[0]
+            for setup in await replica.executor.front_setups():
+                found.setdefault(setup.model, setup)
+        return tuple(found.values())
+
+    async def add_adapter(self, model: str, adapter: Any) -> None:
+        for replica in self._able(model):
+            if replica.state in UP:
+                await replica.executor.add_adapter(model, adapter)
 
     async def aborted(self, call_id: str) -> CallReport:
         replica = self._where.pop(call_id, None)
@@ -232,39 +248,6 @@ class ReplicaSet(Executor):
 
     async def snapshot(self) -> Mapping[str, Any]:
         return await snapshot_of(self.replicas)
-
-
-class _Output:
-    """What a call has given so far. A retry repeats it, and only what is new is given then."""
-
-    def __init__(self, call_id: str) -> None:
-        self.delivered = False
-        self.differs = False
-        self._call_id = call_id
-        self._given = ""
-        self._known = ""
-
-    def restart(self) -> None:
-        """The call runs from its beginning."""
-        self._known = self._given
-
-    def take(self, chunk: Chunk) -> Chunk | None:
-        """What of a chunk is new. Raises `EngineDiedError` if it is not what came before."""
-        last, known = chunk.reply is not None, chunk.text[: len(self._known)]
-        if not self._known.startswith(known) or (last and len(known) < len(self._known)):
-            self.differs = True
-            raise EngineDiedError(
-                f"the engine died in the middle of call {self._call_id}, and another gave a "
-                "different text for what had been streamed already"
-            )
-        self._known = self._known[len(known) :]
-        text = chunk.text[len(known) :]
-        self._given += text
-        self.delivered = last
-        if not text and not last:
-            return None
-        # Log probabilities of text given before were given, too.
-        return chunk if text == chunk.text else Chunk(text, chunk.reply)
 
 
 async def _read(call: Call, replica: Replica, stream: bool) -> AsyncGenerator[Chunk, None]:

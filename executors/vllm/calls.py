@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.identity import NESTED, to_extra_args
 from agentrt.executors.toolcalls import check_schema, output_schema, read_output, with_tools
-from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob
+from agentrt.request import Call, CallReport, CallSpec, RenderedCall, Reply, TokenLogprob
 from agentrt.router.kv_events import short
 
 if TYPE_CHECKING:
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 _REMEMBERED = 16384
 """Blocks whose hashes are remembered: prompts grow, and share their beginnings."""
+
+
+def engine_input(call: Call, rendered: RenderedCall) -> tuple[Any, SamplingParams]:
+    """A rendered call's prompt and parameters, with what the scheduler is told of the call.
+
+    What the runtime has set since it was rendered goes into them: its seed and its salt.
+    """
+    params = rendered.params.clone()
+    params.extra_args = {**(params.extra_args or {}), **to_extra_args(call.identity)}
+    params.seed = call.spec.seed
+    prompt = rendered.prompt
+    if call.spec.cache_salt is not None:
+        prompt = {**prompt, "cache_salt": call.spec.cache_salt}
+    return prompt, params
 
 
 def prompt_of(spec: CallSpec, tokenizer: Any, model: str) -> dict[str, Any]:

@@ -14,11 +14,13 @@ from agentrt.errors import (
     EngineStartError,
     ModelLoadError,
 )
-from agentrt.executors.base import Chunk, KVEventListener, Progress
+from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
+from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.core import close_context, core_pids, start_reader, stop_reader
 from agentrt.executors.vllm.calls import (
     BlockHasher,
+    engine_input,
     logprobs_of,
     prompt_ids_of,
     prompt_of,
@@ -35,7 +37,7 @@ from agentrt.executors.vllm.options import (
     prepare_environment,
 )
 from agentrt.executors.vllm.processes import apart, cpu_seconds, interrupts_blocked
-from agentrt.request import Call, CallSpec, Reply
+from agentrt.request import Call, CallReport, CallSpec, RenderedCall, Reply
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 
 if TYPE_CHECKING:
@@ -150,6 +152,11 @@ class VLLMEngine(CoreClient):
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._engine()
+        if call.spec.rendered is not None:
+            async with contextlib.aclosing(self._rendered(llm, call, call.spec.rendered)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
         prompt = prompt_of(call.spec, self._tokenizer, self.model)
         length = len(prompt["prompt_token_ids"])
         params = sampling_params(call, length, self.max_model_len, stream=stream)
@@ -166,6 +173,53 @@ class VLLMEngine(CoreClient):
             raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
             raise CallRejectedError(f"call {call.call_id}: {error}") from error
+
+    async def _rendered(
+        self, llm: AsyncLLM, call: Call, rendered: RenderedCall
+    ) -> AsyncGenerator[Chunk, None]:
+        from vllm.exceptions import VLLMError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        prompt, params = engine_input(call, rendered)
+        try:
+            outputs = llm.generate(prompt, params, call.call_id, **rendered.options)
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    reply = self._report(output) if output.finished else None
+                    yield Chunk(output.outputs[0].text, reply, output=output)
+        except EngineDeadError as error:
+            raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
+        except (VLLMError, ValueError) as error:
+            raise CallRejectedError(f"call {call.call_id}: {error}") from error
+
+    def _report(self, output: RequestOutput) -> Reply:
+        """The engine's account of a call. What of it is ours leaves the output, which a front
+        end publishes.
+        """
+        told = dict(output.kv_transfer_params or {})
+        if KV_EVENTS in told and self._on_kv_events is not None:
+            self._on_kv_events(KVEventBatch.from_wire(told[KV_EVENTS]))
+        report = told.get(NESTED) or {}
+        rest = {name: value for name, value in told.items() if name not in (NESTED, KV_EVENTS)}
+        output.kv_transfer_params = rest or None
+        last = output.outputs[0]
+        reason = last.finish_reason or "stop"
+        return Reply(last.text, reason, report=CallReport(**report))
+
+    # -- front ends --------------------------------------------------------------------
+
+    async def front_setups(self) -> tuple[FrontSetup, ...]:
+        llm = self._engine()
+        if self._tokenizer is None:
+            return ()
+        tasks = tuple(await llm.get_supported_tasks())
+        return (FrontSetup(self.model, llm.vllm_config, tasks, tuple(self.options.flags)),)
+
+    async def add_adapter(self, model: str, adapter: Any) -> None:
+        try:
+            await self._engine().add_lora(adapter)
+        except Exception as error:
+            raise CallRejectedError(f"adapter {adapter.lora_name!r}: {error}") from error
 
     def _submit(
         self, llm: AsyncLLM, call: Call, prompt: Any, params: SamplingParams

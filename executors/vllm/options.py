@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.memory import Learned
+from agentrt.executors.vllm.frontend.flags import check_given, given_flags
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -82,9 +83,8 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     """vLLM's arguments. Raises `ConfigError` for a flag that vLLM does not know."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    given = _parse_flags(options.flags)
-    if "scheduler_cls" in given or "scheduling_policy" in given:
-        raise ConfigError("agentrt sets vLLM's scheduler itself; choose with --policy")
+    given = given_flags(options.flags)
+    check_given(given)
     values: dict[str, Any] = dict(_ON_GPU if on_gpu else _ON_CPU)
     limit = None if on_gpu else _context_length(model)
     if limit is not None:
@@ -95,7 +95,7 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
         values["device_ids"] = list(options.device_ids)
     if options.kv_events:
         values["kv_events_config"] = kv_events_config()
-    values.update(given)
+    values |= {n: v for n, v in given.items() if n in AsyncEngineArgs.__dataclass_fields__}
     values["model"] = model
     values |= _scheduling(options, values.get("additional_config") or {})
     return AsyncEngineArgs(**values)
@@ -155,33 +155,6 @@ def _refusal(error: Exception) -> str:
 
 def _shorten(text: str) -> str:
     return textwrap.shorten(text, _REASON_CHARACTERS, placeholder=" …")
-
-
-def _parse_flags(flags: Sequence[str]) -> Mapping[str, Any]:
-    """Only the options that the flags name, by vLLM's own parser."""
-    if not flags:
-        return {}
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    class Parser(FlexibleArgumentParser):
-        def error(self, message: str) -> Any:
-            raise ConfigError(f"vLLM's options: {message}")
-
-    parser = AsyncEngineArgs.add_cli_args(Parser(add_help=False, exit_on_error=False))
-    try:
-        parsed = parser.parse_args(list(flags))
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"vLLM's options: {error}") from error
-    untouched = vars(parser.parse_args([]))
-    fields = AsyncEngineArgs.__dataclass_fields__
-    return {
-        name: value
-        for name, value in vars(parsed).items()
-        if name in fields and value != untouched.get(name)
-    }
 
 
 def _context_length(model: str) -> int | None:

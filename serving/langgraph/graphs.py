@@ -22,7 +22,7 @@ from langgraph.types import interrupt
 from agentrt.errors import AgentrtError, ProgramLoadError
 from agentrt.integrations.langgraph.graphs import Graph, open_graph
 from agentrt.program import Context, Emitter, Program
-from agentrt.request import CallSpec, Reply
+from agentrt.request import Reply
 from agentrt.runtime import Runtime
 from agentrt.serving.langgraph.responses import not_found
 from agentrt.serving.langgraph.storage import Storage
@@ -156,11 +156,13 @@ class _InterruptingEmitter:
     def __init__(self, inner: Emitter) -> None:
         self._inner = inner
 
-    async def call(self, spec: CallSpec, after: Iterable[Reply]) -> Reply:
-        return await self._inner.call(spec, after)
+    async def call(self, request: Mapping[str, Any], after: Iterable[Reply]) -> Reply:
+        return await self._inner.call(request, after)
 
-    def stream(self, spec: CallSpec, after: Iterable[Reply]) -> AsyncIterator[str]:
-        return self._inner.stream(spec, after)
+    def stream(
+        self, request: Mapping[str, Any], after: Iterable[Reply], put: Callable[[Reply], None]
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        return self._inner.stream(request, after, put)
 
     async def tool(self, name: str, work: Callable[[], Awaitable[T]], after: Iterable[Reply]) -> T:
         return await self._inner.tool(name, work, after)

@@ -1,0 +1,118 @@
+"""An engine without weights under vLLM's whole front end: a tokenizer, a configuration, a script.
+
+    engine = ScriptedEngine(lambda call: "<tool_call>…</tool_call>", model=folder)
+
+Chat templates, parsers, detokenization, stop strings and errors are vLLM's own; only what the
+model says is scripted, as raw text with its markup, or as token ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrt.errors import CallRejectedError, EngineDiedError
+from agentrt.executors.base import Chunk, Executor, FrontSetup, Progress
+from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.vllm._compat.outputs import TokenReplay, model_config_of
+from agentrt.executors.vllm.calls import engine_input
+from agentrt.executors.vllm.options import EngineOptions, engine_args, prepare_environment
+from agentrt.executors.vllm.processes import apart
+from agentrt.request import Call, CallReport, Reply
+from agentrt.scheduler.table import ProgramTotals
+
+RawScript = Callable[[Call], str | Sequence[int]]
+"""What the model puts out: text with the markup of its family, or token ids."""
+
+
+@dataclass(slots=True)
+class ScriptedEngine(Executor):
+    """Says what ``script`` says, token by token, one engine step of ``step_s`` seconds each.
+
+    ``model`` is a folder with a config.json and a tokenizer; ``flags`` are those of
+    `vllm serve`. ``calls`` are all calls so far, ``aborted_calls`` the ids of those that were
+    broken off, and ``ended`` the programs that are over.
+    """
+
+    script: RawScript
+    model: str
+    flags: tuple[str, ...] = ()
+    step_s: float = 0.03
+    slots: int | None = None
+    calls: list[Call] = field(default_factory=list)
+    aborted_calls: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    _config: Any = None
+    _renderer: Any = None
+    _replay: TokenReplay | None = None
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return ExecutorInfo((self.model,), self.slots)
+
+    async def start(self, progress: Progress) -> None:
+        if self._config is None:
+            options = EngineOptions(model=self.model, flags=self.flags)
+            prepare_environment(options)
+            args = engine_args(options, self.model, on_gpu=False)
+            self._config, self._renderer, processor = await apart(model_config_of, args)
+            self._replay = TokenReplay(processor, _TASKS)
+        progress("ready")
+
+    async def front_setups(self) -> tuple[FrontSetup, ...]:
+        return (FrontSetup(self.model, self._config, _TASKS, self.flags),)
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        from vllm.exceptions import VLLMError
+
+        if self._replay is None:
+            raise EngineDiedError("the scripted engine is not running")
+        rendered = call.spec.rendered
+        assert rendered is not None
+        self.calls.append(call)
+        prompt, params = engine_input(call, rendered)
+        steps, over = 0, False
+        try:
+            tokens = self._tokens(self.script(call))
+            for output in self._replay.outputs(
+                call.call_id, prompt, params, rendered.options, tokens
+            ):
+                await asyncio.sleep(0)
+                steps += 1
+                over = output.finished
+                reply = self._reply(call, output, len(tokens)) if over else None
+                yield Chunk(output.outputs[0].text, reply, output=output)
+        except VLLMError as error:
+            over = True
+            raise CallRejectedError(f"call {call.call_id}: {error}") from error
+        finally:
+            if not over:
+                self.aborted_calls.append(call.call_id)
+
+    def _tokens(self, said: str | Sequence[int]) -> list[int]:
+        if not isinstance(said, str):
+            return list(said)
+        tokenizer = self._renderer.get_tokenizer()
+        return [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
+
+    def _reply(self, call: Call, output: Any, steps: int) -> Reply:
+        last = output.outputs[0]
+        report = CallReport(
+            service_s=steps * self.step_s,
+            steps=steps,
+            prompt_tokens=len(call.spec.prompt_token_ids or ()),
+            output_tokens=steps,
+        )
+        return Reply(last.text, last.finish_reason or "stop", report=report)
+
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        if program_id not in self.ended:
+            self.ended.append(program_id)
+
+    async def close(self) -> None:
+        """Its tokenizer and configuration stay, for another start."""
+
+
+_TASKS = ("generate",)

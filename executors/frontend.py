@@ -1,0 +1,160 @@
+"""The front end: turns requests in OpenAI's form into calls, and their outputs into answers.
+
+Rendering a chat and reading tool calls out of an output is done once, here, before calls are
+scheduled. Which program makes them is known from `CALLER`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from agentrt.errors import AgentrtError, ConfigError
+from agentrt.executors.base import Chunk
+from agentrt.executors.info import ExecutorInfo, display_name
+from agentrt.request import NO_LIMIT, CallSpec
+
+T = TypeVar("T")
+Request = Mapping[str, Any]
+"""A chat request, as OpenAI's chat completions and vLLM have it."""
+Answer = dict[str, Any]
+"""A ``chat.completion``, or in a stream a ``chat.completion.chunk``, in OpenAI's form."""
+
+
+class Caller(Protocol):
+    """Whose calls a front end makes: a place in some program."""
+
+    def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        """Make a call, and give its output as `Executor.generate` does."""
+
+    def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Caller]]:
+        """Callers for ``count`` calls beside each other; after the block they have all ended."""
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
+
+
+def caller() -> Caller:
+    """Whose call is made now."""
+    found = CALLER.get()
+    if found is None:
+        raise AgentrtError("a front end was asked for a call outside any program")
+    return found
+
+
+@contextlib.contextmanager
+def calling(who: Caller) -> Iterator[None]:
+    """The calls that the body makes are those of ``who``."""
+    token = CALLER.set(who)
+    try:
+        yield
+    finally:
+        CALLER.reset(token)
+
+
+async def stepped(who: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """The items of a stream, whose calls are those of ``who`` in each of its steps."""
+    async with contextlib.aclosing(items):
+        while True:
+            with calling(who):
+                try:
+                    item = await anext(items)
+                except StopAsyncIteration:
+                    return
+            yield item
+
+
+@dataclass(frozen=True, slots=True)
+class FrontProfile:
+    """What a model can take and give. ``max_model_len`` counts prompt and output (tokens);
+    None where it is not known.
+    """
+
+    model: str
+    max_model_len: int | None = None
+    images: bool = False
+    audio: bool = False
+    video: bool = False
+    tools: bool = True
+    reasoning: bool = False
+
+
+class Frontend(ABC):
+    """Answers chat requests by calls of whoever is the `caller`.
+
+    Raises `CallRejectedError` for a request that cannot be answered, `PromptTooLongError` for
+    one beyond the model's context, `NotServedError` for a model that is not served, and what
+    `Executor.generate` raises.
+    """
+
+    @abstractmethod
+    async def chat(self, request: Request) -> Answer:
+        """The whole answer."""
+
+    @abstractmethod
+    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+        """The answer in pieces. Closing the iterator aborts its calls."""
+
+    @abstractmethod
+    def profile(self, model: str | None = None) -> FrontProfile:
+        """What a model can do; None is the first that is served."""
+
+    async def count_tokens(self, request: Request) -> int:
+        """How many tokens the prompt of a chat has, its template included."""
+        raise ConfigError("this executor does not tell how it tokenizes")
+
+    async def tokenize(self, text: str, model: str | None = None) -> list[int]:
+        """The token ids of a text, without special tokens of a chat."""
+        raise ConfigError("this executor does not tell how it tokenizes")
+
+    async def close(self) -> None:  # noqa: B027  # most hold nothing
+        """Let go of what it holds. Idempotent."""
+
+
+class RequestFrontend(Frontend):
+    """For executors that take requests as they are, such as a remote endpoint."""
+
+    def __init__(self, info: ExecutorInfo) -> None:
+        self._info = info
+
+    async def chat(self, request: Request) -> Answer:
+        answer: Answer | None = None
+        async with contextlib.aclosing(caller().chunks(spec_of(request), stream=False)) as chunks:
+            async for chunk in chunks:
+                answer = chunk.output or answer
+        assert answer is not None
+        return answer
+
+    async def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+        async with contextlib.aclosing(caller().chunks(spec_of(request), stream=True)) as chunks:
+            async for chunk in chunks:
+                if chunk.output is not None:
+                    yield chunk.output
+
+    def profile(self, model: str | None = None) -> FrontProfile:
+        self._info.check_served(model)
+        return FrontProfile(display_name(model or self._info.model))
+
+
+def spec_of(request: Request) -> CallSpec:
+    """A request as a call that is not rendered, with what schedulers and routers look at."""
+    response_format = request.get("response_format") or {}
+    limit = request.get("max_completion_tokens") or request.get("max_tokens")
+    return CallSpec(
+        messages=tuple(request["messages"]),
+        max_tokens=limit or NO_LIMIT,
+        temperature=_number(request.get("temperature"), 1.0),
+        seed=request.get("seed"),
+        model=request.get("model"),
+        schema=(response_format.get("json_schema") or {}).get("schema"),
+        cache_salt=request.get("cache_salt"),
+        request=request,
+    )
+
+
+def _number(given: Any, default: float) -> float:
+    return float(given) if isinstance(given, int | float) else default

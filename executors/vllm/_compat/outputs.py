@@ -1,0 +1,86 @@
+"""vLLM's outputs made of given tokens, by its own input and output processors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+class TokenReplay:
+    """Turns token ids that somebody gives into what vLLM's engine would give for them:
+    detokenized, ended at stop strings, with log probabilities.
+    """
+
+    def __init__(self, processor: Any, tasks: tuple[Any, ...]) -> None:
+        self._processor = processor
+        self._tasks = tasks
+
+    def outputs(
+        self,
+        call_id: str,
+        prompt: Any,
+        params: Any,
+        options: Mapping[str, Any],
+        tokens: Sequence[int],
+    ) -> Iterator[Any]:
+        """A ``RequestOutput`` for each token that has one, until a stop. Raises vLLM's errors."""
+        from vllm.v1.engine.output_processor import OutputProcessor
+
+        request = self._processor.process_inputs(
+            call_id, prompt, params, self._tasks, lora_request=options.get("lora_request")
+        )
+        request.external_req_id = call_id
+        outputs = OutputProcessor(self._processor.renderer.tokenizer, log_stats=False)
+        outputs.add_request(request, None)
+        stops = {*(request.sampling_params.all_stop_token_ids or ())}
+        limit = request.sampling_params.max_tokens or len(tokens)
+        kept = list(tokens[:limit])
+        for index, token in enumerate(kept):
+            ended = token in stops and not request.sampling_params.ignore_eos
+            reason = self._reason(index + 1, kept, len(tokens), ended=ended)
+            made = outputs.process_outputs([_core_output(request, token, reason)])
+            yield from made.request_outputs
+            if reason is not None or made.reqs_to_abort:
+                return
+
+    def _reason(self, count: int, kept: Sequence[int], whole: int, *, ended: bool) -> Any:
+        from vllm.v1.engine import FinishReason
+
+        if ended:
+            return FinishReason.STOP
+        if count < len(kept):
+            return None
+        return FinishReason.STOP if len(kept) == whole else FinishReason.LENGTH
+
+
+def _core_output(request: Any, token: int, reason: Any) -> Any:
+    from vllm.v1.engine import EngineCoreOutput
+
+    most = request.sampling_params.logprobs
+    logprobs = None if most is None else _certain(token, most)
+    return EngineCoreOutput(
+        request.request_id, [token], new_logprobs=logprobs, finish_reason=reason
+    )
+
+
+def _certain(token: int, most: int) -> Any:
+    """Log probabilities of a token that is certain, and of the ``most`` likeliest."""
+    import numpy as np
+    from vllm.v1.outputs import LogprobsLists
+
+    others = [other for other in range(most + 1) if other != token][: max(0, most - 1)]
+    ids = [token, *([token] if most else []), *others]
+    values = [0.0, *([0.0] if most else []), *(-9.0 - n for n in range(len(others)))]
+    return LogprobsLists(
+        np.array([ids], np.int32), np.array([values], np.float32), np.array([1], np.int32)
+    )
+
+
+def model_config_of(args: Any) -> tuple[Any, Any, Any]:
+    """An engine's whole configuration without an engine, a renderer and an input processor."""
+    from vllm.renderers import renderer_from_config
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    config = args.create_engine_config()
+    renderer = renderer_from_config(config)
+    return config, renderer, InputProcessor(config, renderer)

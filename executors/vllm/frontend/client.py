@@ -1,0 +1,226 @@
+"""The engine client that vLLM's front end talks to: its calls go the way of all calls.
+
+vLLM's `EngineClient` is an interface of some forty methods. What a front end needs is answered
+here; the rest is refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from vllm.engine.protocol import EngineClient
+from vllm.exceptions import (
+    GracefulHTTPError,
+    VLLMError,
+    VLLMNotFoundError,
+    VLLMServerError,
+    VLLMValidationError,
+)
+from vllm.sampling_params import RequestOutputKind
+
+from agentrt.errors import (
+    AgentrtError,
+    CallRejectedError,
+    CallTimeoutError,
+    EngineDiedError,
+    NotServedError,
+)
+from agentrt.executors.base import Executor, FrontSetup
+from agentrt.executors.frontend import Caller, caller
+from agentrt.executors.vllm._compat.frontend import render_prompt
+from agentrt.request import CallSpec, RenderedCall
+
+_NOT_OPTIONS = ("session_id", "trace_headers", "priority", "data_parallel_rank", "prompt_text")
+"""What a front end says of a call beside the call itself. Whose it is we know, and where it runs
+and in which order we decide.
+"""
+
+
+class ProgramEngineClient(EngineClient):
+    """Stands for all engines of ``executor`` that have the model of ``setup``."""
+
+    def __init__(
+        self, setup: FrontSetup, renderer: Any, input_processor: Any, executor: Executor
+    ) -> None:
+        self.vllm_config = setup.vllm_config
+        self.model_config = setup.vllm_config.model_config
+        self.renderer = renderer
+        self.input_processor = input_processor
+        self._setup = setup
+        self._executor = executor
+
+    # -- calls -------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Not a coroutine: whose call it is, is read now, where it is asked for, and not where
+        its output is read.
+        """
+        chosen = {n: v for n, v in options.items() if v is not None and n not in _NOT_OPTIONS}
+        return self._outputs(caller(), prompt, sampling_params, request_id, chosen)
+
+    async def _outputs(
+        self,
+        who: Caller,
+        prompt: Any,
+        params: Any,
+        request_id: str,
+        options: Mapping[str, Any],
+    ) -> AsyncGenerator[Any, None]:
+        if not (isinstance(prompt, dict) and "type" in prompt):
+            prompt = await render_prompt(self.renderer, self.model_config, prompt)
+        made = self._one if params.n == 1 else self._several
+        try:
+            async with contextlib.aclosing(made(who, prompt, params, options)) as outputs:
+                async for output in outputs:
+                    output.request_id = request_id
+                    yield output
+        except AgentrtError as error:
+            raise as_vllm(error) from error
+
+    async def _one(
+        self, who: Caller, prompt: Any, params: Any, options: Mapping[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        spec = self._spec(prompt, params, options)
+        async with contextlib.aclosing(who.chunks(spec, stream=stream)) as chunks:
+            async for chunk in chunks:
+                yield chunk.output
+
+    def _spec(self, prompt: Any, params: Any, options: Mapping[str, Any]) -> CallSpec:
+        return CallSpec(
+            prompt_token_ids=tuple(prompt.get("prompt_token_ids") or ()),
+            max_tokens=params.max_tokens or 1,
+            temperature=params.temperature,
+            seed=params.seed,
+            cache_salt=prompt.get("cache_salt"),
+            model=self._setup.model,
+            rendered=RenderedCall(prompt, params, options),
+        )
+
+    async def _several(
+        self, who: Caller, prompt: Any, params: Any, options: Mapping[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        """``n`` choices are calls beside each other, put together as one request's outputs."""
+        queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+
+        async def feed(index: int, one: Caller) -> None:
+            own = params.clone()
+            own.n = 1
+            own.seed = None if params.seed is None else params.seed + index
+            try:
+                async for output in self._one(one, prompt, own, options):
+                    queue.put_nowait((index, output))
+            except Exception as error:
+                queue.put_nowait((index, error))
+
+        with who.siblings(params.n) as each:
+            tasks = [asyncio.create_task(feed(index, one)) for index, one in enumerate(each)]
+            try:
+                async for output in _merged(queue, params):
+                    yield output
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+
+    # -- adapters and pooling models ---------------------------------------------------
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        await self._executor.add_adapter(self._setup.model, lora_request)
+        return True
+
+    # -- state -------------------------------------------------------------------------
+
+    async def get_supported_tasks(self) -> tuple[Any, ...]:
+        return self._setup.tasks
+
+    @property
+    def is_running(self) -> bool:
+        return self._executor.alive()
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self._executor.alive()
+
+    @property
+    def errored(self) -> bool:
+        # Replicas come back: a call waits for one, or its own error says that there is none.
+        return False
+
+    @property
+    def dead_error(self) -> BaseException:
+        return as_vllm(EngineDiedError("no engine is left"))
+
+    async def check_health(self) -> None:
+        if not self._executor.alive():
+            raise self.dead_error
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def is_sleeping(self) -> bool:
+        return False
+
+    async def is_paused(self) -> bool:
+        return False
+
+    async def do_log_stats(self) -> None:
+        """The server has metrics of its own."""
+
+    async def abort(self, request_id: Any) -> None:
+        """Closing a call's output aborts it."""
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """The runtime owns the engines."""
+
+
+async def _merged(queue: asyncio.Queue[tuple[int, Any]], params: Any) -> AsyncGenerator[Any, None]:
+    """The outputs of ``n`` calls as vLLM gives those of one request with ``n`` choices."""
+    whole = params.output_kind is RequestOutputKind.FINAL_ONLY
+    finished: dict[int, Any] = {}
+    while len(finished) < params.n:
+        index, output = await queue.get()
+        if isinstance(output, Exception):
+            raise output
+        completion = output.outputs[0]
+        completion.index = index
+        if output.finished:
+            finished[index] = completion
+        output.finished = len(finished) == params.n
+        if whole and output.finished:
+            output.outputs = [finished[i] for i in range(params.n)]
+        if not whole or output.finished:
+            yield output
+
+
+def as_vllm(error: AgentrtError) -> VLLMError:
+    """Our error as one that vLLM's front end gives the right status."""
+    text = str(error)
+    if isinstance(error, CallRejectedError):
+        return VLLMValidationError(text)
+    if isinstance(error, NotServedError):
+        return VLLMNotFoundError(text)
+    if isinstance(error, EngineDiedError):
+        return GracefulHTTPError(text, HTTPStatus.SERVICE_UNAVAILABLE)
+    if isinstance(error, CallTimeoutError):
+        return GracefulHTTPError(text, HTTPStatus.REQUEST_TIMEOUT)
+    return VLLMServerError(text)
+
+
+def _refuse(name: str) -> Any:
+    async def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{name} is not for clients of this server")
+
+    return refuse
+
+
+# Profiling, sleeping, weights, elastic scaling: the interface grows with each version of vLLM.
+for _name in ProgramEngineClient.__abstractmethods__:
+    setattr(ProgramEngineClient, _name, _refuse(_name))
+ProgramEngineClient.__abstractmethods__ = frozenset()

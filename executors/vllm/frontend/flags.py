@@ -1,0 +1,65 @@
+"""The flags of `vllm serve`: which are given, and which are agentrt's own to set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+_SERVERS = {
+    "host": "--host",
+    "port": "--port",
+    "api_key": "--api-key-file",
+    "served_model_name": "--served-model-name",
+    "model_tag": "--model",
+    "model": "--model",
+}
+"""Flags of `vllm serve` that agentrt has under a name of its own, before the ``--``."""
+_NOT_HERE = (
+    *("headless", "api_server_count", "grpc", "grpc_port", "uds", "root_path", "middleware"),
+    *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "enable_ssl_refresh", "ssl_cert_reqs"),
+    *("ssl_ciphers", "scheduler_cls", "scheduling_policy"),
+)
+
+
+def given_flags(flags: Sequence[str]) -> Mapping[str, Any]:
+    """The options that ``flags`` name, by vLLM's own parser. Raises `ConfigError`."""
+    if not flags:
+        return {}
+    given, untouched = vars(parse_flags(flags)), vars(parse_flags(()))
+    return {name: value for name, value in given.items() if value != untouched.get(name)}
+
+
+def parse_flags(flags: Sequence[str]) -> Namespace:
+    """All options of `vllm serve`. Raises `ConfigError` for flags that it does not take."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from agentrt.executors.vllm._compat.frontend import make_arg_parser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> Any:
+            raise ConfigError(f"vLLM's options: {message}")
+
+    parser = make_arg_parser(Parser(add_help=False, exit_on_error=False))
+    try:
+        return parser.parse_args(list(flags))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"vLLM's options: {error}") from error
+
+
+def check_given(given: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for flags after ``--`` that are agentrt's to set."""
+    for name in given:
+        flag = f"--{name.replace('_', '-')}"
+        if name in ("scheduler_cls", "scheduling_policy"):
+            raise ConfigError("agentrt sets vLLM's scheduler itself; choose with --policy")
+        if name in _SERVERS:
+            raise ConfigError(f"{flag} after -- is agentrt's own: give {_SERVERS[name]} before it")
+        if name in _NOT_HERE:
+            raise ConfigError(f"{flag} of 'vllm serve' has no effect here: leave it out")

@@ -1,0 +1,248 @@
+"""vLLM's own front end for one model, in this process: over HTTP as `app`, and for programs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from agentrt.errors import (
+    AgentrtError,
+    CallRejectedError,
+    EngineError,
+    NotServedError,
+    PromptTooLongError,
+)
+from agentrt.executors.base import Chunk, Executor, FrontSetup
+from agentrt.executors.frontend import (
+    Answer,
+    Caller,
+    Frontend,
+    FrontProfile,
+    Request,
+    caller,
+    calling,
+    stepped,
+)
+from agentrt.executors.info import display_name, is_model, not_served
+from agentrt.executors.vllm._compat.frontend import make_app, make_renderer
+from agentrt.executors.vllm.frontend.client import ProgramEngineClient
+from agentrt.executors.vllm.frontend.flags import parse_flags
+from agentrt.executors.vllm.processes import apart
+from agentrt.request import CallSpec
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from fastapi import FastAPI
+
+_DATA = "data: "
+_END = "[DONE]"
+
+
+class VLLMFrontend(Frontend):
+    """The front end of ``setup``'s model. Make it by `open`.
+
+    ``app`` is vLLM's application, and ``args`` its parsed flags. ``name`` is what answers call
+    the model.
+    """
+
+    def __init__(self, setup: FrontSetup, args: Namespace, app: FastAPI, renderer: Any) -> None:
+        self.setup = setup
+        self.args = args
+        self.app = app
+        self.name: str = args.served_model_name[0]
+        self._renderer = renderer
+
+    @classmethod
+    async def open(
+        cls, setup: FrontSetup, executor: Executor, names: Sequence[str] = ()
+    ) -> VLLMFrontend:
+        """A front end whose calls run on ``executor``. ``names`` are what clients call the
+        model; by default its own.
+        """
+        args = front_args(setup, names)
+        renderer, processor = await apart(make_renderer, setup.vllm_config)
+        client = ProgramEngineClient(setup, renderer, processor, executor)
+        app = await make_app(client, args, setup.tasks)
+        return cls(setup, args, app, renderer)
+
+    # -- chats -------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Answer:
+        heard = _Heard(caller())
+        with calling(heard), heard.errors():
+            answer = await self._serving.create_chat_completion(self._parsed(request, False), None)
+        if hasattr(answer, "error"):
+            raise _refused(answer.error.model_dump())
+        body: Answer = answer.model_dump(exclude_unset=True, mode="json")
+        return body
+
+    async def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+        heard = _Heard(caller())
+        with calling(heard), heard.errors():
+            events = await self._serving.create_chat_completion(self._parsed(request, True), None)
+        if hasattr(events, "error"):
+            raise _refused(events.error.model_dump())
+        async with contextlib.aclosing(stepped(heard, events)) as steps:
+            async for event in steps:
+                data = event.removeprefix(_DATA).strip()
+                if not event.startswith(_DATA) or data == _END:
+                    continue
+                piece = from_json(data)
+                if "error" in piece:
+                    raise heard.error or _refused(piece["error"])
+                yield piece
+
+    @property
+    def _serving(self) -> Any:
+        serving = self.app.state.openai_serving_chat
+        if serving is None:
+            raise CallRejectedError(f"model {self.name!r} does not generate text")
+        return serving
+
+    def _parsed(self, request: Request, stream: bool) -> Any:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        body = {**request, "model": self.served_as(request.get("model")), "stream": stream}
+        if stream:
+            body.setdefault("stream_options", {"include_usage": True})
+        try:
+            return ChatCompletionRequest.model_validate(body)
+        except ValidationError as error:
+            raise CallRejectedError(_reasons(error)) from error
+        except ValueError as error:
+            raise CallRejectedError(str(error)) from error
+
+    # -- models ------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """What requests may call the model, and its adapters."""
+        models = self.app.state.openai_serving_models
+        return [*self.args.served_model_name, *models.lora_requests]
+
+    def served_as(self, model: str | None) -> str:
+        """The name of a model or adapter as requests have it. Raises `NotServedError`."""
+        if model is None or is_model(model, self.setup.model):
+            return self.name
+        if model not in self.names:
+            raise not_served(model, tuple(self.names))
+        return model
+
+    def profile(self, model: str | None = None) -> FrontProfile:
+        self.served_as(model)
+        config = self.setup.vllm_config.model_config
+        limits = _modalities(config)
+        return FrontProfile(
+            model=display_name(model or self.name),
+            max_model_len=config.max_model_len,
+            images="image" in limits,
+            audio="audio" in limits,
+            video="video" in limits,
+            tools=self.args.tool_call_parser is not None,
+            reasoning=bool(self.args.structured_outputs_config.reasoning_parser),
+        )
+
+    # -- tokens ------------------------------------------------------------------------
+
+    async def count_tokens(self, request: Request) -> int:
+        rendered = await self._serving.render_chat_request(self._parsed(request, False))
+        if hasattr(rendered, "error"):
+            raise _refused(rendered.error.model_dump())
+        _, (prompt, *_) = rendered
+        return len(prompt["prompt_token_ids"])
+
+    async def tokenize(self, text: str, model: str | None = None) -> list[int]:
+        return list(self._renderer.get_tokenizer().encode(text, add_special_tokens=False))
+
+    async def close(self) -> None:
+        self._renderer.shutdown()
+
+
+def front_args(setup: FrontSetup, names: Sequence[str]) -> Namespace:
+    """The flags of a front end, as `vllm serve` would have parsed them."""
+    args = parse_flags(setup.flags)
+    args.model = setup.model
+    args.served_model_name = list(names) or [display_name(setup.model)]
+    args.enable_prompt_tokens_details = True
+    # vLLM copies it there while it makes an engine's configuration, which is done already.
+    args.structured_outputs_config.reasoning_parser = (
+        setup.vllm_config.structured_outputs_config.reasoning_parser
+    )
+    return args
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A caller whose ``error`` is kept: vLLM's front end tells clients its own words for it."""
+
+    inner: Caller
+    error: AgentrtError | None = None
+
+    async def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        async with contextlib.aclosing(self.inner.chunks(spec, stream=stream)) as chunks:
+            with self._heard():
+                async for chunk in chunks:
+                    yield chunk
+
+    @contextlib.contextmanager
+    def siblings(self, count: int) -> Iterator[Sequence[Caller]]:
+        with self.inner.siblings(count) as each, self._heard():
+            yield each
+
+    @contextlib.contextmanager
+    def _heard(self) -> Iterator[None]:
+        try:
+            yield
+        except AgentrtError as error:
+            self.error = error
+            raise
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise our own error where vLLM's stands for it, and vLLM's refusals as ours."""
+        from vllm.exceptions import VLLMError
+
+        try:
+            yield
+        except VLLMError as error:
+            raise self.error or _as_ours(error) from error
+        except AgentrtError:
+            raise
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise CallRejectedError(str(error)) from error
+
+
+def _as_ours(error: Exception) -> CallRejectedError:
+    """vLLM's refusal of a request that it rendered."""
+    text = str(error.args[0]) if error.args else str(error)
+    too_long = getattr(error, "parameter", None) in ("input_tokens", "input_text")
+    return PromptTooLongError(text) if too_long else CallRejectedError(text)
+
+
+def _modalities(config: Any) -> Mapping[str, Any]:
+    if not config.is_multimodal_model:
+        return {}
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    info = MULTIMODAL_REGISTRY.create_processor(config).info
+    limits: Mapping[str, Any] = info.allowed_mm_limits
+    return limits
+
+
+def _refused(error: Mapping[str, Any]) -> EngineError | NotServedError:
+    text, code = str(error.get("message")), error.get("code") or 500
+    if code == 404:
+        return NotServedError(text)
+    return CallRejectedError(text) if int(code) < 500 else EngineError(text)
+
+
+def _reasons(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    reasons = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}".lstrip(": ") for one in found)
+    return "; ".join(reasons)

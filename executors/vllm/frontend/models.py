@@ -1,0 +1,67 @@
+"""The front end of an executor, whatever it is: one per served model, chosen by a call's model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
+
+from agentrt.errors import NotServedError
+from agentrt.executors.base import Executor
+from agentrt.executors.frontend import Answer, Frontend, FrontProfile, Request, RequestFrontend
+from agentrt.executors.info import not_served
+
+if TYPE_CHECKING:
+    from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
+
+
+async def open_frontend(executor: Executor, names: Sequence[str] = ()) -> Frontend:
+    """A front end whose calls run on ``executor``, which has started.
+
+    ``names`` are what clients call the first model; by default its own name.
+    """
+    setups = await executor.front_setups()
+    if not setups:
+        return RequestFrontend(executor.info)
+    from agentrt.executors.vllm.frontend.frontend import VLLMFrontend  # takes seconds
+
+    fronts = []
+    for index, setup in enumerate(setups):
+        fronts.append(await VLLMFrontend.open(setup, executor, names if index == 0 else ()))
+    return fronts[0] if len(fronts) == 1 else ModelFrontends(fronts)
+
+
+class ModelFrontends(Frontend):
+    """Several models' front ends. A request that names no model goes to the first."""
+
+    def __init__(self, fronts: Sequence[VLLMFrontend]) -> None:
+        self.fronts = tuple(fronts)
+
+    def of(self, model: str | None) -> VLLMFrontend:
+        """The front end that serves ``model``. Raises `NotServedError`."""
+        for front in self.fronts:
+            try:
+                front.served_as(model)
+            except NotServedError:
+                continue
+            return front
+        assert model is not None
+        raise not_served(model, tuple(name for front in self.fronts for name in front.names))
+
+    async def chat(self, request: Request) -> Answer:
+        return await self.of(request.get("model")).chat(request)
+
+    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+        return self.of(request.get("model")).chat_stream(request)
+
+    def profile(self, model: str | None = None) -> FrontProfile:
+        return self.of(model).profile(model)
+
+    async def count_tokens(self, request: Request) -> int:
+        return await self.of(request.get("model")).count_tokens(request)
+
+    async def tokenize(self, text: str, model: str | None = None) -> list[int]:
+        return await self.of(model).tokenize(text, model)
+
+    async def close(self) -> None:
+        for front in self.fronts:
+            await front.close()
