@@ -65,8 +65,6 @@ class ScriptedEngine(Executor):
         return (FrontSetup(self.model, self._config, _TASKS, self.flags),)
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        from vllm.exceptions import VLLMError
-
         if self._replay is None:
             raise EngineDiedError("the scripted engine is not running")
         rendered = call.spec.rendered
@@ -84,9 +82,9 @@ class ScriptedEngine(Executor):
                 over = output.finished
                 reply = self._reply(call, output, len(tokens)) if over else None
                 yield Chunk(output.outputs[0].text, reply, output=output)
-        except VLLMError as error:
+        except CallRejectedError:
             over = True
-            raise CallRejectedError(f"call {call.call_id}: {error}") from error
+            raise
         finally:
             if not over:
                 self.aborted_calls.append(call.call_id)

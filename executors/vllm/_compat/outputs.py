@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrt.errors import CallRejectedError
+
 
 class TokenReplay:
     """Turns token ids that somebody gives into what vLLM's engine would give for them:
@@ -23,12 +25,20 @@ class TokenReplay:
         options: Mapping[str, Any],
         tokens: Sequence[int],
     ) -> Iterator[Any]:
-        """A ``RequestOutput`` for each token that has one, until a stop. Raises vLLM's errors."""
+        """A ``RequestOutput`` for each token that has one, until a stop.
+
+        Raises `CallRejectedError` for a call that an engine would not take.
+        """
+        from vllm.exceptions import VLLMError
         from vllm.v1.engine.output_processor import OutputProcessor
 
-        request = self._processor.process_inputs(
-            call_id, prompt, params, self._tasks, lora_request=options.get("lora_request")
-        )
+        adapter = options.get("lora_request")
+        try:
+            request = self._processor.process_inputs(
+                call_id, prompt, params, self._tasks, lora_request=adapter
+            )
+        except (VLLMError, ValueError) as error:
+            raise CallRejectedError(f"call {call_id}: {error}") from error
         request.external_req_id = call_id
         outputs = OutputProcessor(self._processor.renderer.tokenizer, log_stats=False)
         outputs.add_request(request, None)
