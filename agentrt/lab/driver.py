@@ -15,7 +15,7 @@ from agentrt.lab.backends.base import Backend
 from agentrt.lab.engine.virtual import EngineCounts
 from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.workloads.arrivals import Arrivals, Open
+from agentrt.lab.workloads.arrivals import refuse_twins
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
 from agentrt.scheduler.table import ProcessTable
@@ -29,7 +29,7 @@ _CALL, _PROGRAM = range(2)
 
 def drive(
     backend: Backend,
-    programs: Sequence[ProgramShape] | Arrivals,
+    programs: Sequence[ProgramShape],
     progress: Progress | None = None,
 ) -> Ran:
     """Run all programs to their end, in the backend's own time."""
@@ -48,21 +48,23 @@ class Driver:
     def __init__(
         self,
         backend: Backend,
-        programs: Sequence[ProgramShape] | Arrivals,
+        programs: Sequence[ProgramShape],
         progress: Progress | None = None,
     ) -> None:
         self.outcomes: list[Outcome] = []
         self.after_humans = EngineCounts()
         self.table = ProcessTable()
         self._backend = backend
-        self._arrivals = Open(programs) if isinstance(programs, Sequence) else programs
         self._progress = progress
         self._moment = 0.0
         # (moment, kind, serial number, program, index of its call): the program may be new.
         self._coming: list[tuple[float, int, int, ProgramShape | LiveProgram, int]] = []
         self._arrived = 0
         self._serial = 0
-        self._welcome(self._arrivals.first())
+        refuse_twins(programs)
+        for program in sorted(programs, key=lambda program: program.arrives_s):
+            backend.expect(program)
+            self._expect(backend.moments(program.arrives_s), program)
 
     @property
     def next_arrival(self) -> float:
@@ -103,11 +105,6 @@ class Driver:
     @property
     def _now_s(self) -> float:
         return self._backend.seconds(self._moment)
-
-    def _welcome(self, programs: Sequence[ProgramShape]) -> None:
-        for program in programs:
-            self._backend.expect(program)
-            self._expect(self._backend.moments(program.arrives_s), program)
 
     def _expect(self, moment: float, what: ProgramShape | LiveProgram, index: int = 0) -> None:
         self._serial += 1
@@ -160,7 +157,6 @@ class Driver:
         self.table.end_program(live.row.program_id)
         self._backend.program_ended(live)
         self.outcomes.append(self._outcome(live))
-        self._welcome(self._arrivals.after_end(live.shape.program_id, self._now_s))
         if self._progress is not None:
             self._progress(len(self.outcomes))
 

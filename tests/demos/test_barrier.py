@@ -6,8 +6,7 @@ from typing import Any
 
 from agentrt import Runtime
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.lab.bench.barrier import edges
-from agentrt.lab.bench.following import runs_started
+from agentrt.lab.bench.barrier import edges, runs_started
 from agentrt.runtime.run import Run
 from agentrt.testing.scripted import ScriptedExecutor
 from barrier_agentrt import barrier_agentrt

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -17,10 +16,7 @@ from agentrt import Context, Reply, Runtime, SchedulerConfig, program
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.graph import NodeKind, NodeState
-from agentrt.lab.bench.retention import RealRun
-from agentrt.lab.bench.retention_bfcl import BfclProgram
-from agentrt.lab.workloads.bfcl import Task, read_tasks
+from agentrt.graph import NodeState
 from agentrt.program.options import LLMOptions
 from agentrt.request import Call, CallSpec, Identity
 
@@ -275,34 +271,3 @@ async def test_settings_cannot_change_under_running_calls(runtime: Runtime) -> N
     with pytest.raises(ConfigError, match="unfinished"):
         await engine.configure(SchedulerConfig(policy="fcfs"))
     run.cancel()
-
-
-def first_turns(count: int) -> list[Task]:
-    """The first turns of tasks with the same tools, which fit into this engine's contexts."""
-    tasks = [task for task in read_tasks() if task.apis == ("TradingBot",)][:count]
-    return [replace(task, turns=task.turns[:1]) for task in tasks]
-
-
-async def test_bfcls_tools_run_between_real_calls_under_each_retention(runtime: Runtime) -> None:
-    run = RealRun(runtime, SchedulerConfig(policy="fcfs"))
-    programs = [BfclProgram(task, 0.0, gap_scale=0.0) for task in first_turns(3)]
-    for retention in ("lru", "cost"):
-        result = await run(programs, retention)
-        assert result.returned_tokens > 0
-        assert result.lost_tokens == 0, "memory is ample here"
-        assert 0 < result.mean_steps <= result.p95_steps
-    started = runtime.start(programs[0].program())
-    assert (await started.wait())["right"]
-
-
-async def test_a_real_model_chooses_among_bfcls_tools(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentrt.lab.bench.retention_bfcl.MOST_STEPS", 2)
-    task = first_turns(1)[0]
-    few = replace(task, tools=task.tools[:3])
-    started = runtime.start(BfclProgram(few, 0.0, gap_scale=0.0, decide="model").program())
-    result = await started.wait()
-    called = [node.name for node in started.dag.nodes() if node.kind is NodeKind.TOOL]
-    assert result["called"] == len(called) <= 2
-    assert set(called) <= {tool.name for tool in few.tools}

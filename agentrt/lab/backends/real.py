@@ -1,8 +1,7 @@
 """A real engine, in real time: shapes get words, and outputs have the lengths that they say.
 
 A prompt is what came before in its program, the model's own output included, and then text of
-its own. How calls fared is what a `Probe` in the engine core saw where one is asked for, for every
-scheduler alike; else what the engine's own scheduler reports.
+its own. How calls fared is what a `Probe` in the engine core saw, for every scheduler alike.
 """
 
 from __future__ import annotations
@@ -50,21 +49,19 @@ async def run_real(
     *,
     stock: Stock | None = None,
     run: str = "",
-    watched: bool = True,
     progress: Progress | None = None,
 ) -> Ran:
     """Run all programs to their end. ``run`` tells their names from those of other runs.
 
     Raises the engine's own error when a call fails; the engine is still watched then.
     """
-    if watched:
-        await engine.probe("start")
+    await engine.probe("start")
     backend = Real(engine, stock, run)
     try:
         ran = await backend.run(programs, progress)
     except BaseExceptionGroup as group:
         raise _first(group) from group
-    return backend.as_seen(ran, await engine.probe("stop")) if watched else ran
+    return backend.as_seen(ran, await engine.probe("stop"))
 
 
 def _first(error: BaseException) -> BaseException:
@@ -87,7 +84,6 @@ class Real(Backend):
         self._replies: asyncio.Queue[tuple[LiveProgram, int, Reply]] = asyncio.Queue()
         self._under_way = 0
         self._ended: list[LiveProgram] = []
-        self._counts = EngineCounts()
         self._began = 0.0
 
     async def run(self, programs: Sequence[ProgramShape], progress: Progress | None) -> Ran:
@@ -121,7 +117,6 @@ class Real(Backend):
             live, index, reply = self._replies.get_nowait()
             self._under_way -= 1
             live.outputs[index] = reply.token_ids
-            self._counts.add(reply.report)
             ended(live, index, reply.report)
 
     def submit(self, live: LiveProgram, index: int) -> None:
@@ -144,10 +139,6 @@ class Real(Backend):
 
     async def _end(self, totals: ProgramTotals) -> None:
         await self._engine.end_program(totals.program_id, totals)
-
-    @property
-    def counts(self) -> list[EngineCounts]:
-        return [self._counts]
 
     def as_seen(self, ran: Ran, seen: Mapping[str, Any]) -> Ran:
         """The run as the probe saw it."""

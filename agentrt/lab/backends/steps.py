@@ -21,7 +21,6 @@ from agentrt.lab.driver import Progress, drive
 from agentrt.lab.oracles import KNOWING, Laws, make_policy
 from agentrt.lab.outcome import Ran
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.workloads.arrivals import Arrivals
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import CallReport
 from agentrt.router import RouterCall
@@ -223,7 +222,7 @@ def _fresh_tokens(program: ProgramShape, call: CallShape) -> int:
 
 
 def simulate(
-    programs: Sequence[ProgramShape] | Arrivals,
+    programs: Sequence[ProgramShape],
     config: SchedulerConfig,
     *,
     batch: int,

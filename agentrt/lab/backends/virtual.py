@@ -21,7 +21,6 @@ from agentrt.lab.outcome import Ran
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.runs.contenders import Stock
 from agentrt.lab.runs.machine import cached_tokens, prompt_tokens
-from agentrt.lab.workloads.arrivals import Arrivals
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
 from agentrt.router import RouterCall
@@ -208,7 +207,7 @@ def _hashes(block_hashes: Sequence[bytes]) -> list[int]:
 
 
 def run_virtual(
-    programs: Sequence[ProgramShape] | Arrivals,
+    programs: Sequence[ProgramShape],
     scheduling: SchedulerConfig | Stock,
     *,
     engine: VirtualOptions | None = None,

@@ -12,9 +12,9 @@ does not need, or for a slot in the batch. The data edges are those of the agent
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,14 +27,14 @@ from agentrt.errors import ProgramLoadError
 from agentrt.executors.base import Progress
 from agentrt.graph import Node
 from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.integrations.langgraph import follow
 from agentrt.lab.bench.engines import engine_of
-from agentrt.lab.bench.following import runs_started
 from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios, show
 from agentrt.lab.commands.options import count_option, json_option, model_option, note, numbers
-from agentrt.lab.commands.outputs import check_plot
 from agentrt.program import Program
 from agentrt.request import CallReport
 from agentrt.runtime import Runtime
+from agentrt.runtime.events import Event, ProgramStarted
 from agentrt.runtime.run import Run
 
 LANGGRAPH, AGENTRT = "langgraph", "agentrt"
@@ -64,12 +64,6 @@ Edges = dict[str, set[str]]
     metavar="FOLDER",
     help="Where barrier_agentrt.py and barrier_langgraph.py are.",
 )
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Draw both DAGs: .png, .svg or .pdf.",
-)
 @json_option
 def barrier(**options: Any) -> None:
     """What LangGraph's superstep barrier costs one agent, on a real engine.
@@ -78,29 +72,26 @@ def barrier(**options: Any) -> None:
     calls with outputs of fixed length, by turns. Latencies in engine steps and in seconds.
     """
     counts = sorted(set(numbers(options["programs"], "--programs")))
-    check_plot(options["plot"])
-    bench = Interrupts(note).run(_measure(counts, options))
-    show(bench.measured.table(COLUMNS), bench.measured.medians(), as_json=options["as_json"])
-    if options["plot"] is not None:
-        draw_runs(bench.last, options["plot"])
+    measured = Interrupts(note).run(_measure(counts, options))
+    show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
 
 
-async def _measure(counts: list[int], options: dict[str, Any]) -> BarrierBench:
+async def _measure(counts: list[int], options: dict[str, Any]) -> Results:
     # The folder is on the import path once the program is loaded.
     path = options["demos"] / "barrier_agentrt.py"
     program = load_program(str(path))
     if not isinstance(program, Program):
         raise ProgramLoadError(f"{path}: no agentrt program in it, but a graph")
     build = import_module("barrier_langgraph").build
-    async with engine_of(options) as (runtime, engine, _):
+    async with engine_of(options) as (runtime, engine):
         graph = build(ChatAgentRT(runtime=runtime))
         bench = BarrierBench(runtime, graph, program, engine.forget_prefixes, note)
         await bench.run(counts, options["repeat"])
-    return bench
+    return bench.measured
 
 
 class BarrierBench:
-    """Runs both sides on one open runtime; keeps what was measured, and each side's last run.
+    """Runs both sides on one open runtime, and keeps what was measured.
 
     ``graph`` takes ``topic`` and ``notes``; ``program`` takes the topic. ``forget`` empties
     the prefix cache.
@@ -117,7 +108,6 @@ class BarrierBench:
         self._runtime, self._graph, self._program = runtime, graph, program
         self._forget, self._progress = forget, progress
         self.measured = Results({"programs": "programs", "side": ""})
-        self.last: dict[str, Run] = {}
 
     async def run(self, counts: Sequence[int], repeats: int) -> None:
         """Both sides with so many programs at once, ``repeats`` times, in turns."""
@@ -151,8 +141,23 @@ class BarrierBench:
         for side, mine in found.items():
             to_graph = ratios(mine, found[LANGGRAPH], ("steps", "seconds"), "_to_langgraph")
             self.measured.add(count, side, figures={**mine, **to_graph})
-            if count == 1 or side not in self.last:
-                self.last[side] = runs[side][0]
+
+
+@contextmanager
+def runs_started() -> Iterator[list[Run]]:
+    """The runs of LangGraph's graphs that start meanwhile, in order; they stay after their end."""
+    runs: list[Run] = []
+    registry = follow().registry
+
+    def saw(event: Event) -> None:
+        if isinstance(event, ProgramStarted):
+            runs.append(registry.runs[event.program_id])
+
+    registry.listen(saw)
+    try:
+        yield runs
+    finally:
+        registry.unlisten(saw)
 
 
 def _figures(runs: Sequence[Run], needs: Edges) -> Figures:
@@ -195,55 +200,3 @@ def longest_path(run: Run, parents: Edges) -> int:
 def _name(node: Node) -> str:
     """The last name of a node's scope path."""
     return node.scope.rpartition("/")[2]
-
-
-# -- the drawing -----------------------------------------------------------------------
-
-_CRITICAL = "#d33333"
-
-
-def draw_runs(runs: Mapping[str, Run], path: Path) -> None:
-    """Each run over the same axis of engine steps: calls as bars, edges as lines, and the critical
-    path in red.
-    """
-    # Not pyplot: it keeps every figure, and looks for a screen.
-    from matplotlib.figure import Figure
-
-    order = [_name(node) for node in next(iter(runs.values())).dag.nodes()]
-    rows = {name: row for row, name in enumerate(order)}
-    figure = Figure(figsize=(9, 0.8 + len(runs) * (0.6 + 0.32 * len(rows))), dpi=150)
-    figure.set_layout_engine("constrained")
-    axes = figure.subplots(len(runs), 1, squeeze=False, sharex=True)[:, 0]
-    for axis, (title, run) in zip(axes, runs.items(), strict=True):
-        _draw(axis, run, rows)
-        axis.set_title(f"{title}: {run.last_step - (run.first_step or 0) + 1} steps", loc="left")
-    axes[-1].set_xlabel("engine steps since the program began")
-    figure.savefig(path)
-
-
-def _draw(axis: Any, run: Run, rows: Mapping[str, int]) -> None:
-    critical = run.dag.critical_path().nodes
-    links = set(pairwise(critical))
-    nodes = run.dag.nodes()
-    for node in nodes:
-        start, end = _span(node, run)
-        row = rows[_name(node)]
-        edge = _CRITICAL if node.id in critical else "white"
-        axis.barh(row, end - start, left=start, height=0.7, color="C0", edgecolor=edge, lw=1.5)
-        for parent in node.parents:
-            is_critical = (parent, node.id) in links
-            colour, width = (_CRITICAL, 1.6) if is_critical else ("#555555", 0.9)
-            arrow = {"arrowstyle": "-|>", "color": colour, "lw": width, "shrinkA": 0, "shrinkB": 0}
-            at = (_span(nodes[parent], run)[1], rows[_name(nodes[parent])])
-            axis.annotate("", xy=(start, row), xytext=at, arrowprops=arrow)
-    axis.set_yticks(range(len(rows)), list(rows))
-    axis.invert_yaxis()
-    axis.grid(axis="x", alpha=0.3)
-
-
-def _span(node: Node, run: Run) -> tuple[int, int]:
-    """The call's first step, and the one after its last, from the program's beginning."""
-    first = run.first_step or 0
-    if node.report is None:
-        return 0, 0
-    return node.report.arrived_step - first, node.report.finished_step - first + 1

@@ -20,8 +20,8 @@ from agentrt.runtime import Runtime
 @contextlib.asynccontextmanager
 async def engine_of(
     options: Mapping[str, Any],
-) -> AsyncIterator[tuple[Runtime, VLLMEngine, EngineLog]]:
-    """An engine with ``--model`` and ``--max-num-seqs``, its open runtime, and its log.
+) -> AsyncIterator[tuple[Runtime, VLLMEngine]]:
+    """An engine with ``--model`` and ``--max-num-seqs``, and its open runtime.
 
     Calls have the length that they allow, so that all sides of a comparison have equal work.
     """
@@ -32,7 +32,7 @@ async def engine_of(
         try:
             with log.collect():
                 await runtime.open()
-            yield runtime, engine, log
+            yield runtime, engine
         finally:
             await runtime.close()
 

@@ -1,8 +1,6 @@
 """Programs to study: their shapes, generators after the literature, traces, arrivals."""
 
 from agentrt.lab.workloads.arrivals import (
-    Arrivals,
-    Open,
     at_once,
     bursts,
     poisson,
@@ -14,10 +12,8 @@ from agentrt.lab.workloads.sizes import Gaps
 from agentrt.lab.workloads.traces import Trace, read_programs
 
 __all__ = [
-    "Arrivals",
     "CallShape",
     "Gaps",
-    "Open",
     "ProgramShape",
     "Trace",
     "at_once",

@@ -1,7 +1,6 @@
 """When programs arrive: Poisson, in bursts, or at once.
 
-`poisson`, `bursts` and `at_once` return the programs with ``arrives_s`` set, in the order given.
-A driver takes them as `Open`, one kind of `Arrivals`; in another, who comes depends on who ends.
+All return the programs with ``arrives_s`` set, in the order given.
 """
 
 from __future__ import annotations
@@ -11,39 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from random import Random
-from typing import Protocol
 
 from agentrt.errors import ConfigError
 from agentrt.lab.workloads.shape import ProgramShape
-
-
-class Arrivals(Protocol):
-    """What a simulator asks of a stream of programs."""
-
-    def first(self) -> Sequence[ProgramShape]:
-        """Begin a run: the programs whose arrival is known, in the order of arrival."""
-
-    def after_end(self, program_id: str, now_s: float) -> Sequence[ProgramShape]:
-        """A program has ended, in whatever way: those that arrive for it, not before ``now_s``.
-
-        To be called exactly once for every program that came from here.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """Programs that arrive when they arrive, however the others fare."""
-
-    programs: Sequence[ProgramShape]
-
-    def __post_init__(self) -> None:
-        _refuse_twins(self.programs)
-
-    def first(self) -> Sequence[ProgramShape]:
-        return sorted(self.programs, key=lambda program: program.arrives_s)
-
-    def after_end(self, program_id: str, now_s: float) -> Sequence[ProgramShape]:
-        return ()
 
 
 def at_once(programs: Sequence[ProgramShape]) -> list[ProgramShape]:
@@ -152,12 +121,13 @@ def _unit_poisson(rng: Random) -> Iterator[float]:
 
 
 def _at(programs: Sequence[ProgramShape], times: Iterator[float]) -> list[ProgramShape]:
-    _refuse_twins(programs)
+    refuse_twins(programs)
     # zip() takes from the times last, and they never end.
     return [program.arriving(at_s) for program, at_s in zip(programs, times, strict=False)]
 
 
-def _refuse_twins(programs: Sequence[ProgramShape]) -> None:
+def refuse_twins(programs: Sequence[ProgramShape]) -> None:
+    """Raise `ConfigError` where two programs have one id."""
     seen: set[str] = set()
     for program in programs:
         if program.program_id in seen:

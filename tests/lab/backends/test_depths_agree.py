@@ -103,29 +103,6 @@ def _order(means: dict[str, float], pair: tuple[str, str]) -> tuple[str, str] | 
     return (fast, slow) if means[fast] < (1 - TIED) * means[slow] else None
 
 
-class Users:
-    """Two users who each run one program after another: the next comes when any has ended."""
-
-    def __init__(self, programs: Sequence[ProgramShape]) -> None:
-        self._left = list(programs)
-
-    def first(self) -> Sequence[ProgramShape]:
-        return [self._left.pop(0), self._left.pop(0)]
-
-    def after_end(self, program_id: str, now_s: float) -> Sequence[ProgramShape]:
-        return [self._left.pop(0).arriving(now_s)] if self._left else ()
-
-
-def test_users_wait_for_their_programs_in_the_virtual_engine_too() -> None:
-    programs = [_chain(f"p{i}", [5, 5]) for i in range(6)]
-    known: list[int] = []
-    run = run_virtual(Users(programs), SchedulerConfig(), progress=known.append)
-    ends = [outcome.ended_s for outcome in run.outcomes]
-    starts = sorted(outcome.arrived_s for outcome in run.outcomes)
-    assert starts == [0.0, 0.0, *ends[:4]]
-    assert known == [1, 2, 3, 4, 5, 6]
-
-
 def test_a_sweep_runs_at_the_virtual_depth() -> None:
     setting = Setting(Source("chat"), Pressure("load", 0.9), 3)
     (spec,) = grid([setting], policies(["plas"], SchedulerConfig()), [0], VIRTUAL)

@@ -1,22 +1,13 @@
-"""`agentrt bench barrier`: its arithmetic on a scripted executor, its picture, bad input."""
+"""`agentrt bench barrier`: its arithmetic on a scripted executor, bad input."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from agentrt import Runtime
 from agentrt.cli.app import call
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.lab.bench.barrier import (
-    AGENTRT,
-    COLUMNS,
-    LANGGRAPH,
-    BarrierBench,
-    draw_runs,
-    longest_path,
-)
+from agentrt.lab.bench.barrier import AGENTRT, COLUMNS, LANGGRAPH, BarrierBench, longest_path
 from agentrt.lab.bench.engines import FixedLength
 from agentrt.testing.scripted import ScriptedExecutor
 from barrier_agentrt import barrier_agentrt
@@ -84,26 +75,18 @@ async def test_table_and_medians_say_the_same() -> None:
 
 
 async def test_the_longest_path_is_over_the_edges_that_are_given() -> None:
-    bench, _ = await measured([])
+    async with Runtime(FixedLength(ScriptedExecutor())) as runtime:
+        run = runtime.start(barrier_agentrt, "tea")
+        await run.wait()
     alone: dict[str, set[str]] = {node: set() for node in ("outline", "survey", "search", "read")}
     alone |= {"quotes": set(), "check": set(), "compare": set(), "write": {"survey"}}
-    assert longest_path(bench.last[AGENTRT], alone) == 128 + 48
-
-
-async def test_both_runs_are_drawn(tmp_path: Path) -> None:
-    bench, _ = await measured([])
-    draw_runs(bench.last, tmp_path / "runs.svg")
-    text = (tmp_path / "runs.svg").read_text(encoding="utf-8")
-    assert text.count("<!-- compare -->") == 2
-    assert "<!-- agentrt: 22" in text
+    assert longest_path(run, alone) == 128 + 48
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (["--programs", "0"], ["--programs '0'", "positive numbers"]),
-        (["--plot", "runs.txt"], ["'runs.txt'", ".png"]),
-        (["--plot", "no/such/runs.png"], ["runs.png", "no folder 'no/such'"]),
         (["--demos", "no/such"], ["barrier_agentrt.py", "no such file"]),
     ],
 )

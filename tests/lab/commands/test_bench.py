@@ -1,4 +1,4 @@
-"""`agentrt bench decisions` and `agentrt bench simulator` from end to end, at small sizes."""
+"""`agentrt bench decisions` and `retention` from end to end, at small sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.cli.test_bad_input import check
 from tests.cli.test_help import run
 
 DECISIONS = ("decisions", "--live", "5", "20", "--steps", "3", "--repeat", "2")
-SIMULATOR = ("simulator", "--workload", "react", "--programs", "5,10", "--live", "20")
 
 
 def test_decisions_of_all_policies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,17 +40,6 @@ def test_decisions_of_some_policies(capsys: pytest.CaptureFixture[str]) -> None:
     assert found == ["fcfs", "plas", "mlfq", "atlas"]
 
 
-def test_simulator(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["bench", *SIMULATOR, "--policies", "plas", "--json"]) == 0
-    out, err = capsys.readouterr()
-    found = json.loads(out.splitlines()[-1])
-    sizes = [(one["policy"], one["programs"]) for one in found["speed"]]
-    assert sizes == [("fcfs", 5), ("fcfs", 10), ("plas", 5), ("plas", 10)]
-    assert [one["policy"] for one in found["memory"]] == ["fcfs", "plas"]
-    assert "| policy | bytes a program |" in out
-    assert err.splitlines()[-1] == "memory of 20 live programs under plas"
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -61,35 +49,20 @@ def test_simulator(capsys: pytest.CaptureFixture[str]) -> None:
         (["decisions", "--policies", "srpt"], ["unknown policy 'srpt'"]),
         (["decisions", "--repeat", "0"], ["'--repeat'", "x>=1"]),
         (["decisions", "--steps", "0"], ["'--steps'", "x>=1"]),
-        (["simulator", "--programs", "x"], ["--programs 'x'", "positive numbers"]),
-        (["simulator", "--policies", "lifo"], ["unknown policy 'lifo'"]),
-        (["simulator", "--workload", "tea"], ["'tea'", "chat"]),
-        (["simulator", "--load", "much"], ["load 'much'", "0.9"]),
-        (["simulator", "--live", "0"], ["'--live'", "x>=1"]),
         (["retention", "--retentions", "mru"], ["unknown retention 'mru'", "lru, ttl, cost"]),
         (["retention", "--blocks", "x"], ["--blocks 'x'", "positive numbers"]),
-        (["retention", "--workload", "tea"], ["'tea'", "'react', 'bfcl'"]),
-        (["retention", "--workload", "bfcl", "--programs", "201"], ["200 tasks", "not 201"]),
-        (["retention", "--decide", "model"], ["needs a model", "--real --workload bfcl"]),
-        (
-            ["retention", "--trace", str(Path(__file__)), "--workload", "bfcl"],
-            ["--trace and --workload", "give one"],
-        ),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     check(capsys, call(["bench", *args]), *words)
 
 
-@pytest.mark.parametrize("args", [DECISIONS, SIMULATOR])
-def test_ctrl_c(
-    args: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"agentrt.lab.bench.{args[0]}.measure", interrupted)
-    assert call(["bench", *args]) == 130
+    monkeypatch.setattr("agentrt.lab.bench.decisions.measure", interrupted)
+    assert call(["bench", *DECISIONS]) == 130
     out, err = capsys.readouterr()
     assert (out, err.split()) == ("", ["interrupted"])
 
@@ -103,7 +76,7 @@ BENCHMARKS = "".join(page.read_text(encoding="utf-8") for page in RESULTS)
 
 
 @pytest.mark.parametrize(
-    "line", re.findall(r"`agentrt (bench (?:decisions|simulator)[^`]*)`", BENCHMARKS)
+    "line", re.findall(r"`agentrt (bench (?:decisions|retention)[^`]*)`", BENCHMARKS)
 )
 def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the measurement, which would take a while."""
@@ -112,13 +85,5 @@ def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr("agentrt.lab.bench.decisions.measure", stopped)
-    monkeypatch.setattr("agentrt.lab.bench.simulator.measure", stopped)
-    assert call(shlex.split(line)) == 130
-
-
-def test_without_bfcls_package_it_says_how_to_get_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentrt.lab.workloads.bfcl.find_spec", lambda name: None)
-    code = call(["bench", "retention", "--workload", "bfcl"])
-    check(capsys, code, "bfcl-eval", "not installed", "pip install --no-deps bfcl-eval")
+    monkeypatch.setattr("agentrt.lab.bench.retention.virtual", stopped)
+    assert call(shlex.split(line.replace(" FILE", f" {__file__}"))) == 130

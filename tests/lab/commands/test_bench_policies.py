@@ -86,8 +86,8 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--", "--max-num-seqs", "x"], ["--max-num-seqs 'x'", "from 1 up"]),
         (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "from 1 up"]),
         (["--virtual", "0.9"], ["'0.9'", "commas", "burst"]),
-        (["brust"], ["'brust'", "did you mean 'burst'"]),
-        (["--virtual", "burst"], ["--virtual", "'burst'"]),
+        (["retension"], ["'retension'", "did you mean 'retention'"]),
+        (["--virtual", "serve"], ["--virtual", "'serve'"]),
         (["--vitual"], ["--vitual", "--virtual"]),
     ],
 )

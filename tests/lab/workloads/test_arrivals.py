@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
 from agentrt.lab.workloads import (
-    Arrivals,
     CallShape,
-    Open,
     ProgramShape,
     at_once,
     bursts,
@@ -95,13 +93,6 @@ def test_the_rate_for_a_load() -> None:
     assert rate_for_load(programs(3, 100), 0.5, 32, 0.02) == pytest.approx(8.0)
 
 
-def test_open_arrivals_come_in_order_and_ask_for_nothing() -> None:
-    first, second = programs(2)
-    stream: Arrivals = Open([second.arriving(5.0), first.arriving(2.0)])
-    assert ids(stream.first()) == ["p0", "p1"]
-    assert list(stream.after_end("p0", 9.0)) == []
-
-
 def test_what_cannot_be_is_refused() -> None:
     some = programs(2)
     with pytest.raises(ConfigError, match="rate of arrival"):
@@ -111,7 +102,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="period"):
         bursts(some, 1.0, 1, period_programs=0)
     with pytest.raises(ConfigError, match="two programs have the id 'p0'"):
-        Open([some[0], some[0]])
+        poisson([some[0], some[0]], 1.0, 1)
     with pytest.raises(ConfigError, match="no programs"):
         rate_for_load([], 0.5, 32, 0.02)
     with pytest.raises(ConfigError, match="a load"):

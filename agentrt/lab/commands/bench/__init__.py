@@ -15,20 +15,11 @@ from agentrt.cli.options import write_groups
 from agentrt.lab.commands.bench.policies import EPILOG, compare, policies_options
 
 BENCHMARKS = {
-    "adapter": ("agentrt.lab.bench.adapter", "What agentrt adds to LangGraph's own cost."),
     "barrier": ("agentrt.lab.bench.barrier", "What LangGraph's superstep barrier costs one agent."),
-    "burst": ("agentrt.lab.bench.burst", "A burst of long and short programs, by policy."),
     "chaos": ("agentrt.lab.bench.chaos", "Programs while engines are killed or hang."),
     "decisions": ("agentrt.lab.bench.decisions", "The CPU time of a policy's decisions."),
-    "langgraph": ("agentrt.lab.bench.langgraph", "LangGraph agents on stock vLLM and on agentrt."),
-    "retention": (
-        "agentrt.lab.commands.bench.retention",
-        "Agents with tools over a small KV cache.",
-    ),
-    "routing": ("agentrt.lab.bench.routing", "What a router costs, in CPU time and memory."),
-    "scheduler": ("agentrt.lab.bench.overhead", "The scheduler's CPU time beside stock vLLM's."),
+    "retention": ("agentrt.lab.bench.retention", "Agents with tools over a small KV cache."),
     "serve": ("agentrt.lab.bench.serving", "agentrt serve and vLLM's own server under load."),
-    "simulator": ("agentrt.lab.bench.simulator", "How fast the step simulator is."),
 }
 """Benchmarks: name → the module with a command of that name, and one line for ``--help``."""
 _FLAGS = "agentrt.lab.bench.flags"

@@ -12,10 +12,8 @@ Examples:
   agentrt simulate run --workload mixed --load 0.95 --policy mlfq atlas srpt
   agentrt simulate sweep --workload chat lats --load 0.8 0.95 b0.8 --seeds 3 --plot curves.png
   agentrt simulate routing --workload chat graphs8 --depth virtual --replicas 4
-  agentrt simulate adversaries --policy adaptive --load 0.9
 """
 STUDIES = {
-    "adversaries": ("gaming", "Measure what a tenant that games a policy does to the others."),
     "figure": ("figure", "Reproduce a figure of the paper (Agentix, arXiv 2502.13965)."),
     "routing": ("routing", "Compare routers over several simulated engines."),
     "run": ("run", "Simulate policies under one setting, on the same programs."),

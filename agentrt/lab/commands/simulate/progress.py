@@ -63,13 +63,6 @@ def compared(
 
 
 @contextmanager
-def counting(runs: int) -> Iterator[Callable[[], None]]:
-    """For runs that are done here, one by one: what it gives is called as each ends."""
-    with _meter(runs, runs) as meter:
-        yield lambda: meter(1, 1)
-
-
-@contextmanager
 def _raising_signals() -> Iterator[None]:
     """Signals raise `StoppedError` here, so that processes end and files close."""
     before = {number: signal.signal(number, _raise) for number in _SIGNALS}
