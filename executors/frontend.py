@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.base import Chunk
 from agentrt.executors.info import ExecutorInfo, display_name
-from agentrt.request import NO_LIMIT, CallSpec
+from agentrt.request import NO_LIMIT, CallSpec, ToolSpec
 
 T = TypeVar("T")
 Request = Mapping[str, Any]
@@ -151,6 +151,11 @@ def spec_of(request: Request) -> CallSpec:
         seed=request.get("seed"),
         model=request.get("model"),
         schema=(response_format.get("json_schema") or {}).get("schema"),
+        tools=tuple(
+            ToolSpec(f["name"], f.get("description") or "", f.get("parameters") or {})
+            for f in (tool.get("function") for tool in request.get("tools") or ())
+            if f
+        ),
         cache_salt=request.get("cache_salt"),
         request=request,
     )

@@ -91,7 +91,7 @@ async def test_react_is_a_chain_of_calls_and_tools() -> None:
         shopper(
             ToolCall("price_of", {"item": "coffee"}),
             ToolCall("calculate", {"a": 3, "operator": "*", "b": 7}),
-            '{"answer": "21"}',
+            "21",
             answer={"evidence": "3 * 7 = 21", "answer": "21 euros"},
         )
     )

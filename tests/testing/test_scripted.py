@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from agentrt import Context, Reply, Runtime, ToolCall, program
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Executor
+from agentrt.executors.frontend import spec_of
+from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import NodeState, check_integrity
+from agentrt.program.options import make_request
 from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.testing.madeup import made_up_value
-from agentrt.testing.scripted import ScriptedExecutor
+from agentrt.testing.scripted import Output, ScriptedExecutor
 
 TREE: dict[str, Any] = {
     "$defs": {
@@ -38,13 +42,14 @@ def validate(value: Any, schema: Any) -> None:
 
 
 def spec(**options: Any) -> CallSpec:
-    return CallSpec(messages=({"role": "user", "content": "hello there"},), **options)
+    return spec_of(make_request("hello there", **options))
 
 
 async def ask(executor: Executor, given: CallSpec, call_id: str = "p/0") -> Reply:
     async for chunk in executor.generate(Call(Identity(call_id, "p", "demo"), given), stream=False):
         if chunk.reply is not None:
-            return chunk.reply
+            reply = reply_of(chunk.output, as_json=given.schema is not None)
+            return replace(reply, report=chunk.reply.report)
     raise AssertionError("no reply")
 
 
@@ -185,11 +190,28 @@ async def test_scripted_text_ends_at_stop_strings_and_max_tokens() -> None:
     assert (short.text, short.finish_reason) == ("one two", "length")
 
 
-async def test_script_that_breaks_the_form_is_told_so() -> None:
-    executor = await started(lambda call: '{"price": 3}')
-    tools = await ask_tools()
-    with pytest.raises(ConfigError, match="must call one of its tools"):
-        await ask(executor, spec(tools=tools))
+async def test_script_can_think_and_call_several_tools() -> None:
+    calls = ToolCall("look", {"there": True}), ToolCall("look", {"there": False})
+    executor = await started(lambda call: Output("well", "hm", calls))
+    given = spec(tools=await ask_tools(), n=2, logprobs=1)
+    reply = await ask(executor, given)
+    assert (reply.text, reply.reasoning, reply.finish_reason) == ("well", "hm", "tool_calls")
+    assert [call.arguments for call in reply.tool_calls] == [{"there": True}, {"there": False}]
+    assert len({call.id for choice in reply.choices for call in choice.tool_calls}) == 4
+    assert [(one.token, one.top) for one in reply.logprobs] == [("well", (("well", 0.0),))]
+    whole = StreamedAnswer()
+    call = Call(Identity("p/0", "p", "demo"), given)
+    async for chunk in executor.generate(call, stream=True):
+        whole.add(chunk.output)
+    streamed = reply_of(whole.answer())
+    assert replace(streamed, report=reply.report) == reply
+
+
+async def test_a_tool_call_that_is_cut_off_is_invalid() -> None:
+    executor = await started(lambda call: ToolCall("look", {"there": True}))
+    reply = await ask(executor, spec(tools=await ask_tools(), max_tokens=1))
+    assert (reply.text, reply.tool_calls, reply.finish_reason) == ("", (), "length")
+    assert [(bad.name, bad.arguments) for bad in reply.invalid_tool_calls] == [("look", '{"th')]
 
 
 async def ask_tools() -> Any:
