@@ -134,6 +134,12 @@ async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> 
             await runtime.open(progress)
         except EngineStartError as error:
             raise _explained(error, log) from error
+        try:
+            progress("opening its front end")
+            await runtime.frontend()
+        except BaseException:
+            await runtime.close()
+            raise
 
 
 def _explained(error: EngineStartError, log: EngineLog) -> EngineStartError | ModelLoadError:

@@ -23,14 +23,15 @@ _REMEMBERED = 16384
 def engine_input(call: Call, rendered: RenderedCall) -> tuple[Any, SamplingParams]:
     """A rendered call's prompt and parameters, with what the scheduler is told of the call.
 
-    What the runtime has set since it was rendered goes into them: its seed and its salt.
+    What was set since it was rendered goes into them: the runtime's seed, a tenant's salt, a
+    length that is fixed.
     """
-    params = rendered.params.clone()
+    spec, params = call.spec, rendered.params.clone()
     params.extra_args = {**(params.extra_args or {}), **to_extra_args(call.identity)}
-    params.seed = call.spec.seed
+    params.seed, params.max_tokens, params.ignore_eos = spec.seed, spec.max_tokens, spec.ignore_eos
     prompt = rendered.prompt
-    if call.spec.cache_salt is not None:
-        prompt = {**prompt, "cache_salt": call.spec.cache_salt}
+    if spec.cache_salt is not None:
+        prompt = {**prompt, "cache_salt": spec.cache_salt}
     return prompt, params
 
 

@@ -181,18 +181,21 @@ class VLLMEngine(CoreClient):
         from vllm.v1.engine.exceptions import EngineDeadError
 
         prompt, params = engine_input(call, rendered)
+        text = ""
         try:
             outputs = llm.generate(prompt, params, call.call_id, **rendered.options)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
-                    reply = self._report(output) if output.finished else None
-                    yield Chunk(output.outputs[0].text, reply, output=output)
+                    piece = output.outputs[0].text
+                    text += piece
+                    reply = self._account(output, text) if output.finished else None
+                    yield Chunk(piece, reply, output=output)
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
             raise CallRejectedError(f"call {call.call_id}: {error}") from error
 
-    def _report(self, output: RequestOutput) -> Reply:
+    def _account(self, output: RequestOutput, text: str) -> Reply:
         """The engine's account of a call. What of it is ours leaves the output, which a front
         end publishes.
         """
@@ -202,9 +205,7 @@ class VLLMEngine(CoreClient):
         report = told.get(NESTED) or {}
         rest = {name: value for name, value in told.items() if name not in (NESTED, KV_EVENTS)}
         output.kv_transfer_params = rest or None
-        last = output.outputs[0]
-        reason = last.finish_reason or "stop"
-        return Reply(last.text, reason, report=CallReport(**report))
+        return Reply(text, output.outputs[0].finish_reason or "stop", report=CallReport(**report))
 
     # -- front ends --------------------------------------------------------------------
 

@@ -98,6 +98,7 @@ class ProgramEngineClient(EngineClient):
             max_tokens=params.max_tokens or 1,
             temperature=params.temperature,
             seed=params.seed,
+            ignore_eos=params.ignore_eos,
             cache_salt=prompt.get("cache_salt"),
             model=self._setup.model,
             rendered=RenderedCall(prompt, params, options),

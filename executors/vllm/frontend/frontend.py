@@ -13,6 +13,7 @@ from pydantic_core import from_json
 from agentrt.errors import (
     AgentrtError,
     CallRejectedError,
+    ConfigError,
     EngineError,
     NotServedError,
     PromptTooLongError,
@@ -63,12 +64,16 @@ class VLLMFrontend(Frontend):
         cls, setup: FrontSetup, executor: Executor, names: Sequence[str] = ()
     ) -> VLLMFrontend:
         """A front end whose calls run on ``executor``. ``names`` are what clients call the
-        model; by default its own.
+        model; by default its own. Raises `ConfigError` for flags that it cannot take.
         """
-        args = front_args(setup, names)
-        renderer, processor = await apart(make_renderer, setup.vllm_config)
-        client = ProgramEngineClient(setup, renderer, processor, executor)
-        app = await make_app(client, args, setup.tasks)
+        try:
+            args = front_args(setup, names)
+            renderer, processor = await apart(make_renderer, setup.vllm_config)
+            client = ProgramEngineClient(setup, renderer, processor, executor)
+            app = await make_app(client, args, setup.tasks)
+        except (TypeError, ValueError, KeyError, OSError) as error:
+            text = f"vLLM's front end for model {setup.model!r} refuses its options: {error}"
+            raise ConfigError(text) from error
         return cls(setup, args, app, renderer)
 
     # -- chats -------------------------------------------------------------------------
