@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.base import Chunk
 from agentrt.executors.info import ExecutorInfo, display_name
-from agentrt.request import NO_LIMIT, CallSpec, ToolSpec
+from agentrt.request import NO_LIMIT, CallSpec, Reply, ToolSpec
 
 T = TypeVar("T")
 Request = Mapping[str, Any]
@@ -116,28 +116,50 @@ class Frontend(ABC):
 
 
 class RequestFrontend(Frontend):
-    """For executors that take requests as they are, such as a remote endpoint."""
+    """For executors that take requests as they are, such as a remote endpoint.
+
+    One that gives text alone, without ``Chunk.output``, is put into OpenAI's form here.
+    """
 
     def __init__(self, info: ExecutorInfo) -> None:
         self._info = info
 
     async def chat(self, request: Request) -> Answer:
-        answer: Answer | None = None
+        answer: Answer = {}
         async with contextlib.aclosing(caller().chunks(spec_of(request), stream=False)) as chunks:
             async for chunk in chunks:
-                answer = chunk.output or answer
-        assert answer is not None
+                answer = chunk.output or (answer if chunk.reply is None else _whole(chunk.reply))
         return answer
 
     async def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
         async with contextlib.aclosing(caller().chunks(spec_of(request), stream=True)) as chunks:
             async for chunk in chunks:
-                if chunk.output is not None:
-                    yield chunk.output
+                yield _piece(chunk) if chunk.output is None else chunk.output
 
     def profile(self, model: str | None = None) -> FrontProfile:
         self._info.check_served(model)
         return FrontProfile(display_name(model or self._info.model))
+
+
+def _whole(reply: Reply) -> Answer:
+    choice = {"index": 0, "message": reply.message, "finish_reason": reply.finish_reason}
+    return {"object": "chat.completion", "choices": [choice], "usage": _usage(reply)}
+
+
+def _piece(chunk: Chunk) -> Answer:
+    reason = None if chunk.reply is None else chunk.reply.finish_reason
+    choice = {"index": 0, "delta": {"content": chunk.text}, "finish_reason": reason}
+    piece = {"object": "chat.completion.chunk", "choices": [choice]}
+    return piece if chunk.reply is None else {**piece, "usage": _usage(chunk.reply)}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    prompt, output = reply.report.prompt_tokens, reply.report.output_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+    }
 
 
 def spec_of(request: Request) -> CallSpec:

@@ -150,8 +150,13 @@ async def test_cancelling_leaves_no_task_and_closes_the_dag(runtime: Runtime) ->
     assert asyncio.all_tasks() == tasks
 
 
+_UNANSWERED: list[asyncio.Event] = []
+"""Held here: a task that only itself refers to may be collected."""
+
+
 async def _ask_forever(program_id: str, question: str) -> str:
-    await asyncio.Event().wait()
+    _UNANSWERED.append(asyncio.Event())
+    await _UNANSWERED[-1].wait()
     return ""
 
 
