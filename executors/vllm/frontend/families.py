@@ -1,0 +1,161 @@
+"""Which of vLLM's parsers read a model's tool calls and its reasoning, by its config and template.
+
+`pick` looks its family up in a table. A model whose chat template knows no tools, or whose
+format vLLM cannot read, gets our own form, `held`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+HELD = "held"
+NONE = "none"
+"""What a user names for no parser at all."""
+
+STRUCTURAL_TAGS = {
+    *("deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "deepseek_v41"),
+    *("glm45", "glm47", "hermes", "hy_v4", "kimi_k2", "kimi_k3", "ling3", "llama3_json"),
+    *("llama4_json", "longcat", "mimo", "minimax_m2", "openai", "plamo3"),
+    *("qwen3_coder", "qwen3_json", "qwen3_xml", "step3p5"),
+}
+"""Tool parsers whose calls vLLM can hold to the tools' schemas while they are generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The parsers of one model; None is none. ``architecture`` is what they were picked for."""
+
+    tool_parser: str | None
+    reasoning_parser: str | None
+    architecture: str = "the model"
+
+    @property
+    def structural_tags(self) -> bool:
+        """Whether its tool calls can be held to their schemas in the model's own format."""
+        return self.tool_parser in STRUCTURAL_TAGS
+
+    def named(self, tool_parser: str | None, reasoning_parser: str | None) -> Family:
+        """The same with what the user names in place of what was picked; "none" is none."""
+        return replace(
+            self,
+            tool_parser=_named(tool_parser, self.tool_parser),
+            reasoning_parser=_named(reasoning_parser, self.reasoning_parser),
+        )
+
+    def __str__(self) -> str:
+        tools = f"tool calls by {self.tool_parser}" if self.tool_parser else "no tool calls"
+        reasoning = f"reasoning by {self.reasoning_parser}"
+        return (
+            f"{tools}, {reasoning if self.reasoning_parser else 'no reasoning'} (picked for "
+            f"{self.architecture}; --tool-call-parser and --reasoning-parser choose others)"
+        )
+
+
+def _named(name: str | None, picked: str | None) -> str | None:
+    return picked if not name else None if name == NONE else name
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A model of one of ``types``, or of any, with all of ``marks`` in its chat template has
+    these parsers. It reasons if its template has ``thinks``.
+    """
+
+    tool_parser: str
+    reasoning_parser: str | None = None
+    marks: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    thinks: str = ""
+
+
+_THINK = "<think>"
+_CODED = (  # their chats are rendered by code, so that no template needs to know of tools
+    _Row("openai", "openai_gptoss", types=("gpt_oss",)),
+    _Row("deepseek_v32", "deepseek_v3", types=("deepseek_v32",)),
+    _Row("deepseek_v4", "deepseek_v4", types=("deepseek_v4",)),
+    _Row("deepseek_v41", "deepseek_v41", types=("deepseek_v41",)),
+    _Row("kimi_k3", "kimi_k3", types=("kimi_k3",)),
+    _Row("inkling", "inkling", types=("inkling", "inkling_text")),
+)
+_MISTRAL = ("mistral", "mistral3", "ministral3", "mistral4", "mixtral", "pixtral", "voxtral")
+_DISTILLED = ("llama", "qwen2", "qwen3")
+_GRANITE = ("granite", "granitemoe", "granitemoehybrid")
+_BY_TEMPLATE = (  # the first that fits
+    _Row("gemma4", "gemma4", types=("gemma4", "gemma4_text", "gemma4_unified")),
+    _Row("minimax_m3", "minimax_m3", types=("minimax_m3", "minimax_m3_text", "minimax_m3_vl")),
+    _Row("muse_glimmer", "muse_glimmer", types=("muse_glimmer", "muse_glimmer_text")),
+    _Row("k2_horizon", "k2_horizon", types=("k2_horizon",)),
+    _Row("hy_v3", "hy_v3", types=("hy_v3",)),
+    _Row("hy_v4", "hy_v4", types=("hy_v4",)),
+    _Row("plamo3", "plamo3", types=("plamo3",)),
+    _Row("step3p5", "step3p5", types=("step3p5",)),
+    _Row("step3", "step3", types=("step3_vl", "step3_text")),
+    _Row("ling3", "ling3", types=("bailing_hybrid", "bailing_moe_v3", "bailing_moe_v3_vl")),
+    _Row("poolside_v1", "poolside_v1", types=("laguna",)),
+    _Row("hunyuan_a13b", "hunyuan_a13b", types=("hunyuan_v1_moe", "hunyuan_v1_dense")),
+    _Row("mimo", "mimo", ("<tool_call>",), types=("mimo", "mimo_v2", "mimo_v2_flash")),
+    _Row("ernie45", "ernie45", ("<tool_call>",), types=("ernie4_5", "ernie4_5_moe")),
+    _Row("jamba", None, ("<tool_calls>",), types=("jamba",)),
+    _Row("olmo3", "olmo3", ("<function_calls>",), types=("olmo3",), thinks=_THINK),
+    _Row("llama4_json", None, ('"parameters":',), types=("llama4",)),
+    _Row("llama4_pythonic", None, types=("llama4",)),
+    _Row("granite", "granite", ("<|tool_call|>",), _GRANITE, "Here is my thought process"),
+    _Row("granite4", "granite_thinking_parser", ("<tool_call>",), _GRANITE, _THINK),
+    _Row("qwen3_coder", "nemotron_v3", ("<function=",), types=("nemotron_h",), thinks=_THINK),
+    _Row(HELD, "deepseek_r1", ("<｜Assistant｜>",), types=_DISTILLED),
+    _Row("hermes", "deepseek_r1", ("<tool_call>",), ("qwen2",), _THINK),  # QwQ always thinks
+    _Row("deepseek_v3", "deepseek_r1", ("<｜tool▁calls▁begin｜>", "```json"), thinks="</think>"),
+    _Row("deepseek_v31", "deepseek_v3", ("<｜tool▁calls▁begin｜>",)),
+    _Row("kimi_k2", "kimi_k2", ("<|tool_calls_section_begin|>",), thinks=_THINK),
+    _Row("glm47", "glm45", ("<arg_key>",), thinks=_THINK),
+    _Row("minimax_m2", "minimax_m2", ("<minimax:tool_call>",)),
+    _Row("seed_oss", "seed_oss", ("<seed:tool_call>",), thinks="seed:think"),
+    _Row("longcat", None, ("<longcat_tool_call>",)),
+    _Row("functiongemma", None, ("<start_function_call>",)),
+    _Row("dots", None, ("<dots_function_call>",)),
+    _Row("apertus", None, ("<|tools_prefix|>",)),
+    _Row("lfm2", None, ("<|tool_call_start|>",)),
+    _Row("internlm", None, ("<|action_start|>",)),
+    _Row("phi4_mini_json", None, ("functools",)),
+    _Row("granite-20b-fc", None, ("<function_call>",)),
+    _Row("qwen3_coder", "qwen3", ("<function=",), thinks=_THINK),
+    _Row("minicpm5", "qwen3", ("<function name=",), thinks=_THINK),
+    _Row("mistral", "mistral", ("[TOOL_CALLS]",), thinks="[THINK]"),
+    _Row("hermes", "qwen3", ("<tool_call>",), thinks=_THINK),
+    _Row("pythonic", None, ("func_name1(params_name1=",)),
+    _Row("llama3_json", None, ('{"name": function name, "parameters"',)),
+)
+
+
+def pick(config: Mapping[str, Any], chat_template: str | None) -> Family:
+    """The family of a model with this ``config.json``, whose chats go by ``chat_template``."""
+    types = {config.get("model_type"), (config.get("text_config") or {}).get("model_type")}
+    architecture = (config.get("architectures") or [config.get("model_type") or "the model"])[0]
+    if not chat_template and types & set(_MISTRAL):  # their tokenizer renders their chats
+        return Family("mistral", None, architecture)
+    for row in _CODED if not chat_template else (*_CODED, *_BY_TEMPLATE):
+        if _fits(row, types, template := chat_template or ""):
+            told = row in _CODED or _tells_tools(template)
+            reasons = row in _CODED or row.thinks in template
+            return Family(
+                row.tool_parser if told else HELD,
+                row.reasoning_parser if reasons else None,
+                architecture,
+            )
+    return Family(HELD, None, architecture)
+
+
+def _fits(row: _Row, types: set[str | None], template: str) -> bool:
+    return (not row.types or bool(types & set(row.types))) and all(
+        mark in template for mark in row.marks
+    )
+
+
+def _tells_tools(template: str) -> bool:
+    """Whether a template shows the model the request's tools. Some know calls and results alone."""
+    code = " ".join(re.findall(r"\{[%{].*?[%}]\}", template, re.DOTALL))
+    names = re.sub(r"'[^']*'|\"[^\"]*\"", "", code)
+    return re.search(r"(?<![\w.])tools\b", names) is not None
