@@ -29,6 +29,7 @@ from agentrt.executors.vllm.calls import (
 )
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.frontend.parsers import family_of
 from agentrt.executors.vllm.options import (
     EngineOptions,
     check_model,
@@ -112,6 +113,9 @@ class VLLMEngine(CoreClient):
         # Set here, since vLLM ignores it in a call, and refuses it beside a backend of its own
         # choice, which knows it too. A small model fills a JSON value with blanks without end.
         config.structured_outputs_config.disable_any_whitespace = True
+        if not config.model_config.skip_tokenizer_init:
+            family = family_of(config, self.options.flags)
+            config.structured_outputs_config.reasoning_parser = family.reasoning_parser or ""
         self._prepare(config)
         try:
             with interrupts_blocked():

@@ -96,6 +96,7 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     if options.kv_events:
         values["kv_events_config"] = kv_events_config()
     values |= {n: v for n, v in given.items() if n in AsyncEngineArgs.__dataclass_fields__}
+    values.pop("reasoning_parser", None)  # set with the other parsers of the model's family
     values["model"] = model
     values |= _scheduling(options, values.get("additional_config") or {})
     return AsyncEngineArgs(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +37,40 @@ def make_renderer(vllm_config: Any) -> tuple[Any, Any]:
 
     renderer = renderer_from_config(vllm_config)
     return renderer, InputProcessor(vllm_config, renderer)
+
+
+def chat_template_of(config: Any, given: str | None) -> str | None:
+    """The chat template that a model's chats go by: the user's file, or its tokenizer's."""
+    from vllm.renderers.chat_utils import load_chat_template
+    from vllm.tokenizers.registry import cached_tokenizer_from_config
+
+    if given is not None:
+        loaded: str | None = load_chat_template(given)
+        return loaded
+    template = getattr(cached_tokenizer_from_config(config.model_config), "chat_template", None)
+    if isinstance(template, dict):
+        template = template.get("tool_use") or template.get("default")
+    return template
+
+
+def known_parsers() -> tuple[list[str], list[str]]:
+    """The names of vLLM's tool parsers and of its reasoning parsers."""
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    tools = ToolParserManager.list_registered()
+    return list(tools), list(ReasoningParserManager.list_registered())
+
+
+def load_plugins(given: Mapping[str, Any]) -> None:
+    """Load the user's own parsers, as `vllm serve` does."""
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    if plugin := given.get("tool_parser_plugin"):
+        ToolParserManager.import_tool_parser(plugin)
+    if plugin := given.get("reasoning_parser_plugin"):
+        ReasoningParserManager.import_reasoning_parser(plugin)
 
 
 async def render_prompt(renderer: Any, model_config: Any, prompt: Any) -> Any:

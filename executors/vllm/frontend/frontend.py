@@ -32,7 +32,9 @@ from agentrt.executors.frontend import (
 from agentrt.executors.info import display_name, is_model, not_served
 from agentrt.executors.vllm._compat.frontend import make_app, make_renderer
 from agentrt.executors.vllm.frontend.client import ProgramEngineClient
+from agentrt.executors.vllm.frontend.families import HELD
 from agentrt.executors.vllm.frontend.flags import parse_flags
+from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
 from agentrt.executors.vllm.processes import apart
 from agentrt.request import CallSpec
 
@@ -69,6 +71,10 @@ class VLLMFrontend(Frontend):
         try:
             args = front_args(setup, names)
             renderer, processor = await apart(make_renderer, setup.vllm_config)
+            if args.tool_call_parser == HELD:
+                from agentrt.executors.vllm.frontend.held import explain_tools
+
+                renderer = explain_tools(renderer)
             client = ProgramEngineClient(setup, renderer, processor, executor)
             app = await make_app(client, args, setup.tasks)
         except (TypeError, ValueError, KeyError, OSError) as error:
@@ -175,10 +181,7 @@ def front_args(setup: FrontSetup, names: Sequence[str]) -> Namespace:
     args.model = setup.model
     args.served_model_name = list(names) or [display_name(setup.model)]
     args.enable_prompt_tokens_details = True
-    # vLLM copies it there while it makes an engine's configuration, which is done already.
-    args.structured_outputs_config.reasoning_parser = (
-        setup.vllm_config.structured_outputs_config.reasoning_parser
-    )
+    set_parsers(args, family_of(setup.vllm_config, setup.flags), setup.flags)
     return args
 
 
