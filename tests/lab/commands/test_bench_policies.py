@@ -85,7 +85,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--", "--dtype", "half"], ["'--dtype'", "--max-num-seqs"]),
         (["--virtual", "--", "--max-num-seqs", "x"], ["--max-num-seqs 'x'", "from 1 up"]),
         (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "from 1 up"]),
-        (["--virtual", "0.9"], ["'0.9'", "commas", "burst"]),
+        (["--virtual", "0.9"], ["'0.9'", "commas", "retention"]),
         (["retension"], ["'retension'", "did you mean 'retention'"]),
         (["--virtual", "serve"], ["--virtual", "'serve'"]),
         (["--vitual"], ["--vitual", "--virtual"]),
