@@ -3,8 +3,7 @@
     agentrt run demos/barrier_agentrt.py --input "how tea came to Europe"
 
 There is no graph to declare and no superstep: branches are coroutines, and `gather` joins them.
-`barrier_langgraph.py` is the same agent in LangGraph; `agentrt bench barrier` measures both, and
-`docs/barrier.md` shows what it found.
+`barrier_langgraph.py` is the same agent in LangGraph; `docs/barrier.md` compares them.
 """
 
 from __future__ import annotations

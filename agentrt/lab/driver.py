@@ -118,7 +118,6 @@ class Driver:
             program.type,
             self._now_s,
             tenant=program.tenant,
-            session=program.session,
         )
         live = LiveProgram(program, row, backend.seconds(at), backend.words)
         backend.program_started(live)

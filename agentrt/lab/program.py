@@ -104,7 +104,6 @@ class LiveProgram:
             program_id=row.program_id,
             program_type=row.type,
             tenant=row.tenant,
-            session=row.session,
             node=shape.node,
             path_s=self.path_s[index],
             service_s=row.service_s,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from agentrt import Runtime
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.lab.bench.barrier import edges, runs_started
+from agentrt.integrations.langgraph import follow
+from agentrt.runtime.events import Event, ProgramStarted
 from agentrt.runtime.run import Run
 from agentrt.testing.scripted import ScriptedExecutor
 from barrier_agentrt import barrier_agentrt
@@ -40,6 +43,29 @@ def say(call: Any) -> str:
     """Words enough for any call, that tell its question from the others."""
     ask = str(call.spec.messages[-1]["content"]).splitlines()[-1]
     return f"{ask} " + "word " * 200
+
+
+def edges(run: Run) -> dict[str, set[str]]:
+    """The parents of each step, by the last names of their scopes."""
+    names = [node.scope.rpartition("/")[2] for node in run.dag.nodes()]
+    return {names[n.id]: {names[parent] for parent in n.parents} for n in run.dag.nodes()}
+
+
+@contextmanager
+def runs_started() -> Iterator[list[Run]]:
+    """The runs of LangGraph's graphs that start meanwhile; they stay after their end."""
+    runs: list[Run] = []
+    registry = follow().registry
+
+    def saw(event: Event) -> None:
+        if isinstance(event, ProgramStarted):
+            runs.append(registry.runs[event.program_id])
+
+    registry.listen(saw)
+    try:
+        yield runs
+    finally:
+        registry.unlisten(saw)
 
 
 async def both() -> tuple[Run, Run, ScriptedExecutor]:

@@ -14,8 +14,7 @@ import pytest
 
 from agentrt import Context, Runtime, SchedulerConfig, program
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.engine.engines import LabEngine
-from agentrt.lab.engine.step_time import read
+from tests.lab.engine.recording import RecordedEngine, read
 from tests.lab.engine.replaying import replay
 
 pytest.importorskip("vllm")
@@ -62,7 +61,7 @@ async def quitter(ctx: Context) -> None:
 
 async def record_run(path: Path) -> None:
     """Programs in waves on a real engine, recorded."""
-    engine = LabEngine(EngineOptions(max_num_seqs=4, scheduler=SCHEDULER, flags=FLAGS))
+    engine = RecordedEngine(EngineOptions(max_num_seqs=4, scheduler=SCHEDULER, flags=FLAGS))
     async with Runtime(engine) as runtime:
         await runtime.start(chat, 1).wait()  # what came before must not matter
         await engine.record(path)

@@ -1,48 +1,13 @@
-"""An embedded engine to measure on, and executors that stand before one."""
+"""Executors that see every call, to check what a run of replicas delivered."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncGenerator
 
-from agentrt.cli.engine_log import EngineLog
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.commands.options import note
 from agentrt.request import Call
-from agentrt.runtime import Runtime
-
-
-@contextlib.asynccontextmanager
-async def engine_of(
-    options: Mapping[str, Any],
-) -> AsyncIterator[tuple[Runtime, VLLMEngine]]:
-    """An engine with ``--model`` and ``--max-num-seqs``, and its open runtime.
-
-    Calls have the length that they allow, so that all sides of a comparison have equal work.
-    """
-    engine = VLLMEngine(EngineOptions(options["model"], options["max_num_seqs"]))
-    runtime = Runtime(FixedLength(engine))
-    note("loading the engine")
-    with EngineLog(verbose=False) as log:
-        try:
-            with log.collect():
-                await runtime.open()
-            yield runtime, engine
-        finally:
-            await runtime.close()
-
-
-class FixedLength(ForwardingExecutor):
-    """Goes on to each call's ``max_tokens``, whatever the model says."""
-
-    def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        longer = replace(call, spec=replace(call.spec, ignore_eos=True))
-        return self.inner.generate(longer, stream=stream)
 
 
 class CallAudit:

@@ -1,7 +1,7 @@
 """``agentrt calibrate``: how long an engine's steps take here, for studies in virtual time.
 
 A designed set of calls is run: prompts of several lengths, batches of several sizes, short and
-long contexts. The engine's scheduler records each step, and a step-time model is fitted to them.
+long contexts. Each step is timed, and a step-time model is fitted to them.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from agentrt.cli.engine_log import EngineLog, root_cause
 from agentrt.cli.options import RunCommand, RunOption, batch_option, model_option
 from agentrt.cli.signals import Interrupts
-from agentrt.errors import EngineStartError
 from agentrt.executors.base import last_reply
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.lab.bench.results import hardware
 from agentrt.lab.commands.options import note
 from agentrt.lab.commands.outputs import check_output
-from agentrt.lab.engine.engines import LabEngine
-from agentrt.lab.engine.step_time import StepTimeModel, fit, read, samples
+from agentrt.lab.engine.engines import LabEngine, started
+from agentrt.lab.engine.step_time import Sample, StepTimeModel, StepWork, fit
+from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.reports.tables import markdown
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig
@@ -112,20 +110,9 @@ def calibrate(engine_flags: tuple[str, ...], **options: Any) -> None:
 
 async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:
     engine = LabEngine(options)
-    with EngineLog(verbose=options.verbose) as log:
-        try:
-            note("loading the engine")
-            with log.collect():
-                await engine.start(lambda message: None)
-            return await Calibration(engine).run(rounds)
-        except EngineStartError as error:
-            cause = root_cause(log.lines()) or error
-            raise EngineStartError(
-                f"the engine did not start: {cause} ({log.name_it()})"
-            ) from error
-        finally:
-            note("stopping the engine")
-            await engine.close()
+    note("loading the engine")
+    async with started(engine, verbose=options.verbose):
+        return await Calibration(engine).run(rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,32 +150,24 @@ class Calibration:
 
     async def run(self, rounds: int) -> StepTimeModel:
         """Run the design ``rounds`` times and fit. Raises `ConfigError` if it cannot be."""
-        await self._engine.configure(SchedulerConfig(policy="fcfs"))
-        with tempfile.TemporaryDirectory(prefix="agentrt-calibrate-") as folder:
-            path = Path(folder, "steps.jsonl")
-            start = await self._look(path)
-            size = start["scheduler"]["max_num_seqs"], start["max_model_len"]
-            cases = design(*size)
-            await self._run_case(Case(min(2, size[0]), 16, 4))
-            await self._engine.record(path)
-            for number in range(rounds):
-                note(f"round {number + 1} of {rounds}: {len(cases)} cases")
-                for case in cases:
-                    await self._run_case(case)
-            await self._engine.record(None)
-            measured = samples(read(path))
+        engine = self._engine
+        await engine.configure(SchedulerConfig(policy="fcfs"))
+        sizes = engine.sizes()
+        cases = design(sizes["max_num_seqs"], sizes["max_model_len"])
+        await self._run_case(Case(min(2, sizes["max_num_seqs"]), 16, 4))
+        await engine.probe("start", keep_steps=True)
+        for number in range(rounds):
+            note(f"round {number + 1} of {rounds}: {len(cases)} cases")
+            for case in cases:
+                await self._run_case(case)
+        seen = await engine.probe("stop")
+        measured = [Sample(StepWork(*work), seconds) for *work, seconds in seen["samples"]]
         return fit(
             measured[1:],  # the first steps of each size warm up caches and memory
-            model=start["model"].rstrip("/").split("/")[-1],
+            model=engine.model.rstrip("/").split("/")[-1],
             hardware=hardware(),
-            engine=f"vLLM {start['vllm']}",
+            engine=f"vLLM {vllm_version()}",
         )
-
-    async def _look(self, path: Path) -> dict[str, Any]:
-        """The engine's dimensions, as an empty recording has them."""
-        await self._engine.record(path)
-        await self._engine.record(None)
-        return dict(next(read(path))["engine"])
 
     async def _run_case(self, case: Case) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from agentrt.errors import ConfigError
+from agentrt.cli.engine_log import EngineLog, root_cause
+from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.base import Notification
 from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.executors.vllm.engine import VLLMEngine
@@ -23,14 +24,32 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
+
+@asynccontextmanager
+async def started(engine: LabEngine, *, verbose: bool = False) -> AsyncIterator[None]:
+    """The engine for the body; its own words go into a log."""
+    with EngineLog(verbose=verbose) as log:
+        try:
+            with log.collect():
+                await engine.start(lambda message: None)
+            yield
+        except EngineStartError as error:
+            cause = root_cause(log.lines()) or error
+            raise EngineStartError(
+                f"the engine did not start: {cause} ({log.name_it()})"
+            ) from error
+        finally:
+            await engine.close()
+
+
 _SCHEDULERS = "agentrt.lab.engine.schedulers"
 
 
 class LabEngine(VLLMEngine):
-    """An embedded engine whose scheduler can be watched and recorded."""
+    """An embedded engine whose scheduler can be watched."""
 
     def _prepare(self, config: VllmConfig) -> None:
-        config.scheduler_config.scheduler_cls = f"{_SCHEDULERS}.RecordedScheduler"
+        config.scheduler_config.scheduler_cls = f"{_SCHEDULERS}.ProgramScheduler"
 
     def sizes(self) -> dict[str, Any]:
         """What a table's head says of a running engine, as vLLM settled it."""
@@ -44,21 +63,9 @@ class LabEngine(VLLMEngine):
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
         }
 
-    async def record(self, path: Path | None) -> None:
-        """Record the scheduler's events and decisions into a file, or with None stop.
-
-        A recording begins with an empty prefix cache and no programs. Raises
-        `ConfigError` while calls are unfinished, and for a file that cannot be written.
-        """
-        target = None if path is None else str(path.absolute())  # noqa: ASYNC240  # no I/O
-        try:
-            await ask_scheduler(self._engine(), "record", target)
-        except Exception as error:
-            raise ConfigError(f"the engine does not record: {error}") from error
-
-    async def probe(self, op: str) -> Any:
+    async def probe(self, op: str, *, keep_steps: bool = False) -> Any:
         """``start`` or ``stop`` watching the scheduler: `agentrt.lab.engine.probe`."""
-        return await ask_scheduler(self._engine(), op, utility=UTILITY)
+        return await ask_scheduler(self._engine(), op, keep_steps, utility=UTILITY)
 
 
 class StockEngine(LabEngine):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import InvariantError
 from agentrt.executors.identity import from_extra_args
 from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, admitted, computed_before
+from agentrt.lab.engine.step_time import StepWork
 from agentrt.request import CallReport
 
 if TYPE_CHECKING:
@@ -71,18 +72,27 @@ class Probe:
     """Watches ``scheduler`` from `attach` to `detach`. Times are ``clock``'s, in seconds.
 
     ``cpu_ns`` is the CPU time of the calling thread inside ``schedule`` and
-    ``update_from_output``, over ``steps`` steps.
+    ``update_from_output``, over ``steps`` steps. With ``keep_steps``, ``samples`` has what each
+    step computed and its seconds.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        keep_steps: bool = False,
+    ) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._calls: dict[str, _Watched] = {}
         self._reports: dict[str, CallReport] = {}
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
+        self._keep_steps = keep_steps
         self.steps = 0
         self.cpu_ns = 0
+        self.samples: list[tuple[int, int, int, float]] = []
 
     def attach(self) -> None:
         """Begin. Calls that are there already are not seen."""
@@ -106,6 +116,7 @@ class Probe:
             "calls": {name: asdict(report) for name, report in self._reports.items()},
             "steps": self.steps,
             "cpu_us": self.cpu_ns / 1000,
+            "samples": self.samples,
         }
 
     # -- standing in front -------------------------------------------------------------
@@ -170,6 +181,9 @@ class Probe:
         seconds = now - max(dispatched, self._last_update)
         self._last_update = now
         self.steps += 1
+        if self._keep_steps:
+            work = StepWork.of(output.num_scheduled_tokens, computed_before(output))
+            self.samples.append((*astuple(work), seconds))
         for name in output.num_scheduled_tokens:
             watched = self._calls.get(name)
             if watched is not None:
@@ -188,13 +202,13 @@ class Probe:
 _on: dict[int, Probe] = {}  # by the scheduler's id; an engine core has one
 
 
-def answer(scheduler: Scheduler, op: str, _: Any = None) -> Any:
+def answer(scheduler: Scheduler, op: str, keep_steps: Any = None) -> Any:
     """A client's message: ``start`` watching anew, or ``stop``, which gives the result."""
     probe = _on.pop(id(scheduler), None)
     if probe is not None:
         probe.detach()
     if op == "start":
-        _on[id(scheduler)] = probe = Probe(scheduler)
+        _on[id(scheduler)] = probe = Probe(scheduler, keep_steps=bool(keep_steps))
         probe.attach()
         return None
     if op != "stop" or probe is None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from agentrt.executors.vllm._compat.core import install_utility
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, Scheduler
 from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
+from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.probe import UTILITY, answer
-from agentrt.lab.engine.recording import RecordedScheduler
 
-__all__ = ["AsyncScheduler", "RecordedScheduler", "Scheduler"]
+__all__ = ["AsyncScheduler", "ProgramScheduler", "Scheduler"]
 
 install_utility(UTILITY, answer)
 # Nothing happens in a process that multiprocessing did not start.

@@ -2,15 +2,14 @@
 
 A step's seconds are a base, plus so much for each prompt token that it computes, each
 call that decodes, and each token of context that these calls attend to. The four
-coefficients are fitted to measured steps; none is negative. Steps are measured by a
-recording of a scheduler, which `agentrt.lab.engine.recording` writes.
+coefficients are fitted to measured steps; none is negative. A `Probe` measures them.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from pathlib import Path
@@ -18,17 +17,6 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 
-FORMAT = 1
-Event = Mapping[str, Any]
-"""One line of a recording: plain values, ``event`` is its kind.
-
-``start``: the engine's dimensions and the scheduler's settings. ``add``: a request,
-with its prompt's token ids. ``schedule``: what a step runs, {request: tokens}, what of
-it was computed before, and who was preempted. ``update``: the tokens that came out of
-step ``step``, and who finished. ``finish``: requests aborted. ``control``: a client's
-message. ``reset``: the prefix cache was emptied. ``stop``: how much there was.
-``clock`` are the scheduler's clock readings within an event, in seconds.
-"""
 _OUTLIER = 4.0
 """A step this many times the median error off the line was disturbed, and is left out."""
 
@@ -145,7 +133,7 @@ class StepTimeModel:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A measured step: what it computed, and its seconds."""
+    """A measured step: what it computed, and the seconds that it held the model executor."""
 
     work: StepWork
     seconds: float
@@ -206,38 +194,3 @@ def _least_squares(samples: Sequence[Sample]) -> tuple[float, float, float, floa
 
 def _row(work: StepWork) -> tuple[int, int, int, int]:
     return (1, work.prefill_tokens, work.decode_calls, work.context_tokens)
-
-
-def read(path: Path) -> Iterator[Event]:
-    """The events of a recording. Raises `ConfigError` for a file that is none."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            events = (json.loads(line) for line in lines)
-            first: Event = next(events, {})
-            if first.get("event") != "start" or first.get("format") != FORMAT:
-                raise ConfigError(f"{str(path)!r} is no recording of format {FORMAT}")
-            yield first
-            yield from events
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{str(path)!r} is no recording: {error}") from error
-
-
-def samples(events: Iterable[Event]) -> list[Sample]:
-    """The recorded steps with the seconds that each held the model executor.
-
-    The last clock reading of ``schedule`` is when the step left; the first of
-    ``update`` when its output came. With steps in flight one begins as the other ends.
-    """
-    found: list[Sample] = []
-    left: dict[int, tuple[StepWork, float]] = {}
-    last = 0.0
-    for event in events:
-        if event["event"] == "schedule" and event["scheduled"]:
-            work = StepWork.of(event["scheduled"], event["computed"])
-            left[event["step"]] = work, event["clock"][-1]
-        elif event["event"] == "update" and event["step"] in left:
-            work, at = left.pop(event["step"])
-            now = event["clock"][0]
-            found.append(Sample(work, now - max(at, last)))
-            last = now
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ SUFFIXES = (".png", ".svg", ".pdf")
 """What a drawing's file may end in."""
 
 _MARKERS = "osD^vP*X<>h"
-_OF_ROUTERS = ("mean_s", "p95_s", "prefix_hit_share", "balance")
 
 
 def check_matplotlib() -> None:
@@ -126,64 +125,6 @@ def _draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
 def _by_load(cell: Cell) -> tuple[bool, float, int]:
     pressure = cell.setting.pressure
     return (pressure.kind == "bursts", pressure.value, cell.setting.programs or 0)
-
-
-def draw_routers(found: Sequence[Cell], path: Path, names: Mapping[str, str]) -> None:
-    """A panel per workload and measure, a bar per router: the median, and the spread."""
-    settings = list(dict.fromkeys(one.setting for one in found))
-    shown = [name for name in _OF_ROUTERS if all(v == v for one in found for v in one.values(name))]
-    figure = new_figure(1 + 2.6 * len(settings), 0.8 + 2.0 * len(shown))
-    axes = figure.subplots(len(shown), len(settings), squeeze=False)
-    for row, measure in enumerate(shown):
-        for column, setting in enumerate(settings):
-            axis = axes[row][column]
-            _draw_bars(axis, [one for one in found if one.setting == setting], measure)
-            if row < len(shown) - 1:
-                axis.set_xticklabels([])
-            axis.set_ylabel(names[measure] if column == 0 else "")
-            if row == 0:
-                axis.set_title(f"{setting.source.name}, load {setting.pressure}", fontsize=9)
-    figure.savefig(path)
-
-
-def _draw_bars(axis: Axes, group: Sequence[Cell], measure: str) -> None:
-    for place, one in enumerate(group):
-        values = one.values(measure)
-        axis.bar(place, one.median(measure), color=f"C{place}")
-        axis.vlines(place, min(values), max(values), color="black", linewidth=1)
-    least = min(min(one.values(measure)) for one in group)
-    most = max(max(one.values(measure)) for one in group)
-    axis.set_ylim(max(0.0, least - (most - least)), None)
-    axis.set_xticks(range(len(group)), [one.name for one in group], rotation=60)
-
-
-def draw_scaling(
-    curves: Mapping[str, Sequence[tuple[int, float, float, float]]], path: Path
-) -> None:
-    """Programs per second against replicas, beside what linear would be, and the latency.
-
-    A curve's points are replicas, programs per second, and the mean and the P95 over those of the
-    fewest replicas.
-    """
-    figure = new_figure(10, 4)
-    left, right = figure.subplots(1, 2)
-    for number, (label, points) in enumerate(curves.items()):
-        counts, per_s, mean, p95 = zip(*points, strict=True)
-        colour, first = f"C{number}", per_s[0] / counts[0]
-        left.plot(counts, per_s, "o-", color=colour, label=label)
-        left.plot(counts, [first * n for n in counts], "--", color=colour, alpha=0.5)
-        right.plot(counts, mean, "o-", color=colour, label=f"{label}: mean")
-        right.plot(counts, p95, "s:", color=colour, label=f"{label}: P95")
-    for axis in (left, right):
-        axis.set_xscale("log", base=2)
-        axis.set_xlabel("replicas")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-    left.set_yscale("log", base=2)
-    left.set_ylabel("programs per second (dashed: linear)")
-    right.set_ylabel("latency over that of the fewest")
-    right.set_ylim(0, None)
-    figure.savefig(path)
 
 
 def _program(call_id: str) -> str:

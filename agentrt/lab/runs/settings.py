@@ -134,5 +134,4 @@ def _again(program: ProgramShape, again: int) -> ProgramShape:
     """The same program once more, as another one."""
     if not again:
         return program
-    session = None if program.session is None else f"{program.session}#{again}"
-    return replace(program, program_id=f"{program.program_id}#{again}", session=session)
+    return replace(program, program_id=f"{program.program_id}#{again}")

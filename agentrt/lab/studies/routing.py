@@ -10,13 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import isnan
-from pathlib import Path
 from typing import Any
 
 import click
 
-from agentrt.lab.commands.options import ManyCommand, count_option, file, json_flag, many
-from agentrt.lab.commands.outputs import check_plot
+from agentrt.lab.commands.options import ManyCommand, count_option, json_flag, many
 from agentrt.lab.commands.simulate.options import (
     machine_options,
     read_counts,
@@ -30,7 +28,6 @@ from agentrt.lab.commands.simulate.options import (
 from agentrt.lab.commands.simulate.progress import do_runs
 from agentrt.lab.oracles import check_policy
 from agentrt.lab.reports.compare import Cell, by_seed
-from agentrt.lab.reports.plots import draw_routers, draw_scaling
 from agentrt.lab.reports.policies import value
 from agentrt.lab.reports.tables import Spread, digits, markdown
 from agentrt.lab.runs.contenders import Contender
@@ -44,7 +41,7 @@ _EPILOG = """\b
 Examples:
   agentrt simulate routing --workload chat graphs8 --depth virtual --replicas 4
   agentrt simulate routing --router cost agentix:threshold=1024 --depth virtual --seeds 5
-  agentrt simulate routing --router cost --replicas 1 4 16 64 --plot scaling.png
+  agentrt simulate routing --router cost --replicas 1 4 16 64
 
 \b
 All routers of a seed see the same programs at the same times. A load is the share of what all
@@ -76,14 +73,12 @@ _KEY = ("workload", "load", "replicas", "router")
 @seeds_option
 @machine_options
 @json_flag("Print one JSON object instead of tables.")
-@file("--plot", about="Draw the latencies; with several numbers of replicas, how they scale.")
 def routing(**options: Any) -> None:
     """Compare routers over several simulated engines.
 
     For each: latency of programs, hit rate of the prefix caches, balance (the busiest engine's
     time over the mean), programs per second.
     """
-    check_plot(options["plot"])
     for name in options["router"]:
         make_router(name)
     routers = options["router"] or router_names()
@@ -99,9 +94,8 @@ def routing(**options: Any) -> None:
         machine,
     )
     results, stop = do_runs(runs, options["jobs"])
-    found = gather(results)
+    found = gather(sorted(results, key=lambda result: runs.index(result.spec)))
     if found:
-        _draw(found, options["plot"])
         click.echo(_as_json(found, options) if options["as_json"] else _as_text(found, machine))
     if stop:
         raise stop
@@ -255,18 +249,3 @@ def _scaling(found: Sequence[Cell]) -> str:
     ]
     head = ["workload", "load", "router", "replicas", "programs/s", "over linear"]
     return markdown([*head, "mean / fewest's", "P95 / fewest's"], rows)
-
-
-def _draw(found: Sequence[Cell], path: Path | None) -> None:
-    if path is None:
-        return
-    if len({one.replicas for one in found}) == 1:
-        draw_routers(found, path, MEASURES)
-        return
-    curves: dict[str, list[tuple[int, float, float, float]]] = {}
-    for one in sorted(scaling(found), key=lambda one: one.cell.replicas):
-        label = f"{one.cell.setting.source.name}, {one.cell.name}"
-        point = (one.cell.replicas, one.steady_per_s, one.mean, one.p95)
-        curves.setdefault(label, []).append(point)
-    order = dict.fromkeys(f"{one.setting.source.name}, {one.name}" for one in found)
-    draw_scaling({label: curves[label] for label in order}, path)

@@ -1,10 +1,11 @@
 """Sessions of coding agents: one JSON object a line, token counts and times without text.
 
-A session has ``id``, ``tool_tokens``, ``system_tokens`` and ``calls``. A call has ``t`` (its
-start, seconds from the session's), ``in`` and ``out`` (tokens), ``blk`` and ``hit_blk`` (blocks
-in its prompt; leading ones equal to the previous prompt's), ``stop``, ``gap`` (seconds since
-the previous call's end) and ``api`` (seconds that it took). An entry with ``sub`` is a subagent
-with ``calls`` of its own; its ``t`` is when it **ended**, ``dur_ms`` after it began.
+A session has ``id``, ``start`` (seconds after the first), ``tool_tokens``, ``system_tokens`` and
+``calls``. A call has ``t`` (its start, seconds from the session's), ``in`` and ``out`` (tokens),
+``blk`` and ``hit_blk`` (blocks in its prompt; leading ones equal to the previous prompt's),
+``stop``, ``gap`` (seconds since the previous call's end) and ``api`` (seconds that it took). An
+entry with ``sub`` is a subagent with ``calls`` of its own; its ``t`` is when it **ended**,
+``dur_ms`` after it began.
 
 Calls make a chain. Subagents between two calls are parallel branches that begin with the end
 of the first and that the second waits for. A gap after ``end_turn`` is a human's.
@@ -71,6 +72,7 @@ def _program(entry: Fields, type: str, scales: Scales, notes: Notes) -> ProgramS
         entry.text("id"),
         type,
         tuple(replay.calls),
+        entry.number("start") or 0.0,
         system_tokens=replay.system_tokens(shared),
     )
 

@@ -58,7 +58,6 @@ class ProgramShape:
     calls: tuple[CallShape, ...]
     arrives_s: float = 0.0
     tenant: str = "default"
-    session: str | None = None
     system_tokens: int = 0
     hint_tokens: float | None = None
 

@@ -1,10 +1,9 @@
 """Programs from files: what agents really did, as shapes that can be run again.
 
-Three formats, told apart by their fields; each file is JSON or JSON lines, gzipped or not:
+Two formats, told apart by their fields; each file is JSON or JSON lines, gzipped or not:
 
 * **sessions** of coding agents (`agentrt.lab.workloads.sessions`): objects with ``calls``;
-* **DAGs** that ``agentrt run --dag FILE.json`` wrote (`agentrt.lab.workloads.dagfile`);
-* **request logs** of an OpenAI-style API (`agentrt.lab.workloads.requestlog`).
+* **DAGs** that ``agentrt run --dag FILE.json`` wrote (`agentrt.lab.workloads.dagfile`).
 
 What cannot be read is left out and reported, as long as something good is left.
 """
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads import dagfile, requestlog, sessions
+from agentrt.lab.workloads import dagfile, sessions
 from agentrt.lab.workloads.fields import Fields, Notes, read_objects
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import ProgramShape
@@ -30,7 +29,6 @@ left out, changed or guessed is counted in the last argument, under words for pe
 _READERS: Mapping[str, Reader] = {
     "sessions": sessions.read,
     "DAGs": dagfile.read,
-    "request log": requestlog.read,
 }
 
 
@@ -77,10 +75,9 @@ def read_programs(
     at least a token. A prompt holds the earlier prompt and output that it begins with,
     so contexts shrink in full only if outputs shrink with them; where a prompt had to stay
     longer than the scale says, it is counted.
-    Programs of request logs and DAGs arrive when they did, in seconds after the first; sessions
-    all arrive at 0.
+    Programs of DAGs arrive when they did, in seconds after the first; sessions at their start.
 
-    A session, subagent, DAG or request that cannot be read is left out. The notes count them, and
+    A session, subagent or DAG that cannot be read is left out. The notes count them, and
     say where the first one is and what is wrong with it.
 
     Raises `ConfigError`, which names file and line, where nothing is left.
@@ -127,11 +124,8 @@ def _format(entry: Fields) -> str:
         return "DAGs"
     if "calls" in keys:
         return "sessions"
-    if requestlog.looks_like(entry):
-        return "request log"
     raise entry.complain(
-        "of no known format: an agent session has 'calls', a DAG of `agentrt run --dag` "
-        "has 'nodes', and a request log has 'usage', 'request' or 'response'"
+        "of no known format: an agent session has 'calls', a DAG of `agentrt run --dag` 'nodes'"
     )
 
 

@@ -21,9 +21,9 @@ Read against vLLM 0.32.0. At an upgrade:
 2. Ask of each new feature whether a schedule now depends on more than a recording holds:
    `scheduling.not_replayable` and `requests.describe_request` list what does.
 3. Read what goes by vLLM's classes as a whole, beside this package: `scheduler` overrides
-   methods, `queue` and `free_queue` subclass queues. In ``agentrt/lab/engine``, `recording`
-   and `probe` stand before methods, `headless` and `virtual` build a scheduler, requests and
-   outputs by hand.
+   methods, `queue` and `free_queue` subclass queues. In ``agentrt/lab/engine``, `probe`
+   stands before methods, `headless` and `virtual` build a scheduler, requests and outputs by
+   hand; ``tests/lab/engine/recording.py`` stands before methods, too.
 4. Run ``tests/executors/vllm`` and ``tests/engine`` at both ends of the range of versions in
    ``pyproject.toml``, and only then widen it.
 """

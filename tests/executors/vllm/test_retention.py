@@ -11,8 +11,8 @@ from agentrt.executors.vllm._compat import pool
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_request, make_scheduler
-from agentrt.lab.engine.recording import Recorder
 from tests.executors.vllm.storms import check_free_queue
+from tests.lab.engine.recording import Recorder
 from tests.lab.engine.replaying import replay
 
 pytestmark = pytest.mark.engine

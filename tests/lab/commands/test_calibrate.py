@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from agentrt.cli.app import call
 from agentrt.errors import EngineStartError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.engine.step_time import FORMAT, StepTimeModel, StepWork
+from agentrt.lab.engine.step_time import StepTimeModel, StepWork
 from agentrt.request import Call, Reply
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramTotals
@@ -23,35 +25,29 @@ TRUE = StepTimeModel(0.03, 1e-3, 2e-3, 5e-6)
 
 
 class MadeUpEngine:
-    """Runs each call alone, at the pace of `TRUE`, and records that."""
+    """Runs each call alone, at the pace of `TRUE`, and keeps its steps."""
+
+    model = "/models/made-up"
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
-        self.now = 5.0
-        self.events: list[dict[str, object]] = []
-        self.path: Path | None = None
+        self.samples: list[tuple[int, int, int, float]] = []
 
     async def start(self, progress: Progress) -> None:
         if self.options.model == "broken":
             raise EngineStartError("the engine did not start: no luck")
 
+    def sizes(self) -> dict[str, int]:
+        return {"max_model_len": 600, "max_num_seqs": self.options.max_num_seqs or 8}
+
     async def configure(self, config: SchedulerConfig) -> None:
         assert config.policy == "fcfs"
 
-    async def record(self, path: Path | None) -> None:
-        if path is None:
-            assert self.path is not None
-            lines = [json.dumps(event) for event in self.events]
-            self.path.write_text("\n".join(lines))
-        else:
-            engine = {
-                "model": "/models/made-up",
-                "vllm": "0.0",
-                "max_model_len": 600,
-                "scheduler": {"max_num_seqs": self.options.max_num_seqs or 8},
-            }
-            self.events = [{"event": "start", "format": FORMAT, "engine": engine}]
-        self.path = path
+    async def probe(self, op: str, *, keep_steps: bool = False) -> Any:
+        if op == "start":
+            assert keep_steps
+            self.samples.clear()
+        return {"samples": self.samples}
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         assert call.spec.prompt_token_ids is not None
@@ -69,19 +65,15 @@ class MadeUpEngine:
         pass
 
     def _step(self, count: int, done: int) -> None:
-        step = len(self.events)
-        left, self.now = self.now, self.now + TRUE.seconds(StepWork.of({"c": count}, {"c": done}))
-        scheduled = {"scheduled": {"c": count}, "computed": {"c": done}}
-        self.events += [
-            {"event": "schedule", "step": step, **scheduled, "clock": [0.0, left]},
-            {"event": "update", "step": step, "clock": [self.now]},
-        ]
+        work = StepWork.of({"c": count}, {"c": done})
+        self.samples.append((*astuple(work), TRUE.seconds(work)))
 
 
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrt.lab.commands.calibrate.LabEngine", MadeUpEngine)
     monkeypatch.setattr("agentrt.lab.commands.calibrate.hardware", lambda: "an abacus")
+    monkeypatch.setattr("agentrt.lab.commands.calibrate.vllm_version", lambda: "0.0")
     monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
 
 

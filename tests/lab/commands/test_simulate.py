@@ -119,15 +119,15 @@ def test_run_as_csv(how: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_run_of_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    log.write_text(REQUESTS, encoding="utf-8")
+    log.write_text(SESSIONS, encoding="utf-8")
     found = told_json(capsys, "run", "--trace", log, "--policy", "atlas", "--batch", "1", "--json")
     assert {cell["workload"] for cell in found["cells"]} == {"log"}
     assert {cell["arrivals"] for cell in found["cells"]} == {"recorded"}
 
 
-REQUESTS = """\
-{"session_id": "a", "timestamp": 0, "usage": {"prompt_tokens": 9, "completion_tokens": 40}}
-{"session_id": "b", "timestamp": 1, "usage": {"prompt_tokens": 9, "completion_tokens": 80}}
+SESSIONS = """\
+{"id": "a", "start": 0, "calls": [{"t": 0, "in": 9, "out": 40}]}
+{"id": "b", "start": 1, "calls": [{"t": 0, "in": 9, "out": 80}]}
 """
 
 
@@ -156,7 +156,7 @@ def test_sweep_writes_what_it_is_asked_for(
 def test_sweep_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     logs = [tmp_path / name for name in ("one.jsonl", "two.jsonl")]
     for log in logs:
-        log.write_text(REQUESTS, encoding="utf-8")
+        log.write_text(SESSIONS, encoding="utf-8")
     args = ("sweep", "--trace", *logs, "--output-scale", "0.5", "--load", "0.9", "--json", "-")
     size = ("--seeds", 2, "--batch", 1, "--jobs", 1)
     assert call([str(word) for word in ("simulate", *args, *size)]) == 0

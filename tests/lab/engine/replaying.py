@@ -15,8 +15,7 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.lab.engine.headless import complete, make_request, make_scheduler
-from agentrt.lab.engine.recording import Recorder
-from agentrt.lab.engine.step_time import Event, read
+from tests.lab.engine.recording import Event, Recorder, read
 
 _COMPARED = {"schedule": ("scheduled", "computed", "preempted"), "update": ("finished",)}
 

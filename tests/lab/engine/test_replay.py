@@ -11,10 +11,9 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
-from agentrt.lab.engine.recording import Recorder
-from agentrt.lab.engine.schedulers import RecordedScheduler
-from agentrt.lab.engine.step_time import read, samples
+from agentrt.lab.engine.probe import Probe
 from agentrt.scheduler import ProgramTotals
+from tests.lab.engine.recording import RecordedScheduler, Recorder, read
 from tests.lab.engine.replaying import replay
 
 pytestmark = pytest.mark.engine
@@ -142,17 +141,16 @@ def test_recording_begins_anew_and_not_in_the_midst_of_calls(tmp_path: Path) -> 
     assert control(e, "record", None) == {"events": 13, "steps": 5}
 
 
-def test_samples_are_what_each_step_computed_and_took(tmp_path: Path) -> None:
+def test_samples_are_what_each_step_computed_and_took() -> None:
     e = engine()
     e.step_s = lambda work: 1.0 + work.context_tokens / 1024
-    control(e, "record", str(tmp_path / "run.jsonl"))
+    probe = Probe(e.scheduler, lambda: e.now, keep_steps=True)
+    probe.attach()
     e.add("r", list(range(60)), 3)
     e.run()
-    control(e, "record", None)
-    found = samples(read(tmp_path / "run.jsonl"))
-    works = [(s.work.prefill_tokens, s.work.decode_calls, s.work.context_tokens) for s in found]
-    assert works == [(48, 0, 48), (12, 0, 60), (0, 1, 61), (0, 1, 62)]
-    assert [s.seconds for s in found] == [1.0 + context / 1024 for *_, context in works]
+    found = probe.result()["samples"]
+    assert [one[:3] for one in found] == [(48, 0, 48), (12, 0, 60), (0, 1, 61), (0, 1, 62)]
+    assert [one[3] for one in found] == [1.0 + context / 1024 for _, _, context, _ in found]
 
 
 def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:

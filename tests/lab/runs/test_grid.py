@@ -142,11 +142,10 @@ def test_an_error_in_a_process_is_raised_here() -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Source:
-    """Four programs of one call each, a second apart, in a session of their own."""
-    line = '{{"session_id": "{0}", "timestamp": {0}, "usage": {1}}}'
-    usage = '{"prompt_tokens": 9, "completion_tokens": 40}'
+    """Four programs of one call each, a second apart."""
+    line = '{{"id": "{0}", "start": {0}, "calls": [{{"t": 0, "in": 9, "out": 40}}]}}'
     path = tmp_path / "log.jsonl"
-    path.write_text("\n".join(line.format(i, usage) for i in range(4)), encoding="utf-8")
+    path.write_text("\n".join(map(line.format, range(4))), encoding="utf-8")
     return Source("log", path)
 
 

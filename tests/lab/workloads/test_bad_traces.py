@@ -20,7 +20,6 @@ CALL = {"t": 0.0, "in": 10, "out": 2, "gap": 0.0, "stop": "tool_use", "api": 1.0
 SESSION = {"id": "s", "calls": [CALL]}
 NODE = {"id": 0, "kind": "call", "name": "m", "scope": "", "parents": [], "created_at": 0.0}
 DAG = {"version": 1, "program": {"id": "p", "type": "t"}, "nodes": [NODE]}
-LOG = {"user": "u", "created": 5, "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
 
 
 GOOD = json.dumps(SESSION) + "\n"
@@ -53,7 +52,7 @@ BAD = {
     "a list": (good_then([1]), r":2: \[1\] where an object should be"),
     "a text in an array": ('["x"]', r"\[0\]: 'x' where an object should be"),
     "no known format": ('{"a": 1}', ":1: of no known format"),
-    "another format": (good_then(LOG), r":2: not of the format of the first entry \(sessions\)"),
+    "another format": (good_then(DAG), r":2: not of the format of the first entry \(sessions\)"),
     "a report of a run": (
         '{"results": [], "programs": [], "engine": {}}',
         "--dag FILE.json",
@@ -85,11 +84,6 @@ BAD = {
     "two of an id": (with_node(id=0), "two nodes have the id 0"),
     "a report without tokens": (with_node(report={"output_tokens": 3}), "'prompt_tokens' is miss"),
     "no program": (json.dumps({"version": 1, "nodes": json.loads(with_node())["nodes"]}), "'prog"),
-    "usage is no object": (json.dumps({**LOG, "usage": 5}), "'usage': 5 where an object"),
-    "no prompt": (json.dumps({**LOG, "usage": {"total_tokens": 5}}), "'input_tokens' is missing"),
-    "no such day": (json.dumps({**LOG, "created": "2026-13-01"}), "no ISO 8601 time"),
-    "time goes back": (json.dumps({**LOG, "end_time": 2}), "'end_time' is before the start"),
-    "no request with tokens": ('{"usage": null}', "no program is left .*left out: 1"),
 }
 
 
@@ -149,15 +143,13 @@ def test_a_session_that_is_left_out_leaves_no_other_note(tmp_path: Path) -> None
         read_programs(path)
 
 
-def test_bad_dags_and_requests_are_left_out(tmp_path: Path) -> None:
+def test_bad_dags_are_left_out(tmp_path: Path) -> None:
     good = json.loads(with_node(report={"prompt_tokens": 4, "output_tokens": 1}, ended_at=2))
-    dags, log = tmp_path / "dags.json", tmp_path / "log.jsonl"
+    dags = tmp_path / "dags.json"
     dags.write_text(json.dumps([{**DAG, "version": 2}, good]))
-    log.write_text("\n".join(map(json.dumps, ({**LOG, "usage": 5}, LOG, {**LOG, "end_time": 2}))))
-    (dag_note,), (log_note,) = (read_programs(path).notes.items() for path in (dags, log))
-    assert re.match(r"programs .*left out \(first: .*, \[0\]: a DAG of version 2", dag_note[0])
-    assert re.match(r"requests .*left out \(first: .*:1: 'usage': 5 where an obj", log_note[0])
-    assert (dag_note[1], log_note[1]) == (1, 2)
+    ((note, count),) = read_programs(dags).notes.items()
+    assert re.match(r"programs .*left out \(first: .*, \[0\]: a DAG of version 2", note)
+    assert count == 1
 
 
 def test_where_nothing_is_good_the_file_is_refused(
@@ -207,7 +199,7 @@ JSON = st.recursive(
 )
 
 
-@given(data=st.data(), base=st.sampled_from([SESSION, json.loads(with_node()), LOG]))
+@given(data=st.data(), base=st.sampled_from([SESSION, json.loads(with_node())]))
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

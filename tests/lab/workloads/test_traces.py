@@ -16,7 +16,6 @@ from agentrt.lab.workloads import (
     dagfile,
     read_programs,
     replay,
-    requestlog,
     sessions,
 )
 from agentrt.request import CallReport
@@ -58,6 +57,10 @@ class TestSessions:
         assert [c.gap_s for c in program.calls] == [0.0, 3.0, 60.0]
         assert [c.human for c in program.calls] == [False, False, True]
         assert (trace.format, trace.notes) == ("sessions", {})
+
+    def test_a_session_arrives_at_its_start(self, tmp_path: Path) -> None:
+        path = lines(tmp_path / "a.jsonl", {**self.CHAIN, "start": 7.5}, {**self.CHAIN, "id": "s2"})
+        assert [p.arrives_s for p in read_programs(path).programs] == [7.5, 0.0]
 
     def test_gzipped_or_one_document_is_the_same(self, tmp_path: Path) -> None:
         plain = read_programs(lines(tmp_path / "a.jsonl", self.CHAIN))
@@ -178,106 +181,3 @@ class TestDags:
         assert [p.arrives_s for p in trace.programs] == [0.0, 7.5]
         assert [c.output_tokens for c in trace.programs[1].calls] == [2, 3, 1]
         assert trace.notes[dagfile.NO_CALLS] == 1
-
-
-def chat(*texts: str) -> list[dict[str, str]]:
-    roles = ("user", "assistant")
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
-
-
-def usage(prompt: int, completion: int) -> dict[str, Any]:
-    return {"usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
-
-
-NEWER = {"input_tokens": 8, "output_tokens": 2}
-
-
-class TestRequestLogs:
-    def test_requests_of_a_session_make_a_chain(self, tmp_path: Path) -> None:
-        """Two turns of one chat, out of order, and another chat between them."""
-        path = lines(
-            tmp_path / "log.jsonl",
-            {
-                "metadata": {"session_id": "a"},
-                "timestamp": "2026-01-01T00:00:30Z",
-                "request": {"messages": chat("hi", "hello", "more")},
-                "response": usage(60, 7),
-                "latency_ms": 1000,
-            },
-            {
-                "metadata": {"session_id": "b"},
-                "timestamp": "2026-01-01T00:00:10",
-                "request": {"messages": chat("one")},
-                "response": usage(30, 3),
-            },
-            {
-                "metadata": {"session_id": "a"},
-                "timestamp": "2026-01-01T01:00:00+01:00",
-                "request": {"messages": chat("hi")},
-                "response": usage(20, 5),
-                "latency_ms": 4000,
-            },
-        )
-        trace = read_programs(path)
-        first, second = trace.programs
-        assert (trace.format, first.program_id, first.session) == ("request log", "a", "a")
-        assert [c.prompt_tokens for c in first.calls] == [20, 60]
-        assert [c.extends for c in first.calls] == [None, 0]
-        assert [c.gap_s for c in first.calls] == pytest.approx([0.0, 26.0])
-        assert first.calls[1].human
-        assert second.arrives_s == pytest.approx(10.0)
-        assert trace.notes == {}
-
-    @pytest.mark.parametrize(
-        "line",
-        [
-            {"session_id": "x", "created": 1767225600, **usage(8, 2)},
-            {
-                "user": "x",
-                "created_at": 1767225600123,
-                "usage": {"input_tokens": 8, "output_tokens": 2},
-            },
-            {"request": {"user": "x"}, "response": {"created": 1767225600, **usage(8, 2)}},
-            {"metadata": {"conversation_id": "x"}, "response": {"body": usage(8, 2)}},
-            {"request": {"metadata": {"thread_id": "x"}, "timestamp": 5.0}, **usage(8, 2)},
-        ],
-    )
-    def test_the_usual_names_are_known(self, tmp_path: Path, line: dict[str, Any]) -> None:
-        program = only(read_programs(lines(tmp_path / "log.jsonl", line)))
-        assert program.program_id == "x"
-        assert (program.calls[0].prompt_tokens, program.calls[0].output_tokens) == (8, 2)
-
-    def test_a_new_context_does_not_extend_the_old(self, tmp_path: Path) -> None:
-        texts = (chat("hi"), chat("other", "thing", "now"))
-        path = lines(
-            tmp_path / "log.jsonl",
-            *(
-                {"user": "u", "created": i, "messages": m, **usage(50, 5)}
-                for i, m in enumerate(texts)
-            ),
-        )
-        assert [c.extends for c in only(read_programs(path)).calls] == [None, None]
-
-    def test_nothing_is_left_out_or_guessed_in_silence(self, tmp_path: Path) -> None:
-        path = lines(
-            tmp_path / "log.jsonl",
-            {"user": "u", "created": 10, "latency_s": 9, **usage(50, 5)},
-            {"user": "u", "created": 12, **usage(70, 5)},
-            {"user": "u", "created": 20, **usage(10, 0)},
-            {"user": "u", "created": 21, "response": {"error": "too long"}},
-            {"created": 30, **usage(50, 5)},
-            {"user": "v", "latency": 1.0, **usage(50, 5)},
-        )
-        trace = read_programs(path)
-        assert [p.program_id for p in trace.programs] == ["u", "request 4", "v"]
-        assert [c.gap_s for c in trace.programs[0].calls] == [0.0, 0.0, 8.0]
-        assert [c.extends for c in trace.programs[0].calls] == [None, 0, None]
-        assert trace.notes == {
-            requestlog.NO_USAGE: 1,
-            requestlog.NO_SESSION: 1,
-            requestlog.OVERLAP: 1,
-            requestlog.NO_DURATION: 1,
-            requestlog.GUESSED: 2,
-            requestlog.NO_TIME: 1,
-            replay.NO_OUTPUT: 1,
-        }

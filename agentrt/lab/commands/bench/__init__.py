@@ -15,7 +15,6 @@ from agentrt.cli.options import write_groups
 from agentrt.lab.commands.bench.policies import EPILOG, compare, policies_options
 
 BENCHMARKS = {
-    "barrier": ("agentrt.lab.bench.barrier", "What LangGraph's superstep barrier costs one agent."),
     "chaos": ("agentrt.lab.bench.chaos", "Programs while engines are killed or hang."),
     "decisions": ("agentrt.lab.bench.decisions", "The CPU time of a policy's decisions."),
     "retention": ("agentrt.lab.bench.retention", "Agents with tools over a small KV cache."),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from agentrt.cli.faults import StoppedError
@@ -16,7 +14,6 @@ from agentrt.lab.reports.policies import about_workload, vllm_version
 if TYPE_CHECKING:
     from agentrt.executors.vllm.options import EngineOptions
     from agentrt.lab.bench.policies import RealBench
-    from agentrt.lab.engine.engines import LabEngine
 
 _SLOTS_ON_CPU = 4
 
@@ -26,6 +23,7 @@ def measure(asked: Asked) -> Measured:
     base = _engine_options(asked)
     from agentrt.lab.bench.policies import RealBench
     from agentrt.lab.bench.results import hardware
+    from agentrt.lab.engine.engines import started
 
     progress = _Progress()
     bench = RealBench(
@@ -68,26 +66,6 @@ def _engine_options(asked: Asked) -> EngineOptions:
     if slots is None and not torch.cuda.is_available() and "--max-num-seqs" not in flags:
         slots = _SLOTS_ON_CPU
     return EngineOptions(model, slots, flags=flags)
-
-
-@asynccontextmanager
-async def started(engine: LabEngine) -> AsyncIterator[None]:
-    """The engine for the body; its own words go into a log."""
-    from agentrt.cli.engine_log import EngineLog, root_cause
-    from agentrt.errors import EngineStartError
-
-    with EngineLog(verbose=False) as log:
-        try:
-            with log.collect():
-                await engine.start(lambda message: None)
-            yield
-        except EngineStartError as error:
-            cause = root_cause(log.lines()) or error
-            raise EngineStartError(
-                f"the engine did not start: {cause} ({log.name_it()})"
-            ) from error
-        finally:
-            await engine.close()
 
 
 class _Progress:

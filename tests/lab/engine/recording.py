@@ -2,18 +2,19 @@
 
 A `Recorder` stands in front of a scheduler's methods while it is on, and is not there
 when it is off. What it notes is enough to take the same decisions again without a
-model (`tests/lab/engine/replaying.py`), and to learn how long steps take.
+model (`tests.lab.engine.replaying`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
+from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.executors.vllm._compat.requests import Request, describe_request
 from agentrt.executors.vllm._compat.scheduling import (
     SchedulerOutput,
@@ -23,9 +24,23 @@ from agentrt.executors.vllm._compat.scheduling import (
     sampled_tokens,
 )
 from agentrt.executors.vllm.scheduler import ProgramScheduler
-from agentrt.lab.engine.step_time import FORMAT, Event
+from agentrt.lab.engine.engines import LabEngine
 from agentrt.scheduler.table import ProcessTable
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+FORMAT = 1
+Event = Mapping[str, Any]
+"""One line of a recording: plain values, ``event`` is its kind.
+
+``start``: the engine's dimensions and the scheduler's settings. ``add``: a request,
+with its prompt's token ids. ``schedule``: what a step runs, {request: tokens}, what of
+it was computed before, and who was preempted. ``update``: the tokens that came out of
+step ``step``, and who finished. ``finish``: requests aborted. ``control``: a client's
+message. ``reset``: the prefix cache was emptied. ``stop``: how much there was.
+``clock`` are the scheduler's clock readings within an event, in seconds.
+"""
 _NOTED_OPS = ("end", "boundary", "configure")
 
 
@@ -225,3 +240,28 @@ class RecordedScheduler(ProgramScheduler):
         if op == "record":
             return record(self, argument)
         return super().control(op, argument)
+
+
+def read(path: Path) -> Iterator[Event]:
+    """The events of a recording. Raises `ConfigError` for a file that is none."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            events = (json.loads(line) for line in lines)
+            first: Event = next(events, {})
+            if first.get("event") != "start" or first.get("format") != FORMAT:
+                raise ConfigError(f"{str(path)!r} is no recording of format {FORMAT}")
+            yield first
+            yield from events
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{str(path)!r} is no recording: {error}") from error
+
+
+class RecordedEngine(LabEngine):
+    """An embedded engine whose scheduler can be recorded."""
+
+    def _prepare(self, config: VllmConfig) -> None:
+        config.scheduler_config.scheduler_cls = f"{__name__}.RecordedScheduler"
+
+    async def record(self, path: Path | None) -> None:
+        """Record the scheduler's events and decisions into a file, or with None stop."""
+        await ask_scheduler(self._engine(), "record", None if path is None else str(path))
