@@ -8,12 +8,13 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import psutil
 
 from agentrt.errors import EngineStartError
 from agentrt.executors.vllm.options import EngineOptions, engine_args
@@ -29,17 +30,24 @@ class Server:
     """A server's process. An async context manager: outside it, the process has ended."""
 
     NAME = "stock"
-    """What it calls its model."""
+    """What it calls its model. ``base_url`` is where an OpenAI client finds it."""
     stop_s = 3.0
 
     def __init__(self) -> None:
         self.process: asyncio.subprocess.Process | None = None
+        self.base_url = ""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
+
+    def cpu_s(self) -> float:
+        """Processor time of the process so far (seconds), without that of its engine's process."""
+        assert self.process is not None
+        times = psutil.Process(self.process.pid).cpu_times()
+        return float(times.user + times.system)
 
     async def stop(self) -> None:
         """End the process. Idempotent."""
@@ -55,22 +63,19 @@ class Server:
 
 
 class StockServer(Server):
-    """vLLM's own OpenAI server, with the options of an embedded engine."""
+    """vLLM's own OpenAI server, with the options of an embedded engine, and its ``flags``."""
 
-    def __init__(self, options: EngineOptions, model: str) -> None:
+    def __init__(self, options: EngineOptions, model: str, flags: Sequence[str] = ()) -> None:
         super().__init__()
-        self._port = _free_port()
+        port = _free_port()
+        self._root = f"http://{_HOST}:{port}"
+        self.base_url = f"{self._root}/v1"
         self._command = (
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", model, "--served-model-name", self.NAME),
-            *("--host", _HOST, "--port", str(self._port), "--disable-uvicorn-access-log"),
-            *stock_flags(options, model),
+            *("--host", _HOST, "--port", str(port), "--disable-uvicorn-access-log"),
+            *(*stock_flags(options, model), *flags),
         )
-
-    @property
-    def base_url(self) -> str:
-        """Where an OpenAI client finds it."""
-        return f"http://{_HOST}:{self._port}/v1"
 
     async def start(
         self, collecting: Callable[[], contextlib.AbstractContextManager[None]]
@@ -79,48 +84,42 @@ class StockServer(Server):
 
         Raises `EngineStartError` if it ends, or is not up in time.
         """
-        # The prefix cache can be emptied only in vLLM's development mode.
-        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+        # As in `agentrt serve`, which bounds what it stores.
+        environment = {**os.environ, "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
         with collecting():
             self.process = await asyncio.create_subprocess_exec(*self._command, env=environment)
         async with asyncio.timeout(_START_S):
-            while not await self._answers("GET", "/health"):
+            while not await self._is_up():
                 if self.process.returncode is not None:
                     raise EngineStartError(
                         f"stock vLLM's server ended with exit code {self.process.returncode}"
                     )
                 await asyncio.sleep(0.25)
 
-    async def forget_prefixes(self) -> None:
-        """Empty its prefix cache."""
-        if not await self._answers("POST", "/reset_prefix_cache"):
-            raise EngineStartError("stock vLLM's server did not empty its prefix cache")
-
-    async def _answers(self, method: str, path: str) -> bool:
-        url = f"http://{_HOST}:{self._port}{path}"
+    async def _is_up(self) -> bool:
         async with httpx.AsyncClient(verify=False, timeout=_REQUEST_S) as client:
             try:
-                return (await client.request(method, url)).status_code == httpx.codes.OK
+                answer = await client.get(f"{self._root}/health")
             except httpx.TransportError:
                 return False
+        return answer.status_code == httpx.codes.OK
 
 
 class AgentrtServer(Server):
-    """`agentrt serve` on a port and a database of its own."""
+    """`agentrt serve` on a port and a database of its own; ``flags`` are vLLM's."""
 
     stop_s = 40.0
 
-    def __init__(self, options: EngineOptions, model: str) -> None:
+    def __init__(self, options: EngineOptions, model: str, flags: Sequence[str] = ()) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory(prefix="agentrt-bench-")
         self._command = (
             *(sys.executable, "-m", "agentrt.cli", "serve"),
             *("--model", model, "--served-model-name", self.NAME, "--max-calls", "4096"),
             *("--port", "0", "--database", f"sqlite:{self._folder.name}/bench.db"),
-            *("--policy", options.scheduler.policy, "--", *stock_flags(options, model)),
+            *("--policy", options.scheduler.policy, "--", *stock_flags(options, model), *flags),
         )
         self._reader: asyncio.Task[None] | None = None
-        self.base_url = ""
 
     async def start(self) -> None:
         """Start it, and wait until it serves. Raises `EngineStartError` if it ends."""

@@ -2,7 +2,8 @@
 
 Both servers run, in processes of their own, with the same engine options; the load comes from
 this process, and one of them has it at a time, in turns. Clients are programs of a few calls,
-each the last one's chat and more, one after the other, without a pause.
+each the last one's chat and more, one after the other, without a pause. For the CPU time of the
+server's own process they make single calls, whole or streamed, and know nothing of programs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,9 @@ from agentrt.scheduler.policies import policy_class
 
 CALLS = 3
 TOKENS = 8
+SINGLES = {"calls": 1, "streams": 64}
+"""Tokens of a whole answer and of a streamed one, for clients that know nothing of programs."""
+_SINGLES_CLIENTS = 16
 _CALL_S = 600.0
 _ALONE_S = 20.0
 """A turn with one client takes no longer: its calls are short, and so there are many."""
@@ -47,12 +51,22 @@ COLUMNS = (
     Column("P99 / stock", "p99_to_stock"),
     Column("calls/s / stock", "rate_to_stock"),
 )
+CPU = (
+    Column("calls", "calls", _TOTAL),
+    Column("tokens a call", "tokens", WHOLE),
+    Column("CPU ms a call", "cpu_ms"),
+    Column("CPU us a token", "cpu_us", WHOLE),
+    Column("CPU / stock", "cpu_ms_to_stock"),
+)
 FOOTPRINT = (
     Column("memory, MiB", "memory_mib", WHOLE),
     Column("files", "files", WHOLE),
     Column("threads", "threads", WHOLE),
     Column("live programs", "programs", WHOLE),
 )
+
+
+_Client = Callable[[httpx.AsyncClient, float, "Turn"], Awaitable[None]]
 
 
 @click.command()
@@ -72,12 +86,14 @@ FOOTPRINT = (
 def serve(**options: Any) -> None:
     """agentrt serve and vLLM's own server, with programs of three calls, in turns.
 
-    The second table is what agentrt's process uses after each of its turns: what grows there
-    is a leak. With policy fcfs both schedule alike, and what differs is the server.
+    The second table is the CPU time of the server's own process, without the engine's; the third
+    what agentrt's uses after each of its turns: what grows there is a leak. With policy fcfs both
+    schedule alike, and what differs is the server.
     """
     policy_class(options["policy"])
     bench = Interrupts(note).run(_measure(options))
-    click.echo(f"{bench.measured.table(COLUMNS)}\n\n{bench.footprints.table(FOOTPRINT)}")
+    tables = ((bench.measured, COLUMNS), (bench.cpu, CPU), (bench.footprints, FOOTPRINT))
+    click.echo("\n\n".join(results.table(columns) for results, columns in tables))
 
 
 async def _measure(options: dict[str, Any]) -> ServingBench:
@@ -117,6 +133,7 @@ class ServingBench:
     def __init__(self, clients: int, seconds: float, progress: Progress) -> None:
         self._clients, self._seconds, self._progress = clients, seconds, progress
         self.measured = Results({"server": "server", "clients": "clients"})
+        self.cpu = Results({"server": "server", "asked": "asked for"})
         self.footprints = Results({"turn": "after turn"})
         self._programs = 0
         self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
@@ -147,7 +164,29 @@ class ServingBench:
                     turns[repeat, clients, name] = await self.turn(urls[name], clients, seconds)
                 if name == "agentrt":
                     await self._look(ours)
-        self.compare(turns)
+            self.compare(turns)
+            await self.measure_cpu({"stock": stock, "agentrt": ours}, repeats)
+
+    async def measure_cpu(self, servers: Mapping[str, Server], repeats: int) -> None:
+        """What single calls and streams cost each server's own process, in turns."""
+        found: dict[tuple[str, str, int], Figures] = {}
+        seconds = min(_ALONE_S, self._seconds)
+        for repeat, name in in_turns(list(servers), repeats):
+            for asked, tokens in SINGLES.items():
+                self._progress(f"CPU time, repeat {repeat + 1} of {repeats}: {name}, {asked}")
+                before = servers[name].cpu_s()
+                turn = await self.singles(servers[name].base_url, asked, seconds)
+                used = servers[name].cpu_s() - before
+                calls = len(turn.latencies)
+                found[asked, name, repeat] = {
+                    "calls": calls,
+                    "tokens": tokens,
+                    "cpu_ms": used / calls * 1e3,
+                    "cpu_us": used / calls / tokens * 1e6,
+                }
+        for (asked, name, repeat), figures in found.items():
+            to_stock = ratios(figures, found[asked, "stock", repeat], ("cpu_ms",), "_to_stock")
+            self.cpu.add(name, asked, figures={**figures, **to_stock})
 
     def compare(self, turns: dict[tuple[int, int, str], Turn]) -> None:
         """Keep what turns came to, by repeat, clients and server; ratios are to stock's."""
@@ -164,52 +203,97 @@ class ServingBench:
         self.footprints.add(len(self.footprints.samples), figures=figures)
 
     async def turn(self, url: str, clients: int, seconds: float) -> Turn:
-        """Load one server for so long."""
+        """Load one server with programs for so long."""
+        return await self._load(
+            clients,
+            seconds,
+            lambda client, until, turn: self._programs_of(client, url, until, turn),
+        )
+
+    async def singles(self, url: str, asked: str, seconds: float) -> Turn:
+        """Load one server with single calls for so long."""
+        return await self._load(
+            _SINGLES_CLIENTS,
+            seconds,
+            lambda client, until, turn: self._singles_of(client, url, asked, until, turn),
+        )
+
+    async def _load(self, clients: int, seconds: float, work: _Client) -> Turn:
         turn, began = Turn(), time.perf_counter()
+
+        async def one() -> None:
+            # A pool of its own for each: one of hundreds of connections costs more than the call.
+            async with httpx.AsyncClient(verify=self._tls, timeout=_CALL_S) as client:
+                await work(client, began + seconds, turn)
+
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
-                group.create_task(self._client(url, began + seconds, turn))
+                group.create_task(one())
         turn.seconds = time.perf_counter() - began
         return turn
 
-    async def _client(self, url: str, until: float, turn: Turn) -> None:
-        # A pool of its own for each: one of hundreds of connections costs more than the call.
-        async with httpx.AsyncClient(verify=self._tls, timeout=_CALL_S) as client:
-            while time.perf_counter() < until:
-                self._programs += 1
-                name = f"bench-{self._programs}"
-                await self.program(client, url, name, until, turn)
-                await client.delete(f"{url}/sessions/{name}")  # stock does not know of any
+    async def _programs_of(
+        self, client: httpx.AsyncClient, url: str, until: float, turn: Turn
+    ) -> None:
+        while time.perf_counter() < until:
+            self._programs += 1
+            name = f"bench-{self._programs}"
+            await self.program(client, url, name, until, turn)
+            await client.delete(f"{url}/sessions/{name}")  # stock does not know of any
+
+    async def _singles_of(
+        self, client: httpx.AsyncClient, url: str, asked: str, until: float, turn: Turn
+    ) -> None:
+        while time.perf_counter() < until:
+            self._programs += 1
+            chat = [{"role": "user", "content": f"Call {self._programs}: tell me of rivers."}]
+            body = _body(chat, SINGLES[asked]) | {"stream": asked == "streams"}
+            await self._call(client, url, body, {}, turn)
 
     async def program(
         self, client: httpx.AsyncClient, url: str, name: str, until: float, turn: Turn
     ) -> None:
         """Its calls, but none that would begin after the turn's end."""
         chat: list[Any] = [{"role": "user", "content": f"Program {name}: tell me of rivers."}]
-        body = {"model": Server.NAME, "messages": chat, "max_tokens": TOKENS, "temperature": 0}
         for step in range(CALLS):
             if time.perf_counter() > until:
                 return
-            began = time.perf_counter()
-            try:
-                answer = await client.post(
-                    f"{url}/chat/completions",
-                    json={**body, "ignore_eos": True},
-                    headers={"x-session-id": name},
-                )
-            except httpx.TransportError as error:
-                turn.statuses[type(error).__name__] += 1
+            headers = {"x-session-id": name}
+            answer = await self._call(client, url, _body(chat, TOKENS), headers, turn)
+            if answer is None:
                 return
-            turn.statuses[str(answer.status_code)] += 1
-            if answer.status_code != httpx.codes.OK:
-                await self._rest(float(answer.headers.get("retry-after", 1)))
-                return
-            turn.latencies.append(time.perf_counter() - began)
             said = answer.json()["choices"][0]["message"]["content"]
             chat += [{"role": "assistant", "content": said}]
             chat += [{"role": "user", "content": f"Go on, {step}."}]
+
+    async def _call(
+        self,
+        client: httpx.AsyncClient,
+        url: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        turn: Turn,
+    ) -> httpx.Response | None:
+        """The answer to one request, if it is one, and how it went."""
+        began = time.perf_counter()
+        try:
+            answer = await client.post(f"{url}/chat/completions", json=body, headers=headers)
+        except httpx.TransportError as error:
+            turn.statuses[type(error).__name__] += 1
+            return None
+        turn.statuses[str(answer.status_code)] += 1
+        if answer.status_code != httpx.codes.OK:
+            await self._rest(float(answer.headers.get("retry-after", 1)))
+            return None
+        turn.latencies.append(time.perf_counter() - began)
+        return answer
 
     @staticmethod
     async def _rest(seconds: float) -> None:
         """Wait as long as the server asks for."""
         await asyncio.sleep(seconds)
+
+
+def _body(chat: list[Any], tokens: int) -> dict[str, Any]:
+    asked = {"model": Server.NAME, "messages": chat, "max_tokens": tokens}
+    return {**asked, "temperature": 0, "ignore_eos": True}

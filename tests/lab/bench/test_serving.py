@@ -8,7 +8,15 @@ import httpx
 import pytest
 
 from agentrt.lab.bench.servers import Server
-from agentrt.lab.bench.serving import CALLS, COLUMNS, FOOTPRINT, ServingBench, Turn
+from agentrt.lab.bench.serving import (
+    CALLS,
+    COLUMNS,
+    CPU,
+    FOOTPRINT,
+    SINGLES,
+    ServingBench,
+    Turn,
+)
 from agentrt.serving.tenants import Limits
 from tests.serving.local import MODEL, open_server
 
@@ -25,8 +33,52 @@ async def test_clients_are_programs_that_end() -> None:
         assert turn.statuses.keys() == {"200"}
         assert len(turn.latencies) == turn.statuses["200"] == len(local.engine.calls)
         assert len(local.runtime.table) == 0
+        async with httpx.AsyncClient() as client:
+            await bench.program(client, f"{local.url}/v1", "whole", inf, turn)
         depths = {call.identity.parents for call in local.engine.calls}
         assert depths == {(), *((step,) for step in range(CALLS - 1))}
+
+
+async def test_single_calls_are_programs_of_their_own() -> None:
+    async with open_server() as local:
+        bench = ServingBench(1, 0.1, lambda message: None)
+        for asked, tokens in SINGLES.items():
+            made = len(local.engine.calls)
+            turn = await bench.singles(f"{local.url}/v1", asked, 0.1)
+            assert turn.statuses == {"200": len(turn.latencies)}
+            calls = local.engine.calls[made:]
+            assert len({call.identity.program_id for call in calls}) == len(calls) > 0
+            assert {call.spec.max_tokens for call in calls} == {tokens}
+
+
+class Busy(Server):
+    """A server whose process has used a second more each time that it is asked."""
+
+    def __init__(self, url: str, step_s: float) -> None:
+        super().__init__()
+        self.base_url, self._step_s, self._used_s = url, step_s, 0.0
+
+    def cpu_s(self) -> float:
+        self._used_s += self._step_s
+        return self._used_s
+
+
+async def test_cpu_time_is_told_by_call_by_token_and_beside_stock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def singles(self: ServingBench, url: str, asked: str, seconds: float) -> Turn:
+        return Turn([0.1] * 100)
+
+    monkeypatch.setattr(ServingBench, "singles", singles)
+    bench = ServingBench(1, 1.0, lambda message: None)
+    await bench.measure_cpu({"stock": Busy("stock", 0.5), "agentrt": Busy("ours", 0.6)}, 2)
+    table = [line.replace(" ", "") for line in bench.cpu.table(CPU).splitlines()[2:]]
+    assert table == [
+        "|stock|calls|200|1|5.00(5.00-5.00)|5000|1.00(1.00-1.00)|",
+        "|stock|streams|200|64|5.00(5.00-5.00)|78|1.00(1.00-1.00)|",
+        "|agentrt|calls|200|1|6.00(6.00-6.00)|6000|1.20(1.20-1.20)|",
+        "|agentrt|streams|200|64|6.00(6.00-6.00)|94|1.20(1.20-1.20)|",
+    ]
 
 
 async def test_what_fails_is_counted_and_being_busy_is_no_error(
