@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-MODEL = "tiny"
+from agentrt.lab.bench.servers import Server
+
+MODEL = Server.NAME
 """What both servers call the model."""
 TOKENS = 5
 OMIT: Any = ...

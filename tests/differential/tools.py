@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.differential.cases import COUNT, Case, both, chat, complete, message, respond, user
+from tests.differential.cases import (
+    COUNT,
+    MODEL,
+    Case,
+    both,
+    chat,
+    complete,
+    message,
+    respond,
+    user,
+)
 
 ROOM = 40
 """Tokens that a call of one of the tools needs."""
@@ -203,7 +213,7 @@ COUNTED: dict[str, dict[str, Any]] = {
 
 def count_cases() -> Iterator[Case]:
     for name, fields in COUNTED.items():
-        body = {"model": "tiny", "messages": [user(ASKED)], **fields}
+        body = {"model": MODEL, "messages": [user(ASKED)], **fields}
         yield Case(f"count/{name}", COUNT, body)
 
 
