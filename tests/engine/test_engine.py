@@ -239,7 +239,7 @@ def abs_of(x: int) -> int:
 @pytest.mark.parametrize(
     ("ask", "options", "message"),
     [
-        ("word " * 3000, {}, "its prompt has .* tokens"),
+        ("word " * 3000, {}, "maximum context length is 1024 tokens"),
         ("x", {"schema": {"type": "no-such-type"}}, "no-such-type|[Gg]rammar|schema"),
         ([{"role": "user"}], {}, "role and content"),
         ("x", {"max_tokens": 0}, "max_tokens must be at least 1"),

@@ -120,6 +120,9 @@ class VLLMFrontend(Frontend):
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         body = {**request, "model": self.served_as(request.get("model")), "stream": stream}
+        if body.get("max_tokens") is not None:  # the name is deprecated, and vLLM warns of it
+            limit = body.pop("max_tokens")
+            body.setdefault("max_completion_tokens", limit)
         if stream:
             body.setdefault("stream_options", {"include_usage": True})
         try:
