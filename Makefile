@@ -6,17 +6,27 @@ BIN := .venv/bin
 ACCELERATOR := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 # Written last, so that a set-up that was broken off is done again.
 INSTALLED := .venv/.installed-$(ACCELERATOR)
+# Of vLLM: beside the version in .venv, the one that has no build for CPUs yet.
+NEXT := 0.33.0
+NEXT_BIN := .venv-vllm-$(NEXT)/bin
+NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 
-.PHONY: help setup demo test test-engine test-rest mutate lint format clean
+.PHONY: help setup setup-next demo test test-engine test-rest test-next mutate lint format clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml .ci/setup .ci/excluded-on-cpu.txt
 	@.ci/setup $(ACCELERATOR)
 	@touch $@
 
 setup: $(INSTALLED) ## Make .venv: agentrt, an engine for this machine, the tools
+
+$(NEXT_INSTALLED): pyproject.toml .ci/setup .ci/excluded-on-cpu.txt
+	@.ci/setup $(ACCELERATOR) $(NEXT)
+	@touch $@
+
+setup-next: $(NEXT_INSTALLED) ## Make an environment with the next version of vLLM
 
 demo: $(INSTALLED) ## Run an agent program on a real engine
 	$(BIN)/agentrt run demos/react.py
@@ -31,6 +41,9 @@ test-engine: $(INSTALLED)
 
 test-rest: $(INSTALLED)
 	$(BIN)/pytest --ignore tests/engine
+
+test-next: $(NEXT_INSTALLED) ## Run the tests that touch vLLM on its next version
+	$(NEXT_BIN)/pytest tests/executors/vllm tests/executors/ray tests/lab/engine tests/engine
 
 # ONLY='agentrt.graph.*' tries one room. Hours for all; docs/results/mutation.md.
 mutate: $(INSTALLED) ## Count what the tests of the pure rooms let pass
@@ -48,4 +61,4 @@ format: $(INSTALLED) ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv and what tools have left
-	rm -rf .venv build dist mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm-* build dist mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,19 +14,20 @@ Callers import names from the modules, so their imports say what of vLLM they le
 modules know each other by types alone. A caller gets plain values where it can, and vLLM's
 own classes, under one name each, where it has to subclass or annotate.
 
-Read against vLLM 0.32.0. At an upgrade:
+Where versions differ, a function here tries one and then the other, and says beside each which
+has it. Read against vLLM 0.32.0 and 0.33.0. At an upgrade:
 
 1. Run ``tests/executors/vllm/test_compat.py``, which names what is gone or takes other
    arguments, and read each function here beside the new source of what it reaches into.
+   ``make setup-next`` makes an environment with a version that has no build for CPUs yet.
 2. Ask of each new feature whether a schedule now depends on more than a recording holds:
    `scheduling.not_replayable` and `requests.describe_request` list what does.
 3. Read what goes by vLLM's classes as a whole, beside this package: `scheduler` overrides
    methods, `queue` and `free_queue` subclass queues. In ``agentrt/lab/engine``, `probe`
    stands before methods, `headless` and `virtual` build a scheduler, requests and outputs by
    hand; ``tests/lab/engine/recording.py`` stands before methods, too.
-4. Run ``tests/executors/vllm`` and ``tests/engine`` at both ends of the range of versions in
-   ``pyproject.toml``, and only then widen it.
+4. Run ``make test-next``, and only then widen the range of versions in ``pyproject.toml``.
 """
 
-VERSIONS = "0.32"
+VERSIONS = ("0.32", "0.33")
 """Of vLLM: the range that pyproject.toml allows."""
