@@ -93,7 +93,7 @@ async def test_waiting_for_a_replica_has_an_end(opened: Open) -> None:
 
 async def test_a_text_that_cannot_be_repeated_fails_rather_than_lies(opened: Open) -> None:
     replicas = await opened(Cast([Mortal(2)], [Mortal(text="quite another story")]))
-    with pytest.raises(EngineDiedError, match="different text"):
+    with pytest.raises(EngineDiedError, match="gave something else"):
         await text_of(replicas, call_of())
 
 

@@ -1,0 +1,153 @@
+"""Rendered calls whose engine dies: what vLLM's front end makes of them, from scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("vllm")
+
+from agentrt.errors import EngineDiedError
+from agentrt.executors.base import Chunk
+from agentrt.executors.frontend import Frontend, calling
+from agentrt.executors.replicas import Backoff, ReplicaSet
+from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.executors.vllm.frontend.models import open_frontend
+from agentrt.request import Call
+from agentrt.router import make_router
+from agentrt.testing.scripted_engine import ScriptedEngine
+from tests.executors.replicas.reading import Calls, streamed, whole, without_names
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+SAID = (
+    'Both then.<tool_call>{"name": "look", "arguments": {"at": "Köln ☂"}}</tool_call>'
+    '<tool_call>{"name": "look", "arguments": {"at": "Rom"}}</tool_call>'
+)
+FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-model-len", "2048")
+SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
+LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+REQUEST: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "How is it in Köln and in Rom?"}],
+    "tools": [LOOK],
+    "logprobs": True,
+    "top_logprobs": 1,
+    "max_tokens": 200,
+}
+
+
+@dataclass(slots=True)
+class Dies(ScriptedEngine):
+    """Each call takes the next of ``runs``: after how many pieces its engine dies, None for
+    never, and how many tokens a piece has. By default none dies, and pieces have one token.
+    """
+
+    runs: list[tuple[int | None, int]] = field(default_factory=list)
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        dies_after, width = self.runs.pop(0) if self.runs else (None, 1)
+        pieces, gathered, outputs = 0, None, ScriptedEngine.generate(self, call, stream=stream)
+        async with contextlib.aclosing(outputs) as chunks:
+            async for chunk in chunks:
+                gathered = chunk if gathered is None else _joined(gathered, chunk)
+                whole = len(gathered.output.outputs[0].token_ids) >= width
+                if not whole and chunk.reply is None:
+                    continue
+                if pieces == dies_after:
+                    raise EngineDiedError("killed")
+                yield gathered
+                pieces, gathered = pieces + 1, None
+
+
+def _joined(one: Chunk, other: Chunk) -> Chunk:
+    """Two pieces as one, put together as vLLM does for a reader that is slow."""
+    one.output.add(other.output, aggregate=True)
+    return replace(other, text=one.text + other.text, output=one.output)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> Dies:
+    model = str(await asyncio.to_thread(embedded_model, lambda message: None))
+    one = Dies(lambda call: SAID, model, FLAGS)
+    await one.start(lambda message: None)
+    return one
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def replicas(engine: Dies) -> AsyncIterator[ReplicaSet]:
+    """Two engines that share their fates: those that ``engine.runs`` says."""
+    one = ReplicaSet(
+        lambda index: replace(engine),
+        2,
+        make_router("round-robin"),
+        backoff=Backoff(first_s=0.0, tries=10**6),
+    )
+    await one.start(lambda message: None)
+    yield one
+    await one.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def frontend(replicas: ReplicaSet) -> AsyncIterator[Frontend]:
+    front = await open_frontend(replicas)
+    yield front
+    await front.close()
+
+
+async def test_a_stream_goes_on_as_if_its_engine_had_not_died(
+    engine: Dies, replicas: ReplicaSet, frontend: Frontend
+) -> None:
+    """Cut off after every piece: the same deltas of text, of both tool calls and of log
+    probabilities, piece by piece.
+    """
+    expected = await streamed(frontend, engine, REQUEST)
+    message = whole(expected)["choices"][0]["message"]
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert message["content"] == "Both then."
+    assert functions == [
+        {"name": "look", "arguments": '{"at": "Köln ☂"}'},
+        {"name": "look", "arguments": '{"at": "Rom"}'},
+    ]
+    tokens = len(engine._tokens(SAID))
+    before = reruns(replicas)
+    for cut in range(tokens):
+        engine.runs[:] = [(cut, 1)]
+        assert await streamed(frontend, replicas, REQUEST) == expected
+        await replicas.settled()
+    assert reruns(replicas) == before + tokens
+
+
+@pytest.mark.parametrize("widths", [(1, 4), (3, 2), (40, 5)])
+async def test_engines_may_cut_their_pieces_as_they_like(
+    engine: Dies, replicas: ReplicaSet, frontend: Frontend, widths: tuple[int, int]
+) -> None:
+    """Two engines die before a third has said all; together the pieces are the same answer."""
+    expected, before = whole(await streamed(frontend, engine, REQUEST)), reruns(replicas)
+    first, second = widths
+    for cut in range(0, len(engine._tokens(SAID)) // first, 7):
+        engine.runs[:] = [(cut, first), (cut, second), (None, first)]
+        assert whole(await streamed(frontend, replicas, REQUEST)) == expected
+        await replicas.settled()
+    assert reruns(replicas) > before
+
+
+async def test_a_whole_answer_of_a_call_that_died_is_the_same(
+    engine: Dies, replicas: ReplicaSet, frontend: Frontend
+) -> None:
+    with calling(Calls(engine)):
+        expected = without_names(await frontend.chat(REQUEST))
+    before = reruns(replicas)
+    engine.runs[:] = [(0, 1), (0, 1)]
+    with calling(Calls(replicas)):
+        assert without_names(await frontend.chat(REQUEST)) == expected
+    assert reruns(replicas) == before + 2
+
+
+def reruns(replicas: ReplicaSet) -> int:
+    return sum(replica.reruns for replica in replicas.replicas)
