@@ -153,16 +153,11 @@ class Executor(ABC):
 
     # -- the prefix cache, where `ExecutorInfo.cached_blocks` ------------------------------
 
-    async def prompt_ids(self, spec: CallSpec) -> list[int]:
-        """The token ids of a call's prompt, its chat template included.
+    def block_hashes(self, spec: CallSpec) -> Sequence[int]:
+        """64 bits of the hash of each full block of a call's prompt, which is in token ids.
 
-        Raises `CallRejectedError` for a chat that the template refuses, and `EngineDiedError`
-        if an engine that is elsewhere is gone.
+        What else tells blocks apart is in them: images, the adapter, the cache salt.
         """
-        return list(spec.prompt_token_ids or ())
-
-    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
-        """64 bits of the hash of each full block of a prompt, which has this cache salt."""
         return ()
 
     def on_kv_events(self, listener: KVEventListener) -> None:
@@ -222,11 +217,8 @@ class ForwardingExecutor(Executor):
     async def add_adapter(self, model: str, adapter: Any) -> None:
         await self.inner.add_adapter(model, adapter)
 
-    async def prompt_ids(self, spec: CallSpec) -> list[int]:
-        return await self.inner.prompt_ids(spec)
-
-    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
-        return self.inner.block_hashes(ids, salt)
+    def block_hashes(self, spec: CallSpec) -> Sequence[int]:
+        return self.inner.block_hashes(spec)
 
     def on_kv_events(self, listener: KVEventListener) -> None:
         self.inner.on_kv_events(listener)

@@ -12,7 +12,7 @@ from agentrt.executors.base import Chunk, Notification
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.request import Call, CallReport, CallSpec
+from agentrt.request import Call, CallReport
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
 
@@ -90,10 +90,6 @@ class EngineActor:
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         """Forget a program."""
         await self._engine.end_program(program_id, totals)
-
-    async def prompt_ids(self, spec: CallSpec) -> list[int]:
-        """The token ids of a call's prompt."""
-        return await self._engine.prompt_ids(spec)
 
     async def cached_blocks(self) -> tuple[KVEventBatch, int, str] | None:
         """What the engine holds, its tokens per block, and the function that hashes blocks."""

@@ -138,12 +138,8 @@ class RayEngine(Executor):
 
     # -- what it holds -----------------------------------------------------------------
 
-    async def prompt_ids(self, spec: CallSpec) -> list[int]:
-        ids: list[int] = await self._ask("prompt_ids", spec)
-        return ids
-
-    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
-        return () if self._hasher is None else self._hasher(ids, salt)
+    def block_hashes(self, spec: CallSpec) -> Sequence[int]:
+        return () if self._hasher is None else self._hasher(spec)
 
     def on_kv_events(self, listener: KVEventListener) -> None:
         self._on_kv_events = listener

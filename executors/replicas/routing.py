@@ -1,7 +1,6 @@
-"""Joins a set of replicas to its router: counts prompts, hashes them, and follows KV events.
+"""Joins a set of replicas to its router: hashes prompts, and follows KV events.
 
-Prompts are counted and hashed only for a router that reads blocks, on engines that show them;
-all others get estimates.
+Prompts are hashed only for a router that reads blocks, on engines that show them.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError, EngineDiedError
+from agentrt.errors import AgentrtError
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas.replica import Replica
 from agentrt.request import Call, CallReport
@@ -84,24 +82,8 @@ class Routing:
 
     # -- calls -------------------------------------------------------------------------
 
-    async def counted(self, call: Call, candidates: Sequence[Replica]) -> Call:
-        """The call with its prompt as token ids, if the router will ask for its blocks.
-
-        Done once, whichever engine it runs on, and however often; one that nobody could count
-        is routed by estimates. Raises `CallRejectedError`.
-        """
-        engine = candidates[0].executor
-        if call.spec.prompt_token_ids or not self._reads_blocks_of(engine):
-            return call
-        try:
-            ids = tuple(await engine.prompt_ids(call.spec))
-        except EngineDiedError:
-            return call  # whoever runs calls there will say so
-        spec = replace(call.spec, messages=None, prompt=None, prompt_token_ids=ids)
-        return replace(call, spec=spec)
-
     def send(self, call: Call, candidates: Sequence[Replica]) -> tuple[Replica, Trip]:
-        """Where a `counted` call goes; it counts there until the trip is `ended`."""
+        """Where a call goes; it counts there until the trip is `ended`."""
         identity, spec = call.identity, call.spec
         question = RouterCall(
             call.program_id,
@@ -113,9 +95,7 @@ class Routing:
         teller = next((r for r in candidates if r.name in self._block_sizes), None)
         if teller is not None and spec.prompt_token_ids is not None:
             question.block_size = self._block_sizes[teller.name]
-            question.blocks = partial(
-                teller.executor.block_hashes, spec.prompt_token_ids, spec.cache_salt
-            )
+            question.blocks = partial(teller.executor.block_hashes, spec)
         trip = self.dispatcher.send(question, [replica.view for replica in candidates])
         return next(r for r in candidates if r.view is trip.replica), trip
 

@@ -134,9 +134,7 @@ class ReplicaSet(Executor):
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         output = CallOutput(call.call_id)
         while not output.delivered:
-            call = await self.routing.counted(call, await self._ready(call))
-            ready = await self._ready(call)
-            replica, trip = self.routing.send(call, ready)
+            replica, trip = self.routing.send(call, await self._ready(call))
             engine = replica.executor
             output.restart()
             try:

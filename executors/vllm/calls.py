@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -136,27 +136,29 @@ def _logprob(token: int, options: Mapping[int, Any], most: int) -> TokenLogprob:
 
 
 class BlockHasher:
-    """Hashes prompts in blocks of ``size`` tokens, by the function of that name in vLLM.
-
-    For prompts without images or adapters, whose blocks are known by their tokens and their salt.
-    """
+    """Hashes prompts in blocks of ``size`` tokens, by the function of that name in vLLM."""
 
     def __init__(self, algorithm: str, size: int) -> None:
         from agentrt.executors.vllm._compat.prefixes import block_hash
 
         self.size = size
 
-        def chained(before: bytes | None, tokens: tuple[int, ...], salt: str | None) -> bytes:
-            return block_hash(algorithm, before, tokens, salt)
+        def chained(before: bytes | None, ids: tuple[int, ...], keys: Any) -> bytes:
+            return block_hash(algorithm, before, ids, keys)
 
-        self._hash: Callable[[bytes | None, tuple[int, ...], str | None], bytes]
+        self._hash: Callable[[bytes | None, tuple[int, ...], Any], bytes]
         self._hash = lru_cache(_REMEMBERED)(chained)
 
-    def __call__(self, ids: Sequence[int], salt: str | None = None) -> list[int]:
-        """64 bits of the hash of each full block."""
-        size, before, found = self.size, None, []
-        for start in range(0, len(ids) - size + 1, size):
-            first = salt if before is None else None  # later blocks are shared with it in them
-            before = self._hash(before, tuple(ids[start : start + size]), first)
+    def __call__(self, spec: CallSpec) -> list[int]:
+        """64 bits of the hash of each full block of a call's prompt."""
+        from agentrt.executors.vllm._compat.prefixes import block_keys
+
+        size, ids = self.size, spec.prompt_token_ids or ()
+        rendered = spec.rendered or RenderedCall({}, None)
+        adapter, blocks = rendered.options.get("lora_request"), len(ids) // size
+        every = block_keys(rendered.prompt, adapter, spec.cache_salt, size, blocks)
+        before, found = None, []
+        for index, keys in enumerate(every):
+            before = self._hash(before, ids[index * size : (index + 1) * size], keys)
             found.append(short(before))
         return found

@@ -22,7 +22,6 @@ from agentrt.executors.vllm.calls import (
     BlockHasher,
     engine_input,
     logprobs_of,
-    prompt_ids_of,
     prompt_of,
     reply_of,
     sampling_params,
@@ -239,11 +238,8 @@ class VLLMEngine(CoreClient):
 
     # -- what it holds -----------------------------------------------------------------
 
-    async def prompt_ids(self, spec: CallSpec) -> list[int]:
-        return prompt_ids_of(spec, self._tokenizer, self.model)
-
-    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
-        return () if self._hasher is None else self._hasher(ids, salt)
+    def block_hashes(self, spec: CallSpec) -> Sequence[int]:
+        return () if self._hasher is None else self._hasher(spec)
 
     def on_kv_events(self, listener: KVEventListener) -> None:
         self._on_kv_events = listener

@@ -26,6 +26,7 @@ pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 PROGRAMS = ChaosPrograms(40, 12)
+LEFT_OUT = Backoff(first_s=0.0, tries=1)
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +81,20 @@ async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]
     async with Runtime(replicas) as runtime:
         await PROGRAMS.run(runtime)
         await knows_what_they_hold(replicas)
-        chat = ({"role": "user", "content": "Tell a story about 3 cats and an old dog. " * 8},)
         engine, dispatcher = engines[0], replicas.routing.dispatcher
-        ids = await engine.prompt_ids(CallSpec(messages=chat))
+        spec = CallSpec(prompt_token_ids=tuple(range(100, 300)), max_tokens=4)
+        length = len(spec.prompt_token_ids or ())
         found = await engine.cached_blocks()
         assert found is not None
         _, size = found
-        assert len(ids) > 2 * size
+        assert length > 2 * size
         cached = -1
         for number in range(2):
-            expected = dispatcher.cached_blocks.match(engine.block_hashes(ids), size, len(ids) - 1)
-            call = Call(Identity(f"s/{number}", "s", "t"), CallSpec(messages=chat, max_tokens=4))
+            hashes = engine.block_hashes(spec)
+            expected = dispatcher.cached_blocks.match(hashes, size, length - 1)
+            call = Call(Identity(f"s/{number}", "s", "t"), spec)
             reply = await last_reply(replicas.generate(call, stream=False))
-            assert reply.report.prompt_tokens == len(ids)
+            assert reply.report.prompt_tokens == length
             cached = reply.report.cached_tokens
             assert cached in expected
         assert cached == max(expected) >= size
@@ -105,8 +107,7 @@ async def test_an_engine_that_runs_out_of_memory(
     """Its core may take no more than it has. The next long prompt kills it, and its calls run
     on the other engine."""
     lent = [Lent(engine) for engine in engines[2:]]
-    none = Backoff(first_s=0.0, tries=1)
-    replicas = ReplicaSet(lambda i: lent[i], 2, make_router("round-robin"), backoff=none)
+    replicas = ReplicaSet(lambda i: lent[i], 2, make_router("round-robin"), backoff=LEFT_OUT)
     async with Runtime(replicas):
         [pid] = engines[3].pids()
         taken = _address_space(pid)

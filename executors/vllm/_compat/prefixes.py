@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.multimodal.utils import argsort_mm_positions
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
+    generate_block_hash_extra_keys,
     get_group_id,
     hash_block_tokens,
     init_none_hash,
@@ -31,14 +34,41 @@ def hash_block_size(scheduler: Scheduler) -> int:
 
 
 def block_hash(
-    algorithm: str, before: bytes | None, ids: tuple[int, ...], salt: str | None
+    algorithm: str, before: bytes | None, ids: tuple[int, ...], keys: tuple[Any, ...] | None
 ) -> bytes:
     """The hash of a block after the block with the hash ``before``, as the engine computes it.
 
-    ``algorithm`` is vLLM's ``prefix_caching_hash_algo``; a ``salt`` is in a prompt's first block.
+    ``algorithm`` is vLLM's ``prefix_caching_hash_algo``, ``keys`` the block's `block_keys`.
     """
-    keys = (("cache_salt", salt),) if salt and before is None else None
     return hash_block_tokens(_hash_function(algorithm), before, ids, keys)
+
+
+def block_keys(
+    prompt: Mapping[str, Any], adapter: Any, salt: str | None, size: int, blocks: int
+) -> list[tuple[Any, ...] | None]:
+    """What beside its tokens each of a prompt's first ``blocks`` is known by.
+
+    ``prompt`` is an ``EngineInput`` (or has no images), ``adapter`` a ``LoRARequest`` or None.
+    """
+    request: Any = SimpleNamespace(
+        mm_features=_features(prompt), lora_request=adapter, cache_salt=salt, prompt_embeds=None
+    )
+    keys, feature = [], 0
+    for start in range(0, blocks * size, size):
+        found, feature = generate_block_hash_extra_keys(request, start, start + size, feature)
+        keys.append(found)
+    return keys
+
+
+def _features(prompt: Mapping[str, Any]) -> list[Any]:
+    """Where a prompt's images are, as block hashes are made of them."""
+    if prompt.get("type") != "multimodal":
+        return []
+    places, hashes = prompt["mm_placeholders"], prompt["mm_hashes"]
+    return [
+        SimpleNamespace(identifier=hashes[kind][at], mm_position=places[kind][at])
+        for kind, at in argsort_mm_positions(places)
+    ]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A set of replicas whose engines show what they hold: counted once, heard, and lost."""
+"""A set of replicas whose engines show what they hold: asked, heard, and lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shows(ScriptedExecutor):
         self.blocks: set[int] = set()
         self.number = 0
         self.asked = 0
-        self.tokenised: list[CallSpec] = []
+        self.hashed: list[CallSpec] = []
         self.mute = mute
         self.dead = False
         self._hear: KVEventListener = lambda note: None
@@ -37,13 +37,11 @@ class Shows(ScriptedExecutor):
     def info(self) -> ExecutorInfo:
         return replace(super().info, cached_blocks=True)
 
-    async def prompt_ids(self, spec: CallSpec) -> list[int]:
-        self.tokenised.append(spec)
-        return [ord(letter) for letter in spec.prompt or ""]
-
-    def block_hashes(self, ids: Sequence[int], salt: str | None = None) -> Sequence[int]:
+    def block_hashes(self, spec: CallSpec) -> Sequence[int]:
+        self.hashed.append(spec)
+        ids = spec.prompt_token_ids or ()
         ends = range(SIZE, len(ids) + 1, SIZE)
-        return [hash((salt, *ids[:end])) & (2**64 - 1) for end in ends]
+        return [hash((spec.cache_salt, *ids[:end])) & (2**64 - 1) for end in ends]
 
     def on_kv_events(self, listener: KVEventListener) -> None:
         self._hear = listener
@@ -60,11 +58,7 @@ class Shows(ScriptedExecutor):
             raise EngineDiedError("killed")
         ids = call.spec.prompt_token_ids
         assert ids is not None
-        new = [
-            block
-            for block in self.block_hashes(ids, call.spec.cache_salt)
-            if block not in self.blocks
-        ]
+        new = [block for block in self.block_hashes(call.spec) if block not in self.blocks]
         self.blocks.update(new)
         async for chunk in super().generate(call, stream=stream):
             if chunk.reply is None:
@@ -119,7 +113,7 @@ async def successor(replicas: ReplicaSet) -> Shows:
 async def run(
     replicas: ReplicaSet, program: str, prompt: str, salt: str | None = None
 ) -> CallReport:
-    spec = CallSpec(prompt=prompt, max_tokens=9, cache_salt=salt)
+    spec = CallSpec(prompt_token_ids=tuple(map(ord, prompt)), max_tokens=9, cache_salt=salt)
     call = Call(Identity(f"{program}/0", program, "t"), spec)
     reply = await last_reply(replicas.generate(call, stream=True))
     await replicas.end_program(program)
@@ -135,12 +129,11 @@ def known(replicas: ReplicaSet, number: int) -> set[int]:
 async def test_a_call_goes_where_its_prompt_is_held(
     replicas: ReplicaSet, engines: list[Shows], salt: str | None
 ) -> None:
-    """1. Another program with the same prompt follows it. 2. A prompt is tokenised once."""
+    """Another program with the same prompt follows it."""
     for number in range(4):
         report = await run(replicas, f"a{number}", "the quick brown fox jumps over " * 40, salt)
         assert (report.cached_tokens > 0) == bool(number)
     assert sorted(len(engine.calls) for engine in engines) == [0, 4]
-    assert sum(len(engine.tokenised) for engine in engines) == 4
     assert [known(replicas, number) for number in (0, 1)] == [one.blocks for one in engines]
 
 
@@ -160,7 +153,7 @@ async def test_a_note_that_is_lost_costs_a_question(
 async def test_what_a_dead_engine_held_is_forgotten(
     replicas: ReplicaSet, engines: list[Shows]
 ) -> None:
-    """1. Its calls run elsewhere, tokenised already. 2. Its successor begins with nothing."""
+    """1. Its calls run elsewhere. 2. Its successor begins with nothing."""
     prompt = "the quick brown fox jumps over " * 40
     await run(replicas, "p", prompt)
     assert known(replicas, 0)
@@ -168,7 +161,6 @@ async def test_what_a_dead_engine_held_is_forgotten(
     await run(replicas, "q", prompt)
     assert len(engines[1].calls) == 1
     assert known(replicas, 0) == set()
-    assert not engines[1].tokenised
     assert (await successor(replicas)).asked == 1
 
 
@@ -191,16 +183,28 @@ async def test_a_question_that_nobody_answers_is_not_waited_for(
     assert known(replicas, 0) == set()
 
 
-async def test_routers_that_do_not_read_blocks_cost_nothing(engines: list[Shows]) -> None:
+async def test_routers_that_do_not_read_blocks_cost_nothing() -> None:
     class Plain(Shows):
-        async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-            assert call.spec.prompt_token_ids is None
-            async for chunk in ScriptedExecutor.generate(self, call, stream=stream):
-                yield chunk
+        generate = ScriptedExecutor.generate
 
     one = Plain()
     replicas = ReplicaSet(lambda index: one, 1, make_router("least-used"))
     await replicas.start(lambda message: None)
     await run(replicas, "p", "hello")
     await replicas.close()
-    assert (one.tokenised, one.asked) == ([], 0)
+    assert (one.hashed, one.asked) == ([], 0)
+
+
+async def test_calls_that_are_not_in_token_ids_are_not_hashed(
+    replicas: ReplicaSet, engines: list[Shows]
+) -> None:
+    """Their prompts are weighed by their letters."""
+    for engine in engines:
+        engine.__class__ = type("Plain", (Shows,), {"generate": ScriptedExecutor.generate})
+    spec = CallSpec(messages=({"role": "user", "content": "hello" * 8},))
+    call = Call(Identity("p/0", "p", "t"), spec)
+    chunks = replicas.generate(call, stream=True)
+    await anext(chunks)
+    assert sum(replica.view.in_flight for replica in replicas.replicas) >= 10
+    await last_reply(chunks)
+    assert [engine.hashed for engine in engines] == [[], []]

@@ -73,7 +73,11 @@ CALLED = {
         "v1.core.kv_cache_utils:hash_block_tokens": (
             "hash_function parent_block_hash curr_block_token_ids extra_keys"
         ),
+        "v1.core.kv_cache_utils:generate_block_hash_extra_keys": (
+            "request start_token_idx end_token_idx start_mm_idx"
+        ),
         "v1.core.kv_cache_utils:make_block_hash_with_group_id": "block_hash group_id",
+        "multimodal.utils:argsort_mm_positions": "mm_positions",
         "v1.core.block_pool:BlockHashToBlockMap.get_one_block": "self key",
         "distributed.kv_events:EventPublisher.publish": "self events",
     },

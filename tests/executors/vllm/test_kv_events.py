@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
+
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.v1.request import Request
 
 from agentrt.executors.identity import to_extra_args
 from agentrt.executors.vllm._compat.prefixes import cached_keys
 from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.scheduler import ProgramScheduler
-from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
-from agentrt.request import Call, CallSpec, Identity
+from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, _block_hasher, make_scheduler
+from agentrt.request import Call, CallSpec, Identity, RenderedCall
 from agentrt.router.cached_blocks import CachedBlocks
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch, KVEventStream, short
 
@@ -80,6 +88,10 @@ def add(
     engine.add(call.call_id, prompt, out, to_extra_args(call.identity), salt=salt)
 
 
+def spec_of(prompt: Iterable[int], **fields: Any) -> CallSpec:
+    return CallSpec(prompt_token_ids=tuple(prompt), **fields)
+
+
 def truth(engine: HeadlessEngine) -> set[int]:
     return set(map(short, cached_keys(engine.scheduler)))
 
@@ -127,7 +139,7 @@ def test_a_block_that_is_there_twice_is_held_until_both_are_gone() -> None:
         reader.hear(step.kv_events)
         if step.kv_events:
             assert reader.held == truth(tiny)
-    hashes = BlockHasher("sha256", BLOCK_SIZE)(prompt)
+    hashes = BlockHasher("sha256", BLOCK_SIZE)(spec_of(prompt))
     assert reader.index.match(hashes) == [len(hashes)] == [100 // BLOCK_SIZE]
 
 
@@ -144,7 +156,7 @@ def test_a_cache_that_is_reset_is_told_as_a_whole() -> None:
         reader.hear(step.kv_events)
     assert reader.asked == 1
     assert reader.held == truth(tiny)
-    assert reader.held.isdisjoint(BlockHasher("sha256", BLOCK_SIZE)(list(range(64))))
+    assert reader.held.isdisjoint(BlockHasher("sha256", BLOCK_SIZE)(spec_of(range(64))))
 
 
 @pytest.mark.parametrize("salt", [None, "alice"])
@@ -156,7 +168,7 @@ def test_prompts_are_hashed_as_the_engine_hashes_them(salt: str | None) -> None:
     for number in range(6):
         context = [*context, *(rng.randrange(1000) for _ in range(25))]
         most = len(context) - 1
-        hashes = hasher(context, salt)
+        hashes = hasher(spec_of(context, cache_salt=salt))
         expected = reader.index.match(hashes, BLOCK_SIZE, most // BLOCK_SIZE * BLOCK_SIZE)
         add(tiny, number, context, salt=salt)
         for step in tiny.run():
@@ -164,6 +176,52 @@ def test_prompts_are_hashed_as_the_engine_hashes_them(salt: str | None) -> None:
             for report in step.reports.values():
                 assert report["cached_tokens"] == expected[0]
         assert number == 0 or expected[0] >= 64
+
+
+IMAGES = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.integers(1, 50)))
+
+
+@given(
+    st.integers(0, 200),
+    IMAGES,
+    st.sampled_from([None, "alice"]),
+    st.sampled_from([None, ("poet", "/a"), ("poet", "/b")]),
+)
+def test_images_adapters_and_salts_are_hashed_as_the_engine_does(
+    length: int,
+    images: list[tuple[str, int, int]],
+    salt: str | None,
+    adapter: tuple[str, str] | None,
+) -> None:
+    """A prompt with images and videos anywhere, as a front end renders it, against the hashes of
+    vLLM's own request.
+    """
+    lora = adapter and LoRARequest(adapter[0], 1, adapter[1])
+    places: dict[str, list[Any]] = {"image": [], "video": []}
+    hashes: dict[str, list[str]] = {"image": [], "video": []}
+    at, features = 0, []
+    for number, (name, gap, size) in enumerate(images):
+        kind, place = ("image", "video")[number % 2], PlaceholderRange(at + gap, size)
+        at = place.offset + size
+        places[kind].append(place)
+        hashes[kind].append(name)
+        features.append(MultiModalFeatureSpec(None, kind, name, place))
+    ids = list(range(max(length, at)))
+    theirs = Request(
+        "r",
+        ids,
+        SamplingParams(),
+        None,
+        mm_features=features,
+        lora_request=lora,
+        cache_salt=salt,
+        block_hasher=_block_hasher(BLOCK_SIZE),
+    )
+    prompt = {"type": "multimodal", "mm_placeholders": places, "mm_hashes": hashes}
+    rendered = RenderedCall(prompt, None, {"lora_request": lora} if lora else {})
+    ours = BlockHasher("sha256", BLOCK_SIZE)(spec_of(ids, cache_salt=salt, rendered=rendered))
+    assert ours == [short(value) for value in theirs.block_hashes]
+    assert len(set(ours)) == len(ids) // BLOCK_SIZE
 
 
 def test_a_log_that_nobody_reads_starts_over() -> None:
