@@ -18,6 +18,7 @@ from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
 from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.core import close_context, core_pids, start_reader, stop_reader
+from agentrt.executors.vllm._compat.frontend import render_elsewhere
 from agentrt.executors.vllm.calls import (
     BlockHasher,
     engine_input,
@@ -115,6 +116,7 @@ class VLLMEngine(CoreClient):
         if not config.model_config.skip_tokenizer_init:
             family = family_of(config, self.options.flags)
             config.structured_outputs_config.reasoning_parser = family.reasoning_parser or ""
+        render_elsewhere(config)
         self._prepare(config)
         try:
             with interrupts_blocked():

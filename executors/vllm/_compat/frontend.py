@@ -80,3 +80,14 @@ async def render_prompt(renderer: Any, model_config: Any, prompt: Any) -> Any:
     parsed = parse_model_prompt(model_config, prompt)
     (rendered,) = await renderer.render_cmpl_async([parsed], renderer.default_cmpl_tok_params)
     return rendered
+
+
+def render_elsewhere(vllm_config: Any) -> None:
+    """Tell an engine, before it starts, that its prompts are rendered in front of several.
+
+    A renderer of its one engine would leave out images that it has sent before. That one of
+    several replicas got them says nothing of the others: here they come whole, and only what
+    was made of them is remembered in front.
+    """
+    if vllm_config.model_config.supports_multimodal_inputs:
+        vllm_config.parallel_config._api_process_count = 2
