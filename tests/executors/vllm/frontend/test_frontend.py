@@ -1,0 +1,287 @@
+"""vLLM's whole front end without weights: what a program asks, and what it gets back.
+
+One scripted engine with the embedded model's tokenizer says what each test wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from agentrt import Context, Reply, Runtime, program
+from agentrt.errors import CallRejectedError, ConfigError, NotServedError, PromptTooLongError
+from agentrt.executors.frontend import calling
+from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.executors.vllm.frontend.flags import check_given, given_flags
+from agentrt.graph import NodeState, check_integrity
+from agentrt.program.stream import Delta
+from agentrt.request import Call, ToolCall
+from agentrt.runtime.run import Run, RunState
+from agentrt.testing.scripted_engine import ScriptedEngine
+from agentrt.tracking.scope import Scope
+
+FLAGS = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--max-model-len", "512")
+SHARED_LOOP = pytest.mark.asyncio(loop_scope="module")
+YES = "<think></think>Yes."
+TWO_CALLS = (
+    "<think>\nTwo cities.\n</think>\n\nLet me look.\n"
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+)
+
+
+def weather(city: str) -> str:
+    """The weather of a city."""
+    return f"fine in {city}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Runtime]:
+    model = str(embedded_model(lambda message: None))
+    async with Runtime(ScriptedEngine(lambda call: "", model, FLAGS)) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def engine(shared: Runtime) -> ScriptedEngine:
+    """The engine, with nothing on its lists."""
+    engine = shared.executor
+    assert isinstance(engine, ScriptedEngine)
+    for past in (engine.calls, engine.aborted_calls, engine.ended):
+        past.clear()
+    return engine
+
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(shared: Runtime, engine: ScriptedEngine) -> Ask:
+    """Runs a program of one call, which the engine answers with ``says``; its run and reply."""
+
+    async def run(says: str, chat: Any = "Hello?", **options: Any) -> tuple[Run, Any]:
+        engine.script = lambda call: says
+
+        @program
+        async def asks(ctx: Context) -> Any:
+            if not options.get("stream"):
+                return await ctx.llm(chat, **options)
+            stream = ctx.llm(chat, **options)
+            return [delta async for delta in stream.deltas()], stream.reply
+
+        run = shared.start(asks)
+        result = await run.wait()
+        check_integrity(run.dag)
+        return run, result
+
+    return run
+
+
+@SHARED_LOOP
+async def test_reasoning_text_and_two_calls_come_apart(ask: Ask) -> None:
+    _, reply = await ask(TWO_CALLS, tools=[weather])
+    assert reply.reasoning.strip() == "Two cities."
+    assert reply.text.strip() == "Let me look."
+    assert [call.arguments for call in reply.tool_calls] == [{"city": "Paris"}, {"city": "Rome"}]
+    assert len({call.id for call in reply.tool_calls}) == 2
+    assert reply.finish_reason == "tool_calls"
+    message = reply.message
+    assert message["reasoning"].strip() == "Two cities."
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather", "weather"]
+
+
+@SHARED_LOOP
+async def test_a_stream_gives_the_same_in_pieces(ask: Ask) -> None:
+    _, whole = await ask(TWO_CALLS, tools=[weather])
+    _, (deltas, streamed) = await ask(TWO_CALLS, tools=[weather], stream=True)
+    assert "".join(delta.reasoning for delta in deltas) == streamed.reasoning == whole.reasoning
+    assert streamed.text.strip() == whole.text.strip()
+    assert _named(streamed.tool_calls) == _named(whole.tool_calls)
+    heads = [call for delta in deltas for call in delta.tool_calls if call.get("id")]
+    assert [call["index"] for call in heads] == [0, 1]
+    assert all(isinstance(delta, Delta) for delta in deltas)
+
+
+def _named(calls: tuple[ToolCall, ...]) -> list[tuple[str, dict[str, Any]]]:
+    return [(call.name, call.arguments) for call in calls]
+
+
+@SHARED_LOOP
+async def test_each_choice_is_a_sibling_in_the_dag(ask: Ask, engine: ScriptedEngine) -> None:
+    run, reply = await ask(YES, n=3, temperature=0.7)
+    assert [choice.text for choice in reply.choices] == ["Yes."] * 3
+    assert [node.parents for node in run.dag.nodes()] == [()] * 3
+    seeds = {call.spec.seed for call in engine.calls}
+    assert len(seeds) == 3, "each choice draws a seed of its own"
+    assert None not in seeds
+
+
+@SHARED_LOOP
+async def test_a_seed_that_is_given_counts_up(ask: Ask, engine: ScriptedEngine) -> None:
+    await ask(YES, n=2, temperature=0.7, seed=5)
+    assert sorted(call.spec.seed or 0 for call in engine.calls) == [5, 6]
+
+
+@SHARED_LOOP
+async def test_what_follows_a_call_has_all_choices_for_parents(
+    shared: Runtime, engine: ScriptedEngine
+) -> None:
+    engine.script = lambda call: YES
+
+    @program
+    async def twice(ctx: Context) -> Reply:
+        await ctx.llm("first?", n=2, temperature=0.7)
+        return await ctx.llm("second?")
+
+    run = shared.start(twice)
+    await run.wait()
+    assert [node.parents for node in run.dag.nodes()] == [(), (), (0, 1)]
+
+
+@SHARED_LOOP
+async def test_sampling_reaches_the_engine(ask: Ask, engine: ScriptedEngine) -> None:
+    options = {"top_k": 7, "repetition_penalty": 1.2, "extra_body": {"min_tokens": 2}}
+    await ask(YES, temperature=0.5, max_tokens=9, seed=3, **options)
+    rendered = engine.calls[0].spec.rendered
+    assert rendered is not None
+    params = rendered.params
+    assert (params.top_k, params.min_tokens, params.max_tokens) == (7, 2, 9)
+    assert (params.repetition_penalty, params.temperature, params.seed) == (1.2, 0.5, 3)
+    assert engine.calls[0].spec.prompt_token_ids == tuple(rendered.prompt["prompt_token_ids"])
+
+
+@SHARED_LOOP
+async def test_log_probabilities_are_vllms(ask: Ask) -> None:
+    _, reply = await ask(YES, logprobs=2)
+    assert [one.token for one in reply.logprobs][-3:] == ["Yes", ".", "<|im_end|>"]
+    assert all(one.logprob == 0.0 and len(one.top) == 2 for one in reply.logprobs)
+
+
+@SHARED_LOOP
+async def test_a_call_that_is_cut_off_is_no_text(ask: Ask) -> None:
+    cut = '<tool_call>\n{"name": "weather", "arguments": {"city": "Par'
+    _, reply = await ask(cut, tools=[weather], max_tokens=12, stream=False)
+    assert reply.tool_calls == ()
+    assert reply.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("chat", "options", "error", "message"),
+    [
+        ("word " * 600, {}, PromptTooLongError, "maximum context length is 512 tokens"),
+        ("x", {"model": "other"}, NotServedError, "serves 'smollm2.*not model 'other'"),
+        ("x", {"min_p": 7.0}, CallRejectedError, "min_p must be in"),
+        ("x", {"extra_body": {"top_logprobs": "no"}}, CallRejectedError, "top_logprobs"),
+        ([{"role": "user", "content": [{"type": "cat"}]}], {}, CallRejectedError, "cat"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+@SHARED_LOOP
+async def test_what_cannot_be_is_our_error(
+    ask: Ask,
+    chat: Any,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+    stream: bool,
+) -> None:
+    with pytest.raises(error, match=message):
+        await ask(YES, chat, stream=stream, **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+@SHARED_LOOP
+async def test_an_engines_error_is_the_programs(
+    shared: Runtime, engine: ScriptedEngine, stream: bool, n: int
+) -> None:
+    """1. the engine refuses a call 2. vLLM tells it in its own words 3. the program sees ours."""
+
+    def refuse(call: Call) -> str:
+        raise CallRejectedError("no such thing")
+
+    engine.script = refuse
+
+    @program
+    async def hopeful(ctx: Context) -> None:
+        if stream:
+            async for _ in ctx.llm("x", stream=True, n=n, temperature=0.7):
+                pass
+        else:
+            await ctx.llm("x", n=n, temperature=0.7)
+
+    run = shared.start(hopeful)
+    with pytest.raises(CallRejectedError, match=r"^no such thing$"):
+        await run.wait()
+    assert {node.state for node in run.dag.nodes()} <= {NodeState.FAILED, NodeState.CANCELLED}
+    assert NodeState.FAILED in {node.state for node in run.dag.nodes()}
+
+
+@SHARED_LOOP
+async def test_who_stops_reading_aborts_the_call(shared: Runtime, engine: ScriptedEngine) -> None:
+    engine.script = lambda call: "<think></think>one two three four five"
+
+    @program
+    async def leaves(ctx: Context) -> str:
+        stream = ctx.llm("count", stream=True)
+        first = await anext(stream)
+        await stream.aclose()
+        return first
+
+    run = shared.start(leaves)
+    assert "one" in await run.wait()
+    assert engine.aborted_calls == [f"{run.id}/0"]
+    assert run.dag.node(0).state is NodeState.CANCELLED
+
+
+@SHARED_LOOP
+async def test_tokens_and_profile_are_the_models(shared: Runtime) -> None:
+    front = await shared.frontend()
+    chat = {"messages": [{"role": "user", "content": "Hello there."}]}
+    bare, told = await front.tokenize("Hello there."), await front.count_tokens(chat)
+    assert len(bare) == 3
+    assert told > len(bare)
+    profile = front.profile()
+    assert (profile.max_model_len, profile.tools, profile.reasoning) == (512, True, True)
+    assert not profile.images
+
+
+@SHARED_LOOP
+async def test_nothing_of_ours_is_in_an_answer(shared: Runtime, engine: ScriptedEngine) -> None:
+    engine.script = lambda call: YES
+    run = shared.registry.open("raw")
+    who = shared.emitter(run).caller(Scope(run))
+    front = await shared.frontend()
+    request = {"messages": [{"role": "user", "content": "x"}], "return_token_ids": True}
+    with calling(who):
+        answers = [await front.chat(request), *[p async for p in front.chat_stream(request)]]
+    shared.registry.close(run, RunState.DONE)
+    assert len(answers) > 3
+    assert not any("agentrt" in str(answer) for answer in answers)
+
+
+# -- flags -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--port", "1"], "give --port before it"),
+        (["--api-key", "k"], "give --api-key-file before it"),
+        (["--scheduler-cls", "x"], "choose with --policy"),
+        (["--uds", "x"], "has no effect here"),
+        (["--no-such-flag"], "no-such-flag"),
+    ],
+)
+def test_flags_that_are_ours_name_the_way_out(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_given(given_flags(flags))
+
+
+def test_flags_of_a_front_end_are_known() -> None:
+    given = given_flags(["--tool-call-parser", "hermes", "--chat-template", "x", "--enable-lora"])
+    check_given(given)
+    assert given == {"tool_call_parser": "hermes", "chat_template": "x", "enable_lora": True}
