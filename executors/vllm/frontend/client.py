@@ -80,6 +80,11 @@ class ProgramEngineClient(EngineClient):
                 async for output in outputs:
                     output.request_id = request_id
                     yield output
+        except CallRejectedError as error:
+            refusal = error.__cause__
+            if isinstance(refusal, VLLMError | ValueError):  # in its own words, and its own fields
+                raise refusal from None
+            raise as_vllm(error) from error
         except AgentrtError as error:
             raise as_vllm(error) from error
 

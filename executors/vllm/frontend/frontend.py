@@ -70,6 +70,8 @@ class VLLMFrontend(Frontend):
         """
         try:
             args = front_args(setup, names)
+            # Its messages name the model, and must not tell clients of folders.
+            setup.vllm_config.model_config.served_model_name = args.served_model_name[0]
             renderer, processor = await apart(make_renderer, setup.vllm_config)
             if args.tool_call_parser == HELD:
                 from agentrt.executors.vllm.frontend.held import explain_tools
@@ -226,7 +228,7 @@ class _Heard:
         except AgentrtError:
             raise
         except (ValueError, TypeError, NotImplementedError) as error:
-            raise CallRejectedError(str(error)) from error
+            raise self.error or CallRejectedError(str(error)) from error
 
 
 def _as_ours(error: Exception) -> CallRejectedError:
