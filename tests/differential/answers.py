@@ -17,6 +17,8 @@ BROKEN = b"\n\ndata: (broken off)\n\n"
 """Stands at the end of what a server began and did not end."""
 _TIMES = ("created", "created_at", "completed_at")
 _RANDOM = ("system_fingerprint",)
+_CLOCK = re.compile(r"\[\d\d:\d\d:\d\d\]")
+"""Stands in what xgrammar refuses."""
 _MADE_ID = re.compile(r"\b([a-z]+(?:[-_][a-z]+)*)[-_]([0-9a-f]{8,32}(?:-[0-9a-f]{4,12})*)\b")
 _MADE_UUID = re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{32}\b")
 
@@ -105,10 +107,9 @@ def _alike(value: Any, ids: dict[str, str], key: str = "") -> Any:
     if key in _RANDOM and isinstance(value, str):
         return "RANDOM"
     if isinstance(value, str):
-        return _MADE_UUID.sub(
-            lambda found: _counted(found[0], "", ids),
-            _MADE_ID.sub(lambda found: _counted(found[0], found[1], ids), value),
-        )
+        value = _MADE_ID.sub(lambda found: _counted(found[0], found[1], ids), value)
+        value = _MADE_UUID.sub(lambda found: _counted(found[0], "", ids), value)
+        return _CLOCK.sub("[TIME]", value)
     return value
 
 

@@ -52,6 +52,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "truncate-to-room": {"truncate_prompt_tokens": -1},
 }
 """What chat and completions have in common."""
+STREAMED_COMPLETIONS = ("greedy", "seed", "stop", "stop-kept", "stop-token", "n", "token-ids")
 PASSED: dict[str, dict[str, Any]] = {
     "salted": {"cache_salt": "a-tenant-of-ours"},
     "request-id": {"request_id": "named-by-the-client"},
@@ -91,7 +92,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "best-of": {"best_of": 2},
 }
 PROMPTS: dict[str, Any] = {
-    "list": ["One, two,", "Red, green,"],
+    "list": ["One, two, three,", "Four, five, six,"],
     "token-ids": [1, 504, 28, 827, 28],
     "lists-of-token-ids": [[504, 28, 827], [504, 28]],
     "unicode": "naïve café — 漢字 🙂",
@@ -101,11 +102,14 @@ PROMPTS: dict[str, Any] = {
 
 def sampling_cases() -> Iterator[Case]:
     yield from both(chat(name, **fields) for name, fields in (SHARED | CHAT).items())
-    yield from both(complete(name, **fields) for name, fields in (SHARED | COMPLETIONS).items())
+    yield from both(complete(name, **fields) for name, fields in COMPLETIONS.items())
+    for name, fields in SHARED.items():
+        case = complete(name, **fields)
+        yield from both([case]) if name in STREAMED_COMPLETIONS else [case]
     for base in (chat, complete):
         yield from (base(name, **fields) for name, fields in PASSED.items())
     yield from both(complete(f"prompt-{name}", prompt) for name, prompt in PROMPTS.items())
-    yield complete("prompts-n", ["One, two,", "Red, green,"], **HOT, n=2)
+    yield complete("prompts-n", ["One, two, three,", "Four, five, six,"], **HOT, n=2)
     for base in (chat, complete):
         yield base("prompt-logprobs", prompt_logprobs=1)
         yield base("prompt-logprobs-none", prompt_logprobs=0)
