@@ -13,11 +13,13 @@ from agentrt.errors import (
     EngineDiedError,
     EngineError,
     EngineStartError,
+    PromptTooLongError,
 )
 from agentrt.executors.base import Chunk, Executor, Progress
+from agentrt.executors.frontend import Answer
+from agentrt.executors.identity import to_headers
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.openai_wire import Answer, request_of
-from agentrt.request import Call
+from agentrt.request import Call, CallReport, Reply
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -27,12 +29,13 @@ _NO_KEY = "none"
 
 
 class OpenAIEndpoint(Executor):
-    """An executor that sends each call to ``base_url`` (``http://host:port/v1``).
+    """An executor that sends each chat request to ``base_url`` (``http://host:port/v1``).
 
-    ``model`` None is the first that the endpoint has; `start` sets it. Tools and schemas go
-    out in the API's own fields. Who asks is told in headers (`agentrt.executors.identity`). A
-    report knows tokens, and as service the time from the request to its end: no endpoint
-    tells more, and programs are known to it by the headers alone.
+    ``model`` None is the first that the endpoint has; `start` sets it. A request goes out as it
+    came, fields that only the endpoint knows included, with ``headers`` and ``query`` of yours.
+    Who asks is told in headers (`agentrt.executors.identity`). A report knows tokens, and as
+    service the time from the request to its end: no endpoint tells more, and programs are known
+    to it by the headers alone.
     """
 
     def __init__(
@@ -42,16 +45,23 @@ class OpenAIEndpoint(Executor):
         model: str | None = None,
         api_key: str | None = None,
         max_retries: int = 2,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, object] | None = None,
     ) -> None:
         self.base_url = base_url
         self.model = model or ""
-        self._api_key = api_key or _NO_KEY
-        self._max_retries = max_retries
+        self._client_options: dict[str, Any] = {
+            "api_key": api_key or _NO_KEY,
+            "max_retries": max_retries,
+            "default_headers": headers,
+            "default_query": query,
+            "timeout": None,  # whoever makes a call says how long it may take
+        }
         self._client: AsyncOpenAI | None = None
 
     @property
     def info(self) -> ExecutorInfo:
-        return ExecutorInfo((self.model,) if self.model else (), native_tools=True)
+        return ExecutorInfo((self.model,) if self.model else ())
 
     # -- life --------------------------------------------------------------------------
 
@@ -63,12 +73,7 @@ class OpenAIEndpoint(Executor):
                 f"an endpoint needs the package openai ({error}); install agentrt[remote]"
             ) from error
         progress(f"asking {self.base_url} for its models")
-        self._client = AsyncOpenAI(
-            base_url=self.base_url,
-            api_key=self._api_key,
-            max_retries=self._max_retries,
-            timeout=None,  # whoever makes a call says how long it may take
-        )
+        self._client = AsyncOpenAI(base_url=self.base_url, **self._client_options)
         self.model = _choose(self.base_url, self.model, await self._models())
         progress("ready")
 
@@ -97,38 +102,70 @@ class OpenAIEndpoint(Executor):
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         import openai
 
-        request = request_of(call, self.model)
-        answer = Answer(call.spec.schema is not None)
-        began = time.monotonic()
+        answer: Answer = {"choices": []}
+        usage: Mapping[str, Any] = {}
+        text, began = "", time.monotonic()
         try:
-            if stream:
-                async with contextlib.aclosing(self._pieces(request, answer)) as pieces:
-                    async for piece in pieces:
-                        yield Chunk(piece)
-            else:
-                answer.read(await self._running().chat.completions.create(**request))
+            async with contextlib.aclosing(self._answers(call, stream)) as answers:
+                async for answer in answers:
+                    usage, piece = answer.get("usage") or usage, _text(answer)
+                    text += piece
+                    if stream:
+                        yield Chunk(piece, output=answer)
         except openai.APIConnectionError as error:
             raise EngineDiedError(
                 f"{self.base_url} was lost during call {call.call_id}: {_cause(error)}"
             ) from error
         except openai.APIStatusError as error:
             raise _refused(call, error) from error
-        reply = answer.reply(time.monotonic() - began)
-        yield Chunk("" if stream else reply.text, reply)
+        reply = Reply(text, report=_report(usage, time.monotonic() - began))
+        yield Chunk("", reply, output={"choices": []}) if stream else Chunk(text, reply, (), answer)
 
-    async def _pieces(self, request: dict[str, Any], answer: Answer) -> AsyncGenerator[str, None]:
-        events = await self._running().chat.completions.create(
-            **request, stream=True, stream_options={"include_usage": True}
+    async def _answers(self, call: Call, stream: bool) -> AsyncGenerator[Answer, None]:
+        """The whole answer, or its chunks."""
+        fields = dict(call.spec.request or {})
+        if not fields:
+            raise CallRejectedError(
+                f"call {call.call_id}: an endpoint takes chat requests, not prompts"
+            )
+        if stream:
+            fields.setdefault("stream_options", {"include_usage": True})
+        # All fields as they are: the client's own parameters are those that it knows.
+        made: Any = await self._running().chat.completions.create(
+            model=self.model,
+            messages=fields.pop("messages"),
+            stream=stream,
+            extra_headers=to_headers(call.identity),
+            extra_body={**fields, "model": self.model},
         )
-        async with contextlib.aclosing(events):  # closing it ends the request
-            async for event in events:
-                if piece := answer.add(event):
-                    yield piece
+        if not stream:
+            yield {"model": self.model, **made.to_dict()}
+            return
+        async with contextlib.aclosing(made):  # closing it ends the request
+            async for event in made:
+                yield {"model": self.model, **event.to_dict()}
 
     def _running(self) -> AsyncOpenAI:
         if self._client is None:
             raise EngineDiedError(f"the connection to {self.base_url} is not open")
         return self._client
+
+
+def _text(answer: Answer) -> str:
+    """The text of the first choice of an answer, or of one of its chunks."""
+    for choice in answer.get("choices") or ():
+        if choice.get("index", 0) == 0:
+            return (choice.get("delta") or choice.get("message") or {}).get("content") or ""
+    return ""
+
+
+def _report(usage: Mapping[str, Any], seconds: float) -> CallReport:
+    return CallReport(
+        service_s=seconds,
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        output_tokens=usage.get("completion_tokens") or 0,
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+    )
 
 
 # -- errors --------------------------------------------------------------------------------
@@ -146,8 +183,12 @@ def _choose(base_url: str, model: str, served: list[str]) -> str:
 
 
 def _refused(call: Call, error: Any) -> EngineError:
-    text = f"call {call.call_id}: {_reason(error)}"
-    return CallRejectedError(text) if error.status_code < 500 else EngineError(text)
+    reason = _reason(error)
+    text = f"call {call.call_id}: {reason}"
+    if error.status_code >= 500:
+        return EngineError(text)
+    too_long = error.code == "context_length_exceeded" or "maximum context length" in reason
+    return PromptTooLongError(text) if too_long else CallRejectedError(text)
 
 
 def _reason(error: Any) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.info import ExecutorInfo, display_name
 from agentrt.executors.replies import StreamedAnswer
 from agentrt.request import Call, CallReport, CallSpec, Reply, ToolCall
 from agentrt.scheduler.table import ProgramTotals
@@ -144,7 +144,7 @@ class ScriptedExecutor(Executor):
             "id": f"chatcmpl-{call.call_id}",
             "object": "chat.completion.chunk",
             "created": 0,
-            "model": self.model,
+            "model": display_name(self.model),
             "choices": choices,
         }
 

@@ -1,38 +1,44 @@
-"""One LLM call of a client program on a runtime; outside any, it is a program of its own."""
+"""One chat request of a client program on a runtime; outside any, it is a program of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import EngineDiedError
-from agentrt.executors.base import Chunk, last_reply
-from agentrt.request import CallSpec, Reply
+from agentrt.executors.frontend import Answer, Request
+from agentrt.request import Reply
 from agentrt.runtime import Runtime
+from agentrt.runtime.emitter import RunCaller, RunEmitter
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
 PROGRAM_TYPE = "chat"
 """The type of the programs that single calls are."""
+ACCOUNT = "agentrt"
+"""The field of an answer, or of a stream's last chunk, that says whose call it was and its cost."""
 
 
-async def run_call(runtime: Runtime, spec: CallSpec, scope: Scope | None) -> Reply:
-    """Run one call of the code in ``scope``; None is outside any program."""
-    async with _chunks(runtime, spec, scope, stream=False) as chunks:
-        return await last_reply(chunks)
+async def run_call(runtime: Runtime, request: Request, scope: Scope | None) -> Answer:
+    """Answer a request of the code in ``scope``; None is outside any program."""
+    with _caller(runtime, scope) as (emitter, who):
+        answer = await emitter.chat(request, who)
+        return {**answer, ACCOUNT: _account(who.replies)}
 
 
 async def run_stream(
-    runtime: Runtime, spec: CallSpec, scope: Scope | None, put: Callable[[Chunk], None]
+    runtime: Runtime, request: Request, scope: Scope | None, put: Callable[[Answer], None]
 ) -> None:
-    """As `run_call`, telling its chunks as they come."""
-    async with _chunks(runtime, spec, scope, stream=True) as chunks:
-        async for chunk in chunks:
-            put(chunk)
+    """As `run_call`, telling the answer's chunks as they come; the last has no choices."""
+    with _caller(runtime, scope) as (emitter, who):
+        async with aclosing(emitter.chat_stream(request, who)) as pieces:
+            async for piece in pieces:
+                put(piece)
+        put({"choices": [], ACCOUNT: _account(who.replies)})
 
 
 async def alone(work: Coroutine[Any, Any, T]) -> T:
@@ -48,15 +54,26 @@ async def alone(work: Coroutine[Any, Any, T]) -> T:
         raise EngineDiedError("the call was cancelled: its runtime was closed") from None
 
 
-@asynccontextmanager
-async def _chunks(
-    runtime: Runtime, spec: CallSpec, scope: Scope | None, *, stream: bool
-) -> AsyncIterator[AsyncGenerator[Chunk, None]]:
+def _account(replies: list[Reply]) -> dict[str, Any]:
+    """Of several choices, which are calls beside each other, that of the last to end."""
+    if not replies:
+        return {}
+    last = replies[-1]
+    return {
+        "program_id": last.program_id,
+        "node": last.node,
+        "service_s": last.report.service_s,
+        "waiting_s": last.report.waiting_s,
+        "preemptions": last.report.preemptions,
+    }
+
+
+@contextmanager
+def _caller(runtime: Runtime, scope: Scope | None) -> Iterator[tuple[RunEmitter, RunCaller]]:
     with _scope_for(runtime, scope) as inside:
         assert isinstance(inside.owner, Run)
         emitter = runtime.emitter(inside.owner)
-        async with aclosing(emitter.chunks(spec, inside, stream=stream)) as chunks:
-            yield chunks
+        yield emitter, emitter.caller(inside)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
+from dataclasses import dataclass
 from typing import Any, Self
 
 from langchain_core.callbacks import (
@@ -22,27 +23,29 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from agentrt.errors import ConfigError
-from agentrt.executors.info import display_name
 from agentrt.integrations._compat.langgraph import node_heartbeat
-from agentrt.integrations.langchain.callspec import as_choice, call_spec, choice_name
 from agentrt.integrations.langchain.messages import as_chat
+from agentrt.integrations.langchain.options import (
+    OF_CALLS,
+    SENT,
+    as_choice,
+    by_own_names,
+    model_options,
+    request_of,
+    seconds,
+)
 from agentrt.integrations.langchain.portal import Portal, Terms
-from agentrt.integrations.langchain.replies import ChunkMaker, Origin, as_result
+from agentrt.integrations.langchain.replies import PROVIDER, ChunkMaker, as_result
 from agentrt.integrations.langchain.shared import endpoint_portal, engine_portal
 from agentrt.integrations.langchain.structured import Method, structured
 from agentrt.integrations.langgraph import follow, scope_of_call
-from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 
 Chat = list[BaseMessage]
 Stop = list[str] | None
 SyncManager = CallbackManagerForLLMRun | None
 AsyncManager = AsyncCallbackManagerForLLMRun | None
-_PROVIDER = "agentrt"
-_OPTIONS = (
-    *("model", "temperature", "top_p", "max_tokens", "timeout", "stop", "seed"),
-    *("frequency_penalty", "presence_penalty"),
-)
+_OPTIONS = ("model", *SENT, "max_tokens", "timeout", "stream_usage", "model_kwargs", "extra_body")
 
 
 class ChatAgentRT(BaseChatModel):
@@ -51,25 +54,39 @@ class ChatAgentRT(BaseChatModel):
     Without arguments it is this process's embedded engine, which starts at the first call
     and is shared. ``runtime`` is an open `Runtime` on the running event loop, or a `Portal`
     to one; ``base_url`` is an OpenAI-compatible endpoint instead. ``model`` must be what is
-    served. ``temperature`` 0, the default, is greedy. ``max_tokens`` None is what the
-    model's context has room for. ``timeout`` is in seconds for one call, which is aborted
-    then. ``max_retries`` is for an endpoint: an embedded engine has no network to fail.
+    served. ``temperature`` 0, the default, is greedy; None is what the model's makers
+    recommend. ``max_tokens`` None is what the model's context has room for. ``timeout`` is in
+    seconds for one call, which is aborted then. ``max_retries`` is for an endpoint: an embedded
+    engine has no network to fail.
 
     Every call may override these by keyword, and take ``tools``, ``tool_choice``,
-    ``response_format`` and ``schema``. Decoding obeys the schemas of tools and outputs.
+    ``response_format`` and ``schema``. The options of ``ChatOpenAI`` are taken under its names,
+    and any other field of a chat request in ``extra_body``: docs/langchain.md has them all.
     """
 
     model: str | None = None
-    temperature: float = Field(default=0.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    temperature: float | None = Field(default=0.0, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None
     max_tokens: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=None, ge=1)
     timeout: float | None = Field(default=None, gt=0)
     stop: list[str] | str | None = Field(default=None, alias="stop_sequences")
     seed: int | None = None
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    max_retries: int = Field(default=2, ge=0)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[int, float] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0)
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    extra_body: dict[str, Any] | None = None
+    stream_usage: bool | None = None
     streaming: bool = False
+    max_retries: int | None = Field(default=None, ge=0)
+    default_headers: dict[str, str] | None = None
+    default_query: dict[str, Any] | None = None
     api_key: SecretStr | None = Field(
         default_factory=secret_from_env("AGENTRT_API_KEY", default=None)
     )
@@ -83,16 +100,10 @@ class ChatAgentRT(BaseChatModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, values: Any) -> Any:
-        names = {*cls.model_fields, "stop_sequences"}
-        for name in values if isinstance(values, Mapping) else ():
-            if name not in names:
-                raise ConfigError(
-                    f"ChatAgentRT has no option {name!r}; it has {', '.join(_OPTIONS)}, "
-                    "max_retries, streaming, api_key, base_url, runtime, and those of "
-                    "every LangChain chat model"
-                )
-        return values
+    def _by_own_names(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return model_options(values, cls.model_fields)
 
     @model_validator(mode="after")
     def _borrow_runtime(self) -> Self:
@@ -126,6 +137,11 @@ class ChatAgentRT(BaseChatModel):
     # -- what LangChain asks about it --------------------------------------------------
 
     @property
+    def model_name(self) -> str | None:
+        """The same as ``model``, as `ChatOpenAI` has it."""
+        return self.model
+
+    @property
     def _llm_type(self) -> str:
         return "chat-agentrt"
 
@@ -135,11 +151,12 @@ class ChatAgentRT(BaseChatModel):
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
-            ls_provider=_PROVIDER,
+            ls_provider=PROVIDER,
             ls_model_name=kwargs.get("model") or self.model or "default",
             ls_model_type="chat",
-            ls_temperature=kwargs.get("temperature", self.temperature),
         )
+        if (temperature := kwargs.get("temperature", self.temperature)) is not None:
+            params["ls_temperature"] = temperature
         if (max_tokens := kwargs.get("max_tokens", self.max_tokens)) is not None:
             params["ls_max_tokens"] = max_tokens
         if stops := stop or self.stop:
@@ -151,59 +168,68 @@ class ChatAgentRT(BaseChatModel):
     def _generate(
         self, messages: Chat, stop: Stop = None, run_manager: SyncManager = None, **kwargs: Any
     ) -> ChatResult:
-        portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
-        return as_result(portal.call(spec, terms), _origin(portal, spec, terms))
+        asked = self._ask(messages, stop, kwargs, run_manager)
+        return as_result(asked.portal.call(asked.request, asked.terms))
 
     async def _agenerate(
         self, messages: Chat, stop: Stop = None, run_manager: AsyncManager = None, **kwargs: Any
     ) -> ChatResult:
-        portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
-        return as_result(await portal.acall(spec, terms), _origin(portal, spec, terms))
+        asked = self._ask(messages, stop, kwargs, run_manager)
+        return as_result(await asked.portal.acall(asked.request, asked.terms))
 
     def _stream(
         self, messages: Chat, stop: Stop = None, run_manager: SyncManager = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
-        maker: ChunkMaker | None = None
-        with closing(portal.stream(spec, terms)) as chunks:
-            for chunk in chunks:
-                maker = maker or ChunkMaker(_origin(portal, spec, terms))
-                yield from maker.chunks(chunk)
+        asked = self._ask(messages, stop, kwargs, run_manager, stream=True)
+        with closing(asked.portal.stream(asked.request, asked.terms)) as pieces:
+            for piece in pieces:
+                yield from asked.maker.chunks(piece)
 
     async def _astream(
         self, messages: Chat, stop: Stop = None, run_manager: AsyncManager = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        portal, spec, terms = self._prepare(messages, stop, kwargs, run_manager)
-        maker: ChunkMaker | None = None
-        async with aclosing(portal.astream(spec, terms)) as chunks:
-            async for chunk in chunks:
-                maker = maker or ChunkMaker(_origin(portal, spec, terms))
-                for made in maker.chunks(chunk):
+        asked = self._ask(messages, stop, kwargs, run_manager, stream=True)
+        async with aclosing(asked.portal.astream(asked.request, asked.terms)) as pieces:
+            async for piece in pieces:
+                for made in asked.maker.chunks(piece):
                     yield made
 
-    def _prepare(
+    def _ask(
         self,
         messages: Chat,
         stop: Stop,
-        kwargs: dict[str, Any],
+        kwargs: Mapping[str, Any],
         manager: SyncManager | AsyncManager,
-    ) -> tuple[Portal, CallSpec, Terms]:
-        own = {name: getattr(self, name) for name in _OPTIONS}
+        *,
+        stream: bool = False,
+    ) -> _Asked:
+        options = {name: getattr(self, name) for name in _OPTIONS}
         if stop is not None:
-            own["stop"] = stop
-        options = own | kwargs
-        spec = call_spec(as_chat(messages), options)
-        scope = scope_of_call(manager)
-        terms = Terms(options["model"], options["timeout"], node_heartbeat(), scope)
-        return self._portal(options["model"]), spec, terms
+            options["stop"] = stop
+        options |= by_own_names(kwargs, OF_CALLS)
+        request = request_of(as_chat(messages), options)
+        if stream and (request.get("n") or 1) > 1:
+            raise ConfigError("a stream has one answer: leave n at 1, or take generate()")
+        terms = Terms(seconds(options["timeout"]), node_heartbeat(), scope_of_call(manager))
+        maker = ChunkMaker(
+            with_usage=options["stream_usage"] is not False,
+            first_index=100 if self.output_version == "v1" else 0,
+        )
+        return _Asked(self._portal(options["model"]), request, terms, maker)
 
     def _portal(self, model: str | None) -> Portal:
         if self._borrowed is not None:
             return self._borrowed
         if self.base_url is None:
             return engine_portal(self.model)
-        key = None if self.api_key is None else self.api_key.get_secret_value()
-        return endpoint_portal(self.base_url, key, model, self.max_retries)
+        return endpoint_portal(
+            self.base_url,
+            model=model,
+            api_key=None if self.api_key is None else self.api_key.get_secret_value(),
+            max_retries=2 if self.max_retries is None else self.max_retries,
+            headers=self.default_headers,
+            query=self.default_query,
+        )
 
     # -- tools and schemas -------------------------------------------------------------
 
@@ -215,15 +241,15 @@ class ChatAgentRT(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Tell the model of tools. Its calls obey their schemas, ``strict`` or not.
+        """Tell the model of tools; ``kwargs`` are other options of the calls.
 
         ``tool_choice`` is ``auto`` (the default: call one or answer), ``any`` or
         ``required``, ``none``, a tool's name, or True for ``any``.
         """
         shaped = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
         names = [tool["function"]["name"] for tool in shaped if "function" in tool]
-        if tool_choice is not None:
-            kwargs["tool_choice"] = as_choice(choice_name(tool_choice, names))
+        if (choice := as_choice(tool_choice, names)) is not None:
+            kwargs["tool_choice"] = choice
         return self.bind(tools=shaped, **kwargs)
 
     def with_structured_output(
@@ -239,19 +265,16 @@ class ChatAgentRT(BaseChatModel):
 
         ``function_calling`` describes it to the model, as a tool; with ``json_schema`` and
         ``json_mode`` the prompt has to describe it. ``json_mode`` needs no schema.
-        Raises `ConfigError` for what cannot be.
+        ``kwargs`` are other options of the calls. Raises `ConfigError` for what cannot be.
         """
-        if kwargs:
-            raise ConfigError(
-                f"with_structured_output has no option {', '.join(map(repr, kwargs))}; "
-                "it has schema, method, include_raw and strict"
-            )
-        return structured(self, schema, method, include_raw=include_raw, strict=strict)
+        return structured(self, schema, method, include_raw=include_raw, strict=strict, **kwargs)
 
 
-def _origin(portal: Portal, spec: CallSpec, terms: Terms) -> Origin:
-    """To be asked for once the engine is there: it knows its model and its tools."""
-    info = portal.info
-    in_form = bool(spec.tools) and spec.tool_choice != "none" and not info.native_tools
-    served = None if terms.model is None else info.served_as(terms.model)
-    return Origin(display_name(served or info.model), spec, portal.next_number(), in_form)
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call that is about to be made: by way of what, and what is asked on what terms."""
+
+    portal: Portal
+    request: dict[str, Any]
+    terms: Terms
+    maker: ChunkMaker

@@ -1,159 +1,118 @@
-"""LangChain messages as ours: mappings in the shape of OpenAI's API, with text only."""
+"""LangChain messages as a chat in OpenAI's form: LangChain's own conversion, and what it lacks."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
-    ChatMessage,
-    FunctionMessage,
-    HumanMessage,
-    SystemMessage,
+    InvalidToolCall,
     ToolMessage,
+    convert_to_openai_messages,
 )
 
 from agentrt.errors import ConfigError
-from agentrt.request import Message
 
-_TEXT = frozenset({"text", "input_text", "output_text", "text-plain"})
-_REFUSAL = "refusal"
-# Said elsewhere (a message has its tool calls as a field), or a model's own thoughts, which
-# are not told to it again.
-_SILENT = frozenset(
+Block = str | dict[str, Any]
+Said = dict[str, Any]
+# A message has its tool calls in a field, and what the model thought goes back in another.
+_IN_FIELDS = frozenset(
     {
-        "tool_use",
-        "tool_call",
-        "tool_call_chunk",
-        "invalid_tool_call",
-        "function_call",
-        "thinking",
-        "redacted_thinking",
-        "reasoning",
-        "reasoning_content",
+        *("tool_call", "tool_call_chunk", "invalid_tool_call", "function_call"),
+        *("thinking", "redacted_thinking", "reasoning", "reasoning_content"),
     }
 )
-_ROLES = {"human": "user", "ai": "assistant"}
+_TEXTS = frozenset({"text", "text-plain", "input_text", "output_text", "refusal"})
 
 
-def as_chat(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
-    """The chat for a `CallSpec`. Raises `ConfigError` for what no text model can take."""
+def as_chat(messages: Sequence[BaseMessage]) -> list[Said]:
+    """The messages of a chat request. Raises `ConfigError` for what has no form there."""
     if not messages:
         raise ConfigError("a chat model needs at least one message")
-    return tuple(ours for message in messages for ours in _as_ours(message))
+    return [_said(part) for message in messages for part in _parts(message)]
 
 
-def _as_ours(message: BaseMessage) -> Iterable[dict[str, Any]]:
-    # ChatMessage and FunctionMessage are no subclasses of the others, but chunks are.
-    if isinstance(message, HumanMessage):
-        return _from_human(message)
-    if isinstance(message, AIMessage):
-        return [_from_ai(message)]
-    if isinstance(message, ToolMessage):
-        return [_from_tool(message)]
-    if isinstance(message, SystemMessage):
-        return [_plain("system", message)]
-    if isinstance(message, FunctionMessage):
-        return [{**_plain("tool", message), "tool_call_id": _function_id(message.name)}]
-    if isinstance(message, ChatMessage):
-        return [_plain(_ROLES.get(message.role, message.role), message)]
-    raise ConfigError(
-        f"a {type(message).__name__} is no part of a chat: send system, human, ai and tool messages"
-    )
-
-
-def _plain(role: str, message: BaseMessage) -> dict[str, Any]:
-    ours: dict[str, Any] = {"role": role, "content": _text(message.content)}
-    if message.name:
-        ours["name"] = message.name
-    return ours
-
-
-def _from_human(message: HumanMessage) -> Iterator[dict[str, Any]]:
-    """A human message; Anthropic puts the results of tools into one."""
-    blocks = message.content if isinstance(message.content, list) else []
+def _parts(message: BaseMessage) -> Iterator[BaseMessage]:
+    """A message, after the results of tools that Anthropic puts among its blocks."""
+    blocks = _blocks(message)
     results = [block for block in blocks if _type(block) == "tool_result"]
     for block in results:
         assert isinstance(block, dict)
-        text = _failed(_text(block.get("content") or ""), bool(block.get("is_error")))
-        yield {"role": "tool", "content": text, "tool_call_id": block.get("tool_use_id")}
-    if not results:
-        yield _plain("user", message)
-    elif rest := [block for block in blocks if block not in results]:
-        yield _plain("user", message.model_copy(update={"content": rest}))
+        yield ToolMessage(
+            block.get("content") or "",
+            tool_call_id=block.get("tool_use_id"),
+            status="error" if block.get("is_error") else "success",
+        )
+    rest = [block for block in blocks if block not in results]
+    if rest or not results:
+        yield message.model_copy(update={"content": rest}) if results else message
 
 
-def _from_tool(message: ToolMessage) -> dict[str, Any]:
-    text = _failed(_text(message.content), message.status == "error")
-    ours = {"role": "tool", "content": text, "tool_call_id": message.tool_call_id}
-    return {**ours, "name": message.name} if message.name else ours
+def _said(message: BaseMessage) -> Said:
+    blocks = _blocks(message)
+    if blocks:
+        told = [_known(block) for block in blocks if _type(block) not in _IN_FIELDS]
+        message = message.model_copy(update={"content": told})
+    try:
+        said: Any = convert_to_openai_messages(message)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"a {type(message).__name__} cannot be sent: {error}") from error
+    if isinstance(message, AIMessage):
+        said |= _thought(message, blocks)
+        if message.invalid_tool_calls:
+            bad = [_invalid(call) for call in message.invalid_tool_calls]
+            said["tool_calls"] = [*said.get("tool_calls", ()), *bad]
+    elif isinstance(message, ToolMessage) and message.status == "error":
+        said["content"] = _failed(said["content"])
+    return dict(said)
 
 
-def _failed(text: str, failed: bool) -> str:
-    """A tool's text that shows its failure; only a field said so before."""
-    return f"Error: {text}" if failed and not text.lower().startswith("error") else text
+def _thought(message: AIMessage, blocks: Sequence[Block]) -> Said:
+    """What the model thought: many go on from it, as long as they call tools."""
+    thought = message.additional_kwargs.get("reasoning_content") or "".join(
+        block.get("reasoning") or block.get("thinking") or ""
+        for block in blocks
+        if isinstance(block, dict)
+    )
+    return {"reasoning": thought} if thought else {}
 
 
-def _from_ai(message: AIMessage) -> dict[str, Any]:
-    ours = _plain("assistant", message)
-    calls = [
-        _call(call["id"], call["name"], json.dumps(call["args"], ensure_ascii=False))
-        for call in message.tool_calls or _used(message.content)
-    ]
-    calls += [
-        _call(bad.get("id"), bad.get("name") or "unknown", bad.get("args") or "")
-        for bad in message.invalid_tool_calls
-    ]
-    old = message.additional_kwargs.get("function_call")
-    if old and not calls:
-        calls.append(_call(_function_id(old["name"]), old["name"], old["arguments"]))
-    return {**ours, "tool_calls": calls} if calls else ours
+def _invalid(call: InvalidToolCall) -> Said:
+    function = {"name": call["name"] or "unknown", "arguments": call["args"] or ""}
+    return {"type": "function", "id": call["id"], "function": function}
 
 
-def _used(content: str | list[str | dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Anthropic's blocks of tool use, in a message that says its calls in no other way."""
-    for block in content if isinstance(content, list) else []:
-        if isinstance(block, dict) and _type(block) == "tool_use":
-            yield {"id": block.get("id"), "name": block["name"], "args": block.get("input") or {}}
+def _failed(content: str | list[Block]) -> str | list[Block]:
+    """A tool's result that shows its failure; only a field said so before."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": "Error:"}, *content]
+    return content if content.lower().startswith("error") else f"Error: {content}"
 
 
-def _call(call_id: str | None, name: str, arguments: str) -> dict[str, Any]:
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
-
-
-def _function_id(name: str | None) -> str:
-    """OpenAI's old function calls have no id, and one function answers at a time."""
-    return f"function_{name}"
-
-
-def _text(content: str | list[str | dict[str, Any]]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(piece for block in content if (piece := _block_text(block)))
-
-
-def _block_text(block: str | dict[str, Any]) -> str:
+def _known(block: Block) -> Block:
+    """A block in a form that LangChain's conversion or vLLM knows."""
     kind = _type(block)
     if isinstance(block, str):
         return block
-    if kind in _TEXT or (kind is None and "text" in block):
-        return str(block.get("text", ""))
-    if kind == _REFUSAL:
-        return str(block.get(_REFUSAL, ""))
-    if kind in _SILENT:
-        return ""
-    raise ConfigError(
-        f"a content block of type {kind!r} cannot be sent: the model reads text only; leave it "
-        "out, or describe it in a block of type 'text'"
-    )
+    if kind in _TEXTS or (kind is None and "text" in block):
+        return {"type": "text", "text": block.get("text") or block.get("refusal") or ""}
+    if kind in ("audio", "video") and (url := _url(block, kind)):
+        return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
+    return block
 
 
-def _type(block: str | dict[str, Any]) -> str | None:
+def _url(block: dict[str, Any], kind: str) -> str | None:
+    if kind == "video" and "base64" in block:
+        return f"data:{block.get('mime_type') or 'video/mp4'};base64,{block['base64']}"
+    url: str | None = block.get("url")
+    return url
+
+
+def _blocks(message: BaseMessage) -> Sequence[Block]:
+    return message.content if isinstance(message.content, list) else ()
+
+
+def _type(block: Block) -> str | None:
     return "text" if isinstance(block, str) else block.get("type")

@@ -8,22 +8,20 @@ still runs.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import queue
 import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agentrt import tracking
 from agentrt.errors import CallTimeoutError, ConfigError
-from agentrt.executors.base import Chunk
+from agentrt.executors.frontend import Answer, Frontend, Request
 from agentrt.executors.info import ExecutorInfo
 from agentrt.integrations.langchain.calls import alone, run_call, run_stream
 from agentrt.integrations.langchain.heartbeat import Beat, Pulse
 from agentrt.integrations.langchain.job import Job
-from agentrt.request import CallSpec, Reply
 from agentrt.runtime import Runtime
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
@@ -33,12 +31,11 @@ from agentrt.tracking.scope import Scope
 class Terms:
     """On what terms a call is made, beside what it asks.
 
-    ``model`` must be one that is served; None takes the first. ``timeout`` is in seconds, from
-    the moment that the engine is there. ``heartbeat`` is given while the call is under way.
-    ``scope`` is where in a program the code is that calls; None is outside any.
+    ``timeout`` is in seconds, from the moment that the engine is there. ``heartbeat`` is given
+    while the call is under way. ``scope`` is where in a program the code is that calls; None is
+    outside any.
     """
 
-    model: str | None = None
     timeout: float | None = None
     heartbeat: Beat | None = None
     scope: Scope | None = None
@@ -52,7 +49,7 @@ class Portal:
 
     ``Portal(make)`` owns its runtime: ``make`` is called, and the engine started, at the first
     call, on a thread with an event loop of its own, until `close`. `Portal.borrow` lends one
-    that is open already.
+    that is open already. ``front`` is the runtime's front end, once a call has opened it.
     """
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
@@ -63,7 +60,7 @@ class Portal:
         self._opening: asyncio.Task[Runtime] | None = None
         self._lock = threading.Lock()
         self._pulse = Pulse()
-        self._numbers = itertools.count(1)
+        self.front: Frontend | None = None
         self.closed = False
 
     @classmethod
@@ -85,45 +82,45 @@ class Portal:
 
     # -- calls -------------------------------------------------------------------------
 
-    def call(self, spec: CallSpec, terms: Terms = _ANY) -> Reply:
-        """Make a call and block until its reply is there."""
+    def call(self, request: Request, terms: Terms = _ANY) -> Answer:
+        """Make a chat request and block until its answer is there."""
         loop = self._loop_for_threads()
-        return Job(loop, lambda: self._call(spec, terms)).wait()
+        return Job(loop, lambda: self._call(request, terms)).wait()
 
-    async def acall(self, spec: CallSpec, terms: Terms = _ANY) -> Reply:
-        """Make a call. Cancelling it aborts it in the engine."""
+    async def acall(self, request: Request, terms: Terms = _ANY) -> Answer:
+        """Make a chat request. Cancelling it aborts its calls in the engine."""
         loop = self._home()
         if loop is asyncio.get_running_loop():
-            return await alone(self._call(spec, terms))
-        return await Job(loop, lambda: self._call(spec, terms)).wait_async()
+            return await alone(self._call(request, terms))
+        return await Job(loop, lambda: self._call(request, terms)).wait_async()
 
-    def stream(self, spec: CallSpec, terms: Terms = _ANY) -> Generator[Chunk, None, None]:
-        """The reply as it grows. Closing the iterator aborts the call."""
+    def stream(self, request: Request, terms: Terms = _ANY) -> Generator[Answer, None, None]:
+        """The answer in pieces. Closing the iterator aborts its calls."""
         loop = self._loop_for_threads()
-        box: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
-        job = Job(loop, lambda: self._stream(spec, terms, box.put))
+        box: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        job = Job(loop, lambda: self._stream(request, terms, box.put))
         try:
             job.start()
-            while (chunk := box.get()) is not None:
-                yield chunk
+            while (piece := box.get()) is not None:
+                yield piece
             job.wait()
         finally:
             job.stop()
 
-    async def astream(self, spec: CallSpec, terms: Terms = _ANY) -> AsyncGenerator[Chunk, None]:
-        """The reply as it grows. Closing the iterator aborts the call."""
-        box: asyncio.Queue[Chunk | None] = asyncio.Queue()
+    async def astream(self, request: Request, terms: Terms = _ANY) -> AsyncGenerator[Answer, None]:
+        """The answer in pieces. Closing the iterator aborts its calls."""
+        box: asyncio.Queue[Answer | None] = asyncio.Queue()
         here = asyncio.get_running_loop()
 
-        def put(chunk: Chunk | None) -> None:
+        def put(piece: Answer | None) -> None:
             with suppress(RuntimeError):  # the loop that asked is closed: nobody reads
-                here.call_soon_threadsafe(box.put_nowait, chunk)
+                here.call_soon_threadsafe(box.put_nowait, piece)
 
-        job = Job(self._home(), lambda: self._stream(spec, terms, put))
+        job = Job(self._home(), lambda: self._stream(request, terms, put))
         try:
             job.start()
-            while (chunk := await box.get()) is not None:
-                yield chunk
+            while (piece := await box.get()) is not None:
+                yield piece
             await job.wait_async()
         finally:
             await job.stop_async()
@@ -134,10 +131,6 @@ class Portal:
     def info(self) -> ExecutorInfo:
         """What the executor says of itself; nothing before the first call."""
         return ExecutorInfo() if self._runtime is None else self._runtime.executor.info
-
-    def next_number(self) -> int:
-        """1, 2, 3, …: tells calls apart that ask the same."""
-        return next(self._numbers)
 
     def close(self) -> None:
         """Cancel the calls, stop the engine that it owns, and end its thread. Idempotent."""
@@ -154,16 +147,16 @@ class Portal:
 
     # -- on the runtime's loop ---------------------------------------------------------
 
-    async def _call(self, spec: CallSpec, terms: Terms) -> Reply:
+    async def _call(self, request: Request, terms: Terms) -> Answer:
         async with self._under(terms) as runtime:
-            return await run_call(runtime, replace(spec, model=terms.model), terms.scope)
+            return await run_call(runtime, request, terms.scope)
 
     async def _stream(
-        self, spec: CallSpec, terms: Terms, put: Callable[[Chunk | None], None]
+        self, request: Request, terms: Terms, put: Callable[[Answer | None], None]
     ) -> None:
         try:
             async with self._under(terms) as runtime:
-                await run_stream(runtime, replace(spec, model=terms.model), terms.scope, put)
+                await run_stream(runtime, request, terms.scope, put)
         finally:
             put(None)
 
@@ -171,7 +164,7 @@ class Portal:
     async def _under(self, terms: Terms) -> AsyncIterator[Runtime]:
         with self._pulse.beating(terms.heartbeat):
             runtime = await self._opened()
-            runtime.executor.info.check_served(terms.model)
+            self.front = await runtime.frontend()
             try:
                 async with asyncio.timeout(terms.timeout):
                     yield runtime

@@ -1,145 +1,170 @@
-"""Replies as LangChain messages: whole, and as the chunks of a stream."""
+"""Answers in OpenAI's form as LangChain messages: whole, and as the chunks of a stream."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, InvalidToolCall, ToolCall
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.utils.json import parse_partial_json
 
-from agentrt.executors.base import Chunk
-from agentrt.executors.partial import CallPart, OutputReader, read_cut_off
-from agentrt.request import CallReport, CallSpec, Reply
+from agentrt.executors.frontend import Answer
+from agentrt.executors.replies import reply_of
+from agentrt.integrations.langchain.calls import ACCOUNT
+from agentrt.request import Reply
 
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a reply comes from: the model's name, the call's spec, and its number at its portal.
-
-    ``in_form`` says that text and tool calls are one JSON output, as `toolcalls` has it.
-    """
-
-    model: str
-    spec: CallSpec
-    number: int
-    in_form: bool
-
-    def call_id(self, index: int) -> str:
-        """An id for the reply's tool call of that index.
-
-        A call that is repeated with the same number gives the same id. Two calls of one chat
-        never do, nor do those of another process that goes on with it.
-        """
-        asked = json.dumps(self.spec.messages, default=str)
-        digest = hashlib.sha256(f"{self.number}/{index}/{asked}".encode())
-        return f"call_{digest.hexdigest()[:24]}"
+PROVIDER = "agentrt"
+_THOUGHT = "reasoning_content"
+"""Where LangChain looks for the reasoning of ``AIMessage.content_blocks``."""
 
 
-def as_result(reply: Reply, origin: Origin) -> ChatResult:
-    """The result of a call that was not streamed."""
-    text, invalid = reply.text, []
-    if origin.in_form and not reply.tool_calls and reply.parsed is None:
-        text, call = read_cut_off(reply.text)
-        invalid = [_invalid(call, origin)] if call is not None else []
-    calls = [
-        ToolCall(name=call.name, args=call.arguments, id=origin.call_id(index), type="tool_call")
-        for index, call in enumerate(reply.tool_calls)
-    ]
+def as_result(answer: Answer) -> ChatResult:
+    """The result of a call that was not streamed: a generation for each choice."""
+    whole = reply_of(answer)
+    pairs = zip(whole.choices or (whole,), answer["choices"], strict=True)
+    generations = [_generation(reply, choice, answer) for reply, choice in pairs]
+    output = {"token_usage": answer.get("usage") or {}, "model_name": answer.get("model")}
+    return ChatResult(generations=generations, llm_output=output)
+
+
+def _generation(reply: Reply, choice: Mapping[str, Any], answer: Answer) -> ChatGeneration:
     message = AIMessage(
-        content="" if calls and origin.in_form else text,
-        tool_calls=calls,
-        invalid_tool_calls=invalid,
-        usage_metadata=_usage(reply.report),
-        response_metadata=_metadata(reply, origin),
+        content=reply.text,
+        additional_kwargs={_THOUGHT: reply.reasoning} if reply.reasoning else {},
+        tool_calls=[
+            ToolCall(name=call.name, args=call.arguments, id=call.id, type="tool_call")
+            for call in reply.tool_calls
+        ],
+        invalid_tool_calls=[
+            InvalidToolCall(
+                name=call.name,
+                args=call.arguments,
+                id=call.id,
+                error="its arguments are no JSON object: they were cut off, or are malformed",
+                type="invalid_tool_call",
+            )
+            for call in reply.invalid_tool_calls
+        ],
+        usage_metadata=_usage(answer.get("usage")),
+        response_metadata=_metadata(answer),
     )
-    return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def _invalid(call: CallPart, origin: Origin) -> InvalidToolCall:
-    return InvalidToolCall(
-        name=call.name,
-        args=call.arguments,
-        id=origin.call_id(0),
-        error="cut off before its end",
-        type="invalid_tool_call",
-    )
+    return ChatGeneration(message=message, generation_info=_ending(choice))
 
 
 @dataclass(slots=True)
 class ChunkMaker:
-    """Makes a stream's message chunks of a call's chunks."""
+    """Makes a stream's message chunks of an answer's. ``with_usage`` has the last one tell it.
 
-    origin: Origin
-    reader: OutputReader = field(default_factory=OutputReader)
+    ``first_index`` is that of the first tool call. Where LangChain makes content of all that
+    comes (``output_version`` "v1"), its other blocks count from 0 in the same list.
+    """
 
-    def chunks(self, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
-        """What a chunk says. The last one has the usage, and says that it is the last."""
-        if self.origin.in_form:
-            parts = list(self.reader.feed(chunk.text))
-            parts += self.reader.finish() if chunk.reply else ()
-            yield from (self._part(part) for part in parts)
-        elif chunk.text:
-            yield self._part(chunk.text)
-        if chunk.reply is not None:
-            yield self._last(chunk.reply)
+    with_usage: bool = True
+    first_index: int = 0
+    _model: dict[str, Any] = field(default_factory=dict)
+    _usage: Any = None
+    _ending: dict[str, Any] = field(default_factory=dict)
+    _arguments: dict[int, str] = field(default_factory=dict)
 
-    def _part(self, part: str | CallPart) -> ChatGenerationChunk:
-        if isinstance(part, str):
-            return ChatGenerationChunk(message=AIMessageChunk(content=part))
-        # Only the first piece of a call has its name, and with it its id.
-        call_id = self.origin.call_id(0) if part.name is not None else None
-        call = tool_call_chunk(name=part.name, args=part.arguments, id=call_id, index=0)
-        return ChatGenerationChunk(message=AIMessageChunk(content="", tool_call_chunks=[call]))
+    def chunks(self, piece: Answer) -> Iterator[ChatGenerationChunk]:
+        """What a piece says. The last one has what is known at the end, and says that it is it."""
+        self._model = piece if piece.get("model") else self._model
+        self._usage = piece.get("usage") or self._usage
+        for choice in piece.get("choices") or ():
+            self._ending |= _ending(choice, logprobs=False)
+            yield from self._delta(choice)
+        if ACCOUNT in piece:
+            yield self._last(piece)
 
-    def _last(self, reply: Reply) -> ChatGenerationChunk:
+    def _delta(self, choice: Mapping[str, Any]) -> Iterator[ChatGenerationChunk]:
+        delta = choice.get("delta") or {}
+        thought = delta.get("reasoning") or delta.get(_THOUGHT)
+        calls = [self._call(call) for call in delta.get("tool_calls") or ()]
+        logprobs = {"logprobs": choice["logprobs"]} if choice.get("logprobs") else {}
+        if not (delta.get("content") or thought or calls or logprobs):
+            return
+        message = AIMessageChunk(
+            content=delta.get("content") or "",
+            additional_kwargs={_THOUGHT: thought} if thought else {},
+            tool_call_chunks=calls,
+        )
+        yield ChatGenerationChunk(message=message, generation_info=logprobs or None)
+
+    def _call(self, call: Mapping[str, Any]) -> ToolCallChunk:
+        index = self.first_index + (call.get("index") or 0)
+        function = call.get("function") or {}
+        text = function.get("arguments") or ""
+        self._arguments[index] = self._arguments.get(index, "") + text
+        return tool_call_chunk(name=function.get("name"), args=text, id=call.get("id"), index=index)
+
+    def _last(self, piece: Answer) -> ChatGenerationChunk:
+        broken = [
+            tool_call_chunk(args=_impossible_end(text), index=index)
+            for index, text in self._arguments.items()
+            if not _is_whole(text)
+        ]
         message = AIMessageChunk(
             content="",
-            tool_call_chunks=[] if self.origin.in_form else self._whole_calls(reply),
-            usage_metadata=_usage(reply.report),
-            response_metadata=_metadata(reply, self.origin),
+            tool_call_chunks=broken,
+            usage_metadata=_usage(self._usage) if self.with_usage else None,
+            response_metadata=_metadata({**self._model, **piece}),
             chunk_position="last",
         )
-        return ChatGenerationChunk(message=message)
-
-    def _whole_calls(self, reply: Reply) -> list[ToolCallChunk]:
-        return [
-            tool_call_chunk(
-                name=call.name,
-                args=json.dumps(call.arguments, ensure_ascii=False),
-                id=self.origin.call_id(index),
-                index=index,
-            )
-            for index, call in enumerate(reply.tool_calls)
-        ]
+        return ChatGenerationChunk(message=message, generation_info=self._ending or None)
 
 
-def _usage(report: CallReport) -> UsageMetadata:
-    # A call that is computed again after a preemption finds its own prompt cached.
-    cached = min(report.cached_tokens, report.prompt_tokens)
-    return UsageMetadata(
-        input_tokens=report.prompt_tokens,
-        output_tokens=report.output_tokens,
-        total_tokens=report.prompt_tokens + report.output_tokens,
-        input_token_details=InputTokenDetails(cache_read=cached),
+def _is_whole(arguments: str) -> bool:
+    return isinstance(_value(arguments, strict=True), dict)
+
+
+def _impossible_end(arguments: str) -> str:
+    """What makes the pieces of a call that was cut off an invalid call.
+
+    LangChain would complete such a call's arguments by a guess, and an agent would run it: only
+    a bracket that closes nothing keeps it from that.
+    """
+    ends = (quote + bracket for quote in ("", '"', '""') for bracket in "]}")
+    return next(end for end in ends if not isinstance(_value(arguments + end), dict))
+
+
+def _value(text: str, *, strict: bool = False) -> Any:
+    try:
+        return json.loads(text) if strict else parse_partial_json(text)
+    except ValueError:
+        return None
+
+
+def _usage(usage: Mapping[str, Any] | None) -> UsageMetadata | None:
+    if not usage:
+        return None
+    prompt, output = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    told = UsageMetadata(
+        input_tokens=prompt,
+        output_tokens=output,
+        total_tokens=prompt + output,
+        # A call that is computed again after a preemption finds its own prompt cached.
+        input_token_details=InputTokenDetails(cache_read=min(cached, prompt)),
     )
+    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    if thought is not None:
+        told["output_token_details"] = OutputTokenDetails(reasoning=thought)
+    return told
 
 
-def _metadata(reply: Reply, origin: Origin) -> dict[str, Any]:
-    report = reply.report
+def _metadata(answer: Answer) -> dict[str, Any]:
     return {
-        "model_name": origin.model,
-        "finish_reason": "tool_calls" if reply.tool_calls else reply.finish_reason,
-        "agentrt": {
-            "program_id": reply.program_id,
-            "node": reply.node,
-            "service_s": report.service_s,
-            "waiting_s": report.waiting_s,
-            "preemptions": report.preemptions,
-        },
+        "model_name": answer.get("model"),
+        "model_provider": PROVIDER,
+        ACCOUNT: answer.get(ACCOUNT) or {},
     }
+
+
+def _ending(choice: Mapping[str, Any], *, logprobs: bool = True) -> dict[str, Any]:
+    names = ("finish_reason", "logprobs") if logprobs else ("finish_reason",)
+    return {name: choice[name] for name in names if choice.get(name) is not None}

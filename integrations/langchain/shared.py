@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from agentrt.integrations.langchain.portal import Portal
 from agentrt.runtime import Runtime
@@ -45,15 +46,15 @@ def engine_portal(model: str | None) -> Portal:
     return shared_portal(("engine", model), make)
 
 
-def endpoint_portal(base_url: str, api_key: str | None, model: str | None, retries: int) -> Portal:
-    """The portal to ``model`` at an OpenAI-compatible endpoint; None is the first that it has."""
+def endpoint_portal(base_url: str, **options: Any) -> Portal:
+    """The portal to a model at an OpenAI-compatible endpoint, with `OpenAIEndpoint`'s options."""
 
     def make() -> Runtime:
         from agentrt.executors.openai import OpenAIEndpoint
 
-        return Runtime(OpenAIEndpoint(base_url, model=model, api_key=api_key, max_retries=retries))
+        return Runtime(OpenAIEndpoint(base_url, **options))
 
-    return shared_portal(("endpoint", base_url, api_key, model, retries), make)
+    return shared_portal(("endpoint", base_url, repr(options)), make)
 
 
 def shared_portal(key: Hashable, make: Callable[[], Runtime]) -> Portal:

@@ -16,16 +16,22 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from agentrt.errors import ConfigError
-from agentrt.integrations.langchain.callspec import as_json_schema
+from agentrt.integrations.langchain.options import as_format
 
 Method = Literal["function_calling", "json_schema", "json_mode"]
 _METHODS = ("json_schema", "function_calling", "json_mode")
 
 
 def structured(
-    model: BaseChatModel, schema: Any, method: Method, *, include_raw: bool, strict: bool | None
+    model: BaseChatModel,
+    schema: Any,
+    method: Method,
+    *,
+    include_raw: bool,
+    strict: bool | None,
+    **options: Any,
 ) -> Runnable[LanguageModelInput, Any]:
-    """``model`` with its output constrained to ``schema``, and parsed."""
+    """``model`` with its output constrained to ``schema``, and parsed; ``options`` are of calls."""
     if method not in _METHODS:
         raise ConfigError(f"method {method!r} is none of {', '.join(_METHODS)}")
     if schema is None and method != "json_mode":
@@ -34,20 +40,16 @@ def structured(
     bound: Runnable[LanguageModelInput, Any]
     parser: BaseOutputParser[Any]
     if method == "function_calling":
-        bound = model.bind_tools([schema], tool_choice="any", ls_structured_output_format=told)
+        tools = [schema, *options.pop("tools", ())]
+        one = {"parallel_tool_calls": False, "ls_structured_output_format": told}
+        bound = model.bind_tools(tools, tool_choice="any", strict=strict, **one, **options)
         parser = _tool_parser(schema)
     else:
-        bound = model.bind(response_format=_format(schema), ls_structured_output_format=told)
+        # JSON mode, too, is constrained to the schema where there is one: it costs nothing here.
+        form = {"type": "json_object"} if schema is None else as_format(schema)
+        bound = model.bind(response_format=form, ls_structured_output_format=told, **options)
         parser = _text_parser(schema)
     return _with_raw(bound, parser) if include_raw else bound | parser
-
-
-def _format(schema: Any) -> dict[str, Any]:
-    """JSON mode, too, is constrained to the schema where there is one: it costs nothing here."""
-    if schema is None:
-        return {"type": "json_object"}
-    json_schema = {"name": "output", "schema": as_json_schema(schema)}
-    return {"type": "json_schema", "json_schema": json_schema}
 
 
 def _is_pydantic(schema: Any) -> bool:

@@ -21,24 +21,21 @@ from agentrt.errors import (
     EngineDiedError,
     EngineError,
     EngineStartError,
+    PromptTooLongError,
 )
 from agentrt.executors.base import Chunk
+from agentrt.executors.frontend import spec_of
 from agentrt.executors.openai import OpenAIEndpoint
 from agentrt.integrations.langchain import ChatAgentRT, shared
-from agentrt.request import NO_LIMIT, Call, CallSpec, Identity, ToolCall, ToolSpec
+from agentrt.request import Call, CallSpec, Identity
 
 pytest.importorskip("openai", reason="the extra agentrt[remote] is not installed")
 
-ADD = ToolSpec(
-    "add",
-    "Add.",
-    {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    },
-)
+ADD = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+}
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
 CACHED = {**USAGE, "prompt_tokens_details": {"cached_tokens": 4}}
 
@@ -53,7 +50,10 @@ class Server(ThreadingHTTPServer):
         self.models = ["lab/tiny", "lab/huge"]
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
         self.status = 200
+        self.refusal = "no such luck"
+        self.code: str | None = None
         self.message: dict[str, Any] = {"role": "assistant", "content": "one two"}
         self.finish_reason = "stop"
         self.hold = False
@@ -76,9 +76,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.asked.append(body)
+        self.server.paths.append(self.path)
         self.server.headers.append({k.lower(): v for k, v in self.headers.items()})
         if self.server.status != 200:
-            self._json({"error": {"message": "no such luck", "code": self.server.status}})
+            self._json({"error": {"message": self.server.refusal, "code": self.server.code}})
         elif self.server.hold:
             with contextlib.suppress(ConnectionError):  # the client may be gone already
                 if body.get("stream"):
@@ -111,12 +112,15 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _deltas(self) -> Iterator[dict[str, Any]]:
+        if "reasoning" in self.server.message:
+            yield {"reasoning": self.server.message["reasoning"]}
         for piece in (self.server.message.get("content") or "").split(" "):
             yield {"content": piece}
         for index, call in enumerate(self.server.message.get("tool_calls", ())):
             half = len(call["function"]["arguments"]) // 2
             name, arguments = call["function"]["name"], call["function"]["arguments"]
-            yield {"tool_calls": [{"index": index, "id": "c", "function": {"name": name}}]}
+            first = {"index": index, "id": call["id"], "function": {"name": name}}
+            yield {"tool_calls": [first]}
             for part in (arguments[:half], arguments[half:]):
                 yield {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
 
@@ -143,9 +147,9 @@ async def endpoint(server: Server) -> AsyncIterator[OpenAIEndpoint]:
     await endpoint.close()
 
 
-def call_of(**spec: Any) -> Call:
-    messages = ({"role": "user", "content": "hello"},)
-    return Call(Identity("chat-1/0", "chat-1", "chat"), CallSpec(**{"messages": messages, **spec}))
+def call_of(**fields: Any) -> Call:
+    request = {"messages": [{"role": "user", "content": "hello"}], **fields}
+    return Call(Identity("chat-1/0", "chat-1", "chat"), spec_of(request))
 
 
 async def run(endpoint: OpenAIEndpoint, call: Call, *, stream: bool = False) -> list[Chunk]:
@@ -159,23 +163,24 @@ STREAM = pytest.mark.parametrize("stream", [False, True])
 # -- calls -----------------------------------------------------------------------------------
 
 
-async def test_a_call_and_its_identity_go_out(endpoint: OpenAIEndpoint, server: Server) -> None:
-    call = Call(
-        Identity("chat-1/0", "chat-1", "weather bot", tenant="Zoë", session="thread\n1"),
-        CallSpec(({"role": "user", "content": "hi"},), max_tokens=5, seed=7, stop=("x",)),
-    )
-    await run(endpoint, call)
-    assert server.asked == [
-        {
-            "model": "lab/tiny",
-            "messages": [{"role": "user", "content": "hi"}],
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "max_tokens": 5,
-            "seed": 7,
-            "stop": ["x"],
-        }
-    ]
+async def test_a_request_goes_out_as_it_came_with_its_identity(
+    endpoint: OpenAIEndpoint, server: Server
+) -> None:
+    request = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "model": "tiny",
+        "temperature": 0.5,
+        "seed": 7,
+        "tools": [{"type": "web_search"}],
+        "top_k": 20,
+        "what_only_the_endpoint_knows": {"a": None},
+    }
+    identity = Identity("chat-1/0", "chat-1", "weather bot", tenant="Zoë", session="thread\n1")
+    await run(endpoint, Call(identity, spec_of(request)))
+    assert server.asked == [{**request, "model": "lab/tiny", "stream": False}]
+    await run(endpoint, Call(identity, spec_of(request)), stream=True)
+    usage = {"include_usage": True}
+    assert server.asked[1] == {**server.asked[0], "stream": True, "stream_options": usage}
     told = {k[10:]: v for k, v in server.headers[0].items() if k.startswith("x-agentrt-")}
     # Ids count from 1 in each process, and a server has many clients.
     assert told.pop("program").startswith("chat-1@")
@@ -186,87 +191,38 @@ async def test_a_call_and_its_identity_go_out(endpoint: OpenAIEndpoint, server: 
         "call": "0",
         "parents": "",
     }
+    await run(endpoint, call_of())
+    assert set(server.asked[2]) == {"model", "messages", "stream"}
+    assert "x-agentrt-session" not in server.headers[2]
 
 
-async def test_what_is_not_set_is_left_to_the_server(
-    endpoint: OpenAIEndpoint, server: Server
-) -> None:
-    await run(endpoint, call_of(max_tokens=NO_LIMIT))
-    set_always = {"model", "messages", "temperature", "top_p"}
-    assert set(server.asked[0]) == set_always
-    rare = {"ignore_eos": True, "frequency_penalty": 0.5, "presence_penalty": -1.0}
-    await run(endpoint, call_of(max_tokens=NO_LIMIT, **rare))
-    assert {k: v for k, v in server.asked[1].items() if k not in set_always} == rare
-    assert "x-agentrt-session" not in server.headers[0]
-
-
-async def test_tools_and_schemas_go_out_in_the_fields_of_the_api(
-    endpoint: OpenAIEndpoint, server: Server
-) -> None:
-    loose = ToolSpec("say", "", {"type": "object", "properties": {"x": {}}})
-    await run(endpoint, call_of(tools=(ADD, loose), tool_choice="add", schema={"type": "object"}))
-    [body] = server.asked
-    add, say = (tool["function"] for tool in body["tools"])
-    assert add == {
-        "name": "add",
-        "description": "Add.",
-        "parameters": ADD.parameters,
-        "strict": True,
-    }
-    assert "strict" not in say, "OpenAI refuses it where a name may be left out"
-    assert body["tool_choice"] == {"type": "function", "function": {"name": "add"}}
-    assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
-    await run(endpoint, call_of(tools=(ADD,), tool_choice="required"))
-    assert server.asked[-1]["tool_choice"] == "required"
+async def test_headers_and_a_query_of_yours_go_along(server: Server) -> None:
+    mine: dict[str, Any] = {"headers": {"x-team": "blue"}, "query": {"version": "2"}}
+    async with Runtime(OpenAIEndpoint(server.url, **mine)) as runtime:
+        await ChatAgentRT(runtime=runtime).ainvoke("hello")
+    assert server.headers[0]["x-team"] == "blue"
+    assert server.paths == ["/v1/chat/completions?version=2"]
 
 
 @STREAM
-async def test_text_comes_back_with_its_usage(endpoint: OpenAIEndpoint, stream: bool) -> None:
+async def test_an_answer_comes_back_as_it_is(
+    endpoint: OpenAIEndpoint, server: Server, stream: bool
+) -> None:
+    server.message["reasoning"] = "hm"
     *pieces, last = await run(endpoint, call_of(), stream=stream)
-    assert [chunk.text for chunk in pieces] == (["one", "two"] if stream else [])
-    reply = last.reply
-    assert reply is not None
-    assert (reply.text, reply.finish_reason) == ("onetwo" if stream else "one two", "stop")
-    report = reply.report
+    assert [chunk.text for chunk in pieces] == (["", "one", "two", "", ""] if stream else [])
+    assert last.reply is not None
+    report = last.reply.report
     assert (report.prompt_tokens, report.output_tokens) == (9, 3)
     assert report.cached_tokens == (0 if stream else 4)
     assert report.service_s > 0
-
-
-@STREAM
-async def test_tool_calls_come_back(endpoint: OpenAIEndpoint, server: Server, stream: bool) -> None:
-    one = {"name": "add", "arguments": '{"a": 1}'}
-    cut = {"name": "add", "arguments": '{"a": '}
-    calls = [{"id": "c", "type": "function", "function": function} for function in (one, cut)]
-    server.message = {"role": "assistant", "content": None, "tool_calls": calls}
-    server.finish_reason = "length"
-    [*_, last] = await run(endpoint, call_of(tools=(ADD,)), stream=stream)
-    assert last.reply is not None
-    assert last.reply.tool_calls == (ToolCall("add", {"a": 1}, "c"),)
-    assert (last.reply.text, last.reply.finish_reason) == ("", "length")
-
-
-@STREAM
-async def test_a_chat_goes_on_after_calls(endpoint: Any, server: Server, stream: bool) -> None:
-    """A reply's message has its calls, by whose ids results are told apart."""
-    server.message = {"role": "assistant", "content": "so", "tool_calls": [A_CALL]}
-    [*_, last] = await run(endpoint, call_of(tools=(ADD,)), stream=stream)
-    assert last.reply
-    assert last.reply.message == server.message
-    result = {"role": "tool", "tool_call_id": last.reply.tool_calls[0].id, "content": "2"}
-    chat = ({"role": "user", "content": "hello"}, last.reply.message, result)
-    await run(endpoint, call_of(messages=chat, tools=(ADD,)))
-    assert server.asked[-1]["messages"] == list(chat)
-
-
-async def test_json_is_parsed_where_a_schema_asks_for_it(
-    endpoint: OpenAIEndpoint, server: Server
-) -> None:
-    server.message = {"role": "assistant", "content": '{"a": 1}'}
-    for schema, parsed in (({"type": "object"}, {"a": 1}), (None, None)):
-        [last] = await run(endpoint, call_of(schema=schema))
-        assert last.reply is not None
-        assert last.reply.parsed == parsed
+    if stream:
+        deltas = [one["delta"] for chunk in pieces for one in chunk.output["choices"]]
+        assert deltas == [{"reasoning": "hm"}, {"content": "one"}, {"content": "two"}, {}]
+        assert pieces[-1].output["usage"] == USAGE
+    else:
+        assert last.output["choices"][0]["message"] == server.message
+        assert last.output["usage"] == CACHED
 
 
 @STREAM
@@ -313,8 +269,23 @@ async def test_a_server_that_is_gone(server: Server, endpoint: OpenAIEndpoint) -
 
 
 async def test_a_raw_prompt_is_refused(endpoint: OpenAIEndpoint) -> None:
-    with pytest.raises(CallRejectedError, match="takes chats, not raw prompts"):
-        await run(endpoint, call_of(messages=None, prompt="x"))
+    with pytest.raises(CallRejectedError, match="takes chat requests, not prompts"):
+        await run(endpoint, Call(Identity("chat-1/0", "chat-1", "chat"), CallSpec(prompt="x")))
+
+
+@pytest.mark.parametrize(
+    ("code", "refusal"),
+    [
+        ("context_length_exceeded", "too much"),
+        (None, "This model's maximum context length is 4096 tokens."),
+    ],
+)
+async def test_a_prompt_beyond_the_context_is_known_as_such(
+    endpoint: OpenAIEndpoint, server: Server, code: str | None, refusal: str
+) -> None:
+    server.status, server.code, server.refusal = 400, code, refusal
+    with pytest.raises(PromptTooLongError, match="call chat-1/0: "):
+        await run(endpoint, call_of())
 
 
 @pytest.mark.parametrize(
@@ -376,15 +347,16 @@ def test_native_text_beside_tools_is_text(server: Server, said: str) -> None:
 
 
 @pytest.mark.usefixtures("close_portals")
-def test_native_calls_stream_at_the_end(server: Server) -> None:
-    server.message = {"role": "assistant", "content": "so", "tool_calls": [A_CALL] * 2}
-    schema = {"name": "add", "parameters": dict(ADD.parameters)}
+def test_several_calls_stream(server: Server) -> None:
+    calls = [A_CALL, {**A_CALL, "id": "d"}]
+    server.message = {"role": "assistant", "content": "so", "tool_calls": calls}
+    schema = {"name": "add", "parameters": ADD}
     model = ChatAgentRT(base_url=server.url).bind_tools([{"type": "function", "function": schema}])
     first, *more = list(model.stream("hello"))
     whole = sum(more, first)
     for message in (whole, model.invoke("hello")):
         assert [call["args"] for call in message.tool_calls] == [{"a": 1}] * 2
-        assert len({call["id"] for call in message.tool_calls}) == 2
+        assert [call["id"] for call in message.tool_calls] == ["c", "d"]
         assert message.content == "so"
 
 

@@ -8,7 +8,6 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
-from agentrt.request import CallSpec
 from agentrt.testing.scripted import ScriptedExecutor
 
 JOKE = {"type": "object", "properties": {"setup": {"type": "string"}}, "required": ["setup"]}
@@ -38,9 +37,9 @@ class JokeDict(TypedDict):
     setup: str
 
 
-def asked(executor: ScriptedExecutor) -> CallSpec:
-    """What the engine was asked last."""
-    return executor.calls[-1].spec
+def asked(executor: ScriptedExecutor) -> dict[str, Any]:
+    """The request that the engine was given last."""
+    return dict(executor.calls[-1].spec.request or {})
 
 
 async def streamed(chat: Any, ask: str = "hello", /, **options: Any) -> list[AIMessageChunk]:

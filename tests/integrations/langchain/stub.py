@@ -13,35 +13,39 @@ from typing import Any
 
 from agentrt import Runtime
 from agentrt.executors.base import Chunk, Progress
-from agentrt.executors.toolcalls import output_schema
 from agentrt.integrations.langchain import Portal
-from agentrt.request import Call
-from agentrt.testing.madeup import made_up_value
+from agentrt.request import Call, ToolCall
+from agentrt.testing.madeup import made_up_output
 from agentrt.testing.scripted import ScriptedExecutor
 
 
-def copy_from_the_question(call: Call) -> str:
+def copy_from_the_question(call: Call) -> str | ToolCall:
     """Made-up text; under a schema a value that obeys it, with the question's own words.
 
     It uses a tool if it may, once: when the tool's result is there, it answers.
     """
-    spec, (*_, last) = call.spec, call.spec.messages or ()
-    if spec.tool_choice == "auto" and last["role"] != "tool":
-        spec = replace(spec, tool_choice="required")
-    schema = output_schema(spec)
-    if schema is None:
-        return "amber birch cloud"
-    if spec.tool_choice == "auto" and last["role"] == "tool":  # the form of an answer
-        schema = schema["anyOf"][-1]
+    request = call.spec.request or {}
+    *_, last = request["messages"]
     question = str(last["content"])
-    value = made_up_value(schema, random.Random(question))
+    if request.get("tools") and last["role"] != "tool" and request.get("tool_choice") != "none":
+        request = {**request, "tool_choice": request.get("tool_choice", "required")}
+        if request["tool_choice"] == "auto":
+            request["tool_choice"] = "required"
+    elif request.get("tool_choice", "auto") == "auto":
+        request = {name: value for name, value in request.items() if name != "tools"}
+    made = made_up_output(request, random.Random(question))
     numbers = [int(number) for number in re.findall(r"-?\d+", question)]
-    return json.dumps(filled(value, numbers, re.findall(r"'([^']+)'", question)))
+    quotes = re.findall(r"'([^']+)'", question)
+    if isinstance(made, ToolCall):
+        return replace(made, arguments=filled(made.arguments, numbers, quotes))
+    return (
+        "amber birch cloud"
+        if made is None
+        else json.dumps(filled(json.loads(made), numbers, quotes))
+    )
 
 
 def filled(value: Any, numbers: list[int], quotes: list[str]) -> Any:
-    if isinstance(value, dict) and "arguments" in value:
-        return {**value, "arguments": filled(value["arguments"], numbers, quotes)}
     if isinstance(value, dict):
         return {name: filled(part, numbers, quotes) for name, part in value.items()}
     if isinstance(value, int) and not isinstance(value, bool) and numbers:

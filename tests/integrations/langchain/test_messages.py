@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
-    ChatMessage,
-    FunctionMessage,
     HumanMessage,
     RemoveMessage,
     SystemMessage,
@@ -88,7 +86,7 @@ def test_blocks_of_anthropic_are_calls_and_results() -> None:
         ]
     )
     assert [message["role"] for message in chat] == ["assistant", "tool", "tool", "user"]
-    assert chat[0]["content"] == "so"
+    assert (chat[0]["content"], chat[0]["reasoning"]) == ("so", "hm")
     assert chat[0]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert chat[1] == {"role": "tool", "content": "2", "tool_call_id": "t1"}
     assert [message["content"] for message in chat[2:]] == ["Error: no", "and now?"]
@@ -107,34 +105,76 @@ def test_an_invalid_call_is_told_as_it_was() -> None:
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": '}
 
 
-def test_old_function_calls_find_their_results() -> None:
-    call = {"name": "add", "arguments": '{"a": 1}'}
-    chat = as_chat(
-        [
-            AIMessage("", additional_kwargs={"function_call": call}),
-            FunctionMessage(name="add", content="2"),
-        ]
-    )
-    assert chat[0]["tool_calls"][0]["id"] == chat[1]["tool_call_id"]
-    assert (chat[1]["role"], chat[1]["content"]) == ("tool", "2")
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
 
 
-def test_roles_by_hand() -> None:
-    chat = as_chat(
-        [ChatMessage(content="a", role="human"), ChatMessage(content="b", role="critic")]
-    )
-    assert [message["role"] for message in chat] == ["user", "critic"]
-
-
-@pytest.mark.parametrize("kind", ["image", "image_url", "audio", "input_audio", "file", "video"])
 @pytest.mark.parametrize("make", [HumanMessage, lambda c: ToolMessage(c, tool_call_id="c")])
-def test_what_a_text_model_cannot_read_is_refused(make: Any, kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{kind}' cannot be sent: the model reads text only"):
-        as_chat([make([{"type": kind, "base64": "", "mime_type": "a/b"}])])
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (IMAGE, IMAGE),
+        ({"type": "image", "base64": "AA==", "mime_type": "image/png"}, IMAGE),
+        (
+            {"type": "image", "url": "http://host/a.png"},
+            {"type": "image_url", "image_url": {"url": "http://host/a.png"}},
+        ),
+        (
+            {
+                "type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
+            },
+            IMAGE,
+        ),
+        (AUDIO, AUDIO),
+        ({"type": "audio", "base64": "AA==", "mime_type": "audio/wav"}, AUDIO),
+        (
+            {"type": "audio", "url": "http://host/a.wav"},
+            {"type": "audio_url", "audio_url": {"url": "http://host/a.wav"}},
+        ),
+        (
+            {"type": "video", "base64": "AA==", "mime_type": "video/mp4"},
+            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
+        ),
+        ({"type": "text-plain", "text": "a note"}, {"type": "text", "text": "a note"}),
+    ],
+)
+def test_images_audio_and_video_are_as_in_openais_api(
+    make: Any, block: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    [said] = as_chat([make([{"type": "text", "text": "look:"}, block])])
+    if expected["type"] == "text":
+        assert said["content"] == "look:\na note"
+    else:
+        assert said["content"] == [{"type": "text", "text": "look:"}, expected]
+
+
+def test_a_failed_result_with_an_image_says_so() -> None:
+    [said] = as_chat([ToolMessage([IMAGE], tool_call_id="c", status="error")])
+    assert said["content"] == [{"type": "text", "text": "Error:"}, IMAGE]
+
+
+def test_what_a_model_thought_goes_back_to_it() -> None:
+    blocks: Any = [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "so"}]
+    expected = {"role": "assistant", "content": "so", "reasoning": "hm"}
+    assert as_chat([AIMessage(content_blocks=blocks)]) == [expected]
+    assert as_chat([AIMessage("so", additional_kwargs={"reasoning_content": "hm"})]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"type": "audio", "file_id": "f"}, "a HumanMessage cannot be sent: .*audio"),
+        ({"type": "image", "file_id": "f"}, "a HumanMessage cannot be sent: .*source type"),
+    ],
+)
+def test_a_block_without_a_form_is_refused(block: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        as_chat([HumanMessage([block])])
 
 
 def test_what_is_no_chat_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one message"):
         as_chat([])
-    with pytest.raises(ConfigError, match="RemoveMessage is no part of a chat"):
+    with pytest.raises(ConfigError, match="a RemoveMessage cannot be sent"):
         as_chat([RemoveMessage(id="1")])

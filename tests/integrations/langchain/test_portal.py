@@ -19,12 +19,18 @@ from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError, Engin
 from agentrt.executors.base import Chunk, Progress
 from agentrt.integrations.langchain import Portal, shared
 from agentrt.integrations.langchain.portal import Terms
-from agentrt.request import Call, CallSpec
+from agentrt.request import Call
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
 
-SPEC = CallSpec(messages=({"role": "user", "content": "hello"},))
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 Elsewhere = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    """The text of an answer, or of a piece of one."""
+    parts = [one.get("message") or one["delta"] for one in answer["choices"]]
+    return "".join(part.get("content") or "" for part in parts)
 
 
 async def same_loop(work: Coroutine[Any, Any, Any]) -> Any:
@@ -62,12 +68,13 @@ async def started(held: HeldExecutor) -> None:
 
 def test_a_thread_waits_for_its_reply(held: HeldExecutor, owned: Portal) -> None:
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(owned.call, SPEC) for _ in range(3)]
+        waiting = [pool.submit(owned.call, ASK) for _ in range(3)]
         held.began.wait()
         held.let_go()
         replies = [future.result() for future in waiting]
-    assert {reply.text for reply in replies} == {"one two three"}
-    assert {reply.program_id for reply in replies} == {"chat-1", "chat-2", "chat-3"}
+    assert {text_of(answer) for answer in replies} == {"one two three"}
+    programs = {answer["agentrt"]["program_id"] for answer in replies}
+    assert programs == {"chat-1", "chat-2", "chat-3"}
     owned.close()
     assert sorted(held.ended) == ["chat-1", "chat-2", "chat-3"]
 
@@ -75,21 +82,21 @@ def test_a_thread_waits_for_its_reply(held: HeldExecutor, owned: Portal) -> None
 def test_a_thread_reads_a_stream(held: HeldExecutor, owned: Portal) -> None:
     owned.open()
     held.let_go()
-    chunks = list(owned.stream(SPEC))
-    assert "".join(chunk.text for chunk in chunks) == "one two three"
-    assert [chunk.reply is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    pieces = list(owned.stream(ASK))
+    assert "".join(map(text_of, pieces)) == "one two three"
+    assert ["agentrt" in piece for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
 async def test_another_loop_waits_for_its_reply(held: HeldExecutor, owned: Portal) -> None:
-    call = asyncio.create_task(owned.acall(SPEC))
+    call = asyncio.create_task(owned.acall(ASK))
     await started(held)
     held.let_go()
-    assert (await call).text == "one two three"
+    assert text_of(await call) == "one two three"
 
 
 def test_a_closed_stream_ends_its_call(held: HeldExecutor, owned: Portal) -> None:
-    stream = owned.stream(SPEC)
-    assert next(stream).text == "one"
+    stream = owned.stream(ASK)
+    assert text_of(next(stream)) == "one"
     stream.close()
     assert held.live == 0
     owned.close()
@@ -110,7 +117,7 @@ def test_ctrl_c_ends_the_call(held: HeldExecutor, owned: Portal) -> None:
     finger.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            owned.call(SPEC)
+            owned.call(ASK)
     finally:
         finger.join()
         signal.signal(signal.SIGINT, before)
@@ -120,8 +127,8 @@ def test_ctrl_c_ends_the_call(held: HeldExecutor, owned: Portal) -> None:
 
 
 async def test_closing_tells_those_that_wait(held: HeldExecutor, owned: Portal) -> None:
-    blocked = asyncio.create_task(asyncio.to_thread(owned.call, SPEC))
-    waiting = asyncio.create_task(owned.acall(SPEC))
+    blocked = asyncio.create_task(asyncio.to_thread(owned.call, ASK))
+    waiting = asyncio.create_task(owned.acall(ASK))
     while held.live < 2:
         await asyncio.sleep(0)
     await asyncio.to_thread(owned.close)
@@ -129,7 +136,7 @@ async def test_closing_tells_those_that_wait(held: HeldExecutor, owned: Portal) 
         with pytest.raises(EngineDiedError, match="its runtime was closed"):
             await task
     with pytest.raises(ConfigError, match="is closed; make a new one"):
-        owned.call(SPEC)
+        owned.call(ASK)
 
 
 class Lame(ScriptedExecutor):
@@ -151,8 +158,8 @@ def test_a_start_that_failed_is_tried_again_by_the_next_call() -> None:
     lame = Lame(failures=1)
     portal = Portal(lambda: Runtime(lame))
     with pytest.raises(EngineStartError, match="no memory"):
-        portal.call(SPEC)
-    assert portal.call(SPEC).text
+        portal.call(ASK)
+    assert text_of(portal.call(ASK))
     portal.close()
     assert lame.starts == 2
 
@@ -160,7 +167,7 @@ def test_a_start_that_failed_is_tried_again_by_the_next_call() -> None:
 async def test_many_callers_wait_for_one_start() -> None:
     lame = Lame(failures=0)
     portal = Portal(lambda: Runtime(lame))
-    await asyncio.gather(*[portal.acall(SPEC) for _ in range(5)])
+    await asyncio.gather(*[portal.acall(ASK) for _ in range(5)])
     await asyncio.to_thread(portal.close)
     assert lame.starts == 1
 
@@ -184,7 +191,7 @@ class Sluggish(ScriptedExecutor):
 async def test_closing_during_the_start_gives_it_up() -> None:
     sluggish = Sluggish()
     portal = Portal(lambda: Runtime(sluggish))
-    call = asyncio.create_task(portal.acall(SPEC))
+    call = asyncio.create_task(portal.acall(ASK))
     await asyncio.to_thread(sluggish.starting.wait)
     await asyncio.to_thread(portal.close)
     with pytest.raises(EngineDiedError):
@@ -207,7 +214,7 @@ async def test_cancelling_a_call_aborts_it(held: HeldExecutor, where: Elsewhere)
         portal = Portal.borrow(runtime)
 
         async def give_up() -> None:
-            call = asyncio.create_task(portal.acall(SPEC))
+            call = asyncio.create_task(portal.acall(ASK))
             await started(held)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -223,8 +230,8 @@ async def test_leaving_a_stream_aborts_it(held: HeldExecutor, where: Elsewhere) 
         portal = Portal.borrow(runtime)
 
         async def leave() -> None:
-            stream = portal.astream(SPEC)
-            assert (await anext(stream)).text == "one"
+            stream = portal.astream(ASK)
+            assert text_of(await anext(stream)) == "one"
             await stream.aclose()
             assert (held.live, len(runtime.runs)) == (0, 0)
 
@@ -238,9 +245,9 @@ async def test_a_timeout_aborts_the_call(held: HeldExecutor, where: Elsewhere) -
 
         async def wait() -> None:
             with pytest.raises(CallTimeoutError, match=r"its timeout of 0.01 s"):
-                await portal.acall(SPEC, Terms(timeout=0.01))
+                await portal.acall(ASK, Terms(timeout=0.01))
             with pytest.raises(TimeoutError):
-                [chunk async for chunk in portal.astream(SPEC, Terms(timeout=0.01))]
+                [chunk async for chunk in portal.astream(ASK, Terms(timeout=0.01))]
             assert (held.live, len(runtime.runs)) == (0, 0)
 
         await where(wait())
@@ -249,18 +256,18 @@ async def test_a_timeout_aborts_the_call(held: HeldExecutor, where: Elsewhere) -
 async def test_a_worker_thread_may_block_but_the_loop_may_not() -> None:
     async with Runtime(ScriptedExecutor(lambda call: "yes")) as runtime:
         portal = Portal.borrow(runtime)
-        assert (await asyncio.to_thread(portal.call, SPEC)).text == "yes"
-        chunks = await asyncio.to_thread(lambda: list(portal.stream(SPEC)))
-        assert chunks[0].text == "yes"
-        for blocking in (lambda: portal.call(SPEC), lambda: list(portal.stream(SPEC))):
+        assert text_of(await asyncio.to_thread(portal.call, ASK)) == "yes"
+        chunks = await asyncio.to_thread(lambda: list(portal.stream(ASK)))
+        assert text_of(chunks[0]) == "yes"
+        for blocking in (lambda: portal.call(ASK), lambda: list(portal.stream(ASK))):
             with pytest.raises(ConfigError, match="would wait for itself: use ainvoke"):
                 blocking()
 
 
 async def test_a_stream_of_a_thread_may_be_closed_on_the_loop(held: HeldExecutor) -> None:
     async with Runtime(held) as runtime:
-        stream = Portal.borrow(runtime).stream(SPEC)
-        assert (await asyncio.to_thread(next, stream)).text == "one"
+        stream = Portal.borrow(runtime).stream(ASK)
+        assert text_of(await asyncio.to_thread(next, stream)) == "one"
         stream.close()
         while held.live:
             await asyncio.sleep(0)
@@ -272,10 +279,10 @@ def test_a_runtime_is_borrowed_where_it_lives() -> None:
         Portal.borrow(runtime)
     loop = asyncio.new_event_loop()
     with pytest.raises(ConfigError, match="does not run"):
-        Portal.borrow(runtime, loop).call(SPEC)
+        Portal.borrow(runtime, loop).call(ASK)
     loop.close()
     with pytest.raises(EngineDiedError, match="closed"):
-        asyncio.run(Portal.borrow(runtime, loop).acall(SPEC))
+        asyncio.run(Portal.borrow(runtime, loop).acall(ASK))
 
 
 class Broken(ScriptedExecutor):
@@ -290,8 +297,8 @@ async def test_an_engine_that_dies_is_heard_of(where: Elsewhere) -> None:
         portal = Portal.borrow(runtime)
 
         async def read() -> list[str]:
-            stream = portal.astream(SPEC)
-            texts = [(await anext(stream)).text]
+            stream = portal.astream(ASK)
+            texts = [text_of(await anext(stream))]
             with pytest.raises(EngineDiedError, match="power cut"):
                 await anext(stream)
             return texts
@@ -309,7 +316,7 @@ def test_a_key_has_one_portal_until_it_is_closed() -> None:
     portal = shared.shared_portal("key", make)
     assert shared.shared_portal("key", make) is portal
     assert shared.shared_portal("other", make) is not portal
-    assert portal.call(SPEC).text
+    assert text_of(portal.call(ASK))
     shared.close_all()
     assert portal.closed
     assert shared.shared_portal("key", make) is not portal
@@ -317,10 +324,9 @@ def test_a_key_has_one_portal_until_it_is_closed() -> None:
 
 
 SCRIPT = """
-import asyncio, sys
+import asyncio
 from agentrt import Runtime
 from agentrt.integrations.langchain import shared
-from agentrt.request import CallSpec
 from agentrt.testing.scripted import ScriptedExecutor
 
 class Engine(ScriptedExecutor):
@@ -328,7 +334,8 @@ class Engine(ScriptedExecutor):
         await asyncio.to_thread(print, "stopped in a worker thread")
 
 portal = shared.shared_portal("key", lambda: Runtime(Engine()))
-print(portal.call(CallSpec(prompt="hello")).finish_reason)
+answer = portal.call({"messages": [{"role": "user", "content": "hello"}]})
+print(answer["choices"][0]["finish_reason"])
 """
 
 

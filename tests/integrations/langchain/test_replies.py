@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from agentrt import Runtime, ToolCall
+from agentrt.errors import ConfigError
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.testing.scripted import ScriptedExecutor
+from agentrt.testing.scripted import Output, ScriptedExecutor
 from tests.integrations.langchain.samples import (
     JOKE,
     Joke,
     JokeDict,
     add,
+    asked,
     ping,
     streamed,
     whole,
@@ -39,7 +41,9 @@ async def test_a_message_says_what_it_cost_and_whose_it_was(
     }
     assert message.response_metadata == {
         "model_name": "lab/tiny",
+        "model_provider": "agentrt",
         "finish_reason": "stop",
+        "token_usage": {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6},
         "agentrt": {
             "program_id": "chat-1",
             "node": 0,
@@ -60,18 +64,83 @@ async def test_a_stream_grows_and_says_its_usage_once(model: ChatAgentRT) -> Non
     assert whole(chunks).usage_metadata == message.usage_metadata
     metadata = whole(chunks).response_metadata
     assert metadata.pop("agentrt")["program_id"] == "chat-1"
-    assert metadata == {"model_name": "lab/tiny", "finish_reason": "stop"}
+    assert metadata == {
+        "model_name": "lab/tiny",
+        "model_provider": "agentrt",
+        "finish_reason": "stop",
+    }
 
 
-async def test_an_answer_streams_as_text_when_there_are_tools(
+async def test_thoughts_are_blocks_of_reasoning(
+    model: ChatAgentRT, executor: ScriptedExecutor, script: dict[str, Any]
+) -> None:
+    script["say"] = Output("It is three.", reasoning="One and two.")
+    chunks = await streamed(model)
+    message = await model.ainvoke("hello")
+    expected = [
+        {"type": "reasoning", "reasoning": "One and two."},
+        {"type": "text", "text": "It is three."},
+    ]
+    assert message.content_blocks == whole(chunks).content_blocks == expected
+    assert (message.content, whole(chunks).content) == ("It is three.",) * 2
+    assert chunks[0].content_blocks[0]["type"] == "reasoning"
+    await model.ainvoke([("human", "hello"), message, ("human", "sure?")])
+    assert asked(executor)["messages"][1] == {
+        "role": "assistant",
+        "content": "It is three.",
+        "reasoning": "One and two.",
+    }
+
+
+async def test_content_blocks_may_be_the_content(
+    model: ChatAgentRT, executor: ScriptedExecutor, script: dict[str, Any]
+) -> None:
+    script["say"] = Output("three", "hm", (ToolCall("add", {"a": 1, "b": 2}, "c"),))
+    held = ChatAgentRT(runtime=model.runtime, output_version="v1")
+    for message in (await held.ainvoke("hello"), whole(await streamed(held))):
+        assert [block["type"] for block in message.content] == ["reasoning", "text", "tool_call"]  # type: ignore[index]
+        asked_again = await held.ainvoke(
+            [("human", "hello"), message, ToolMessage("3", tool_call_id="c")]
+        )
+        assert asked_again.tool_calls[0]["id"] == "c"
+
+
+async def test_several_calls_come_back_and_stream_by_their_index(
     model: ChatAgentRT, script: dict[str, Any]
 ) -> None:
-    script["say"] = '{"answer": "It is three."}'
-    chunks = await streamed(model.bind_tools([add]))
-    assert whole(chunks).content == "It is three."
-    assert len([chunk for chunk in chunks if chunk.content]) > 2
-    assert whole(chunks).tool_calls == []
-    assert (await model.bind_tools([add]).ainvoke("hello")).content == "It is three."
+    made = (ToolCall("add", {"a": 1, "b": 2}, "c1"), ToolCall("ping", {}, "c2"))
+    script["say"] = Output("I shall add.", tool_calls=made)
+    bound = model.bind_tools([add, ping])
+    chunks = await streamed(bound)
+    message = await bound.ainvoke("hello")
+    for one in (message, whole(chunks)):
+        told = [(call["name"], call["args"], call["id"]) for call in one.tool_calls]
+        assert told == [("add", {"a": 1, "b": 2}, "c1"), ("ping", {}, "c2")]
+        assert (one.content, one.invalid_tool_calls) == ("I shall add.", [])
+    parts = [part for chunk in chunks for part in chunk.tool_call_chunks]
+    assert {part["index"] for part in parts} == {0, 1}
+
+
+async def test_choices_are_generations(model: ChatAgentRT, executor: ScriptedExecutor) -> None:
+    result = await model.agenerate([[HumanMessage("hello")]], n=3)
+    assert [one.text for one in result.generations[0]] == ["one two three"] * 3
+    assert asked(executor)["n"] == 3
+    with pytest.raises(ConfigError, match="a stream has one answer: leave n at 1"):
+        await streamed(model, n=2)
+
+
+async def test_log_probabilities_are_metadata(model: ChatAgentRT) -> None:
+    message = await model.ainvoke("hello", logprobs=True, top_logprobs=2)
+    tokens = message.response_metadata["logprobs"]["content"]
+    assert "".join(token["token"] for token in tokens) == "one two three"
+    assert len(tokens[0]["top_logprobs"]) == 2
+    chunks = await streamed(model, top_logprobs=2)
+    assert whole(chunks).response_metadata["logprobs"]["content"] == tokens
+    assert "logprobs" not in (await model.ainvoke("hello")).response_metadata
+
+
+async def test_usage_is_left_out_of_a_stream_where_it_is_not_wanted(model: ChatAgentRT) -> None:
+    assert whole(await streamed(model, stream_usage=False)).usage_metadata is None
 
 
 async def test_a_call_streams_as_chunks_of_a_call(
@@ -80,7 +149,7 @@ async def test_a_call_streams_as_chunks_of_a_call(
     script["say"] = ToolCall("add", {"a": 1, "b": 2})
     chunks = await streamed(model.bind_tools([add]))
     parts = [part for chunk in chunks for part in chunk.tool_call_chunks]
-    assert (parts[0]["name"], parts[0]["args"]) == ("add", "")
+    assert (parts[0]["name"], parts[0]["args"]) == ("add", '{"a"')
     assert len(parts) > 2
     assert {part["index"] for part in parts} == {0}
     full = whole(chunks)
@@ -90,43 +159,21 @@ async def test_a_call_streams_as_chunks_of_a_call(
     assert [block["type"] for block in full.content_blocks] == ["tool_call"]
 
 
-async def test_ids_of_tool_calls_differ_and_come_again_in_a_new_process(
-    script: dict[str, Any],
-) -> None:
-    script["say"] = ToolCall("ping", {})
-
-    async def ids() -> list[str | None]:
-        async with Runtime(ScriptedExecutor(lambda call: script["say"])) as runtime:
-            model = ChatAgentRT(runtime=runtime).bind_tools([ping])
-            messages = [
-                await model.ainvoke("a"),
-                await model.ainvoke("a"),
-                await model.ainvoke("b"),
-            ]
-            messages.append(whole(await streamed(model, "b")))
-            return [message.tool_calls[0]["id"] for message in messages]
-
-    first = await ids()
-    assert first == await ids()
-    assert len(set(first)) == 4
-    assert all(call_id is not None and call_id.startswith("call_") for call_id in first)
-
-
-async def test_an_output_that_is_cut_off_keeps_what_it_has(
-    model: ChatAgentRT, script: dict[str, Any]
+@pytest.mark.parametrize("tokens", range(1, 9))
+async def test_a_call_that_is_cut_off_cannot_be_made(
+    model: ChatAgentRT, script: dict[str, Any], tokens: int
 ) -> None:
     bound = model.bind_tools([add])
-    script["say"] = '{"answer": "It is three."}'
-    cut = await bound.ainvoke("hello", max_tokens=6)
+    script["say"] = ToolCall("add", {"a": [{"b": 'say "hi"\\'}, 2]})
+    cut = await bound.ainvoke("hello", max_tokens=tokens)
     assert cut.response_metadata["finish_reason"] == "length"
-    assert cut.text
-    assert "It is three.".startswith(cut.text)
-    assert cut.text == whole(await streamed(bound, max_tokens=6)).text
-    script["say"] = ToolCall("add", {"a": 1, "b": 2})
-    cut = await bound.ainvoke("hello", max_tokens=10)
     assert (cut.tool_calls, cut.content) == ([], "")
     [bad] = cut.invalid_tool_calls
-    assert (bad["name"], bad["args"]) == ("add", '{"a": 1,')
+    assert bad["name"] == "add"
+    streamed_cut = whole(await streamed(bound, max_tokens=tokens))
+    assert (streamed_cut.tool_calls, streamed_cut.content) == ([], "")
+    [same] = streamed_cut.invalid_tool_calls
+    assert str(same["args"]).startswith(str(bad["args"]))
 
 
 async def test_batches_run_side_by_side(model: ChatAgentRT, executor: ScriptedExecutor) -> None:

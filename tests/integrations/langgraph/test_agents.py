@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 
 import pytest
 
 from agentrt import Runtime
-from agentrt.executors.toolcalls import output_schema
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
-from agentrt.request import Call
+from agentrt.request import Call, ToolCall
 from agentrt.runtime.run import Run, RunState
-from agentrt.testing.madeup import made_up_value
-from agentrt.testing.scripted import ScriptedExecutor
+from agentrt.testing.madeup import made_up_output
+from agentrt.testing.scripted import Output, ScriptedExecutor
 from tests.integrations.langgraph.agents import AGENTS, stages_of
 from tests.integrations.langgraph.probe import strict
 
 
-def say(call: Call) -> str:
-    """Something that fits, different for each call."""
-    schema = output_schema(call.spec)
-    if schema is None:
-        return "one two three"
-    return json.dumps(made_up_value(schema, random.Random(call.call_id)))
+def say(call: Call) -> Output | str:
+    """Something that fits, different for each call; tools are called twice at once."""
+    rng = random.Random(call.call_id)
+    made = made_up_output(call.spec.request or {}, rng)
+    if isinstance(made, ToolCall):
+        other = made_up_output({**(call.spec.request or {}), "tool_choice": "required"}, rng)
+        assert isinstance(other, ToolCall)
+        return Output(tool_calls=(made, other))
+    return "one two three" if made is None else made
 
 
 @pytest.mark.parametrize("name", AGENTS)

@@ -1,0 +1,204 @@
+"""What `ChatAgentRT` takes, under the names of LangChain and OpenAI, as a chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_json_schema
+
+from agentrt.errors import ConfigError
+
+ALIASES = {
+    "model_name": "model",
+    "max_completion_tokens": "max_tokens",
+    "request_timeout": "timeout",
+    "stop_sequences": "stop",
+    "openai_api_key": "api_key",
+    "openai_api_base": "base_url",
+}
+SENT = (
+    *("temperature", "top_p", "top_k", "n", "stop", "seed", "frequency_penalty"),
+    *("presence_penalty", "logit_bias", "logprobs", "top_logprobs", "reasoning_effort"),
+    "chat_template_kwargs",
+)
+"""Options of a model and of its calls that a request has under the same name."""
+_SENT_BY_CALLS = (
+    *("min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "user"),
+    *("parallel_tool_calls", "include_reasoning", "stream_options"),
+)
+"""The same of calls alone; given to a model they are its ``model_kwargs``."""
+# `stream` tells LangChain which method to use; a schema and a tool say themselves if `strict`.
+_NOT_SENT = ("timeout", "stream_usage", "model_kwargs", "extra_body", "strict", "stream", "schema")
+OF_CALLS = (
+    *("model", "max_tokens", *SENT, *_SENT_BY_CALLS),
+    *("tools", "tool_choice", "response_format", *_NOT_SENT),
+)
+
+_HTTP = "there is no such HTTP client here: leave it out"
+_RESPONSES = "that is of OpenAI's Responses API, which 'agentrt serve' has; leave it out"
+REFUSED = {
+    "client": _HTTP,
+    "async_client": _HTTP,
+    "root_client": _HTTP,
+    "root_async_client": _HTTP,
+    "http_client": _HTTP,
+    "http_async_client": _HTTP,
+    "http_socket_options": _HTTP,
+    "include_response_headers": _HTTP,
+    "openai_proxy": "set HTTPS_PROXY in the environment",
+    "openai_organization": "give default_headers={'OpenAI-Organization': …} with base_url",
+    "reasoning": f"give reasoning_effort; {_RESPONSES}",
+    "verbosity": "open models have no such option: say it in the system message",
+    "tiktoken_model_name": "tokens are counted by the model's own tokenizer: leave it out",
+    "stream_chunk_timeout": "give timeout, in seconds for the whole call",
+    "disabled_params": "only what you give is sent: leave out the parameter itself",
+    "context_management": _RESPONSES,
+    "include": _RESPONSES,
+    "store": _RESPONSES,
+    "truncation": _RESPONSES,
+    "use_previous_response_id": _RESPONSES,
+    "use_responses_api": _RESPONSES,
+    "prompt_cache_options": "prefixes are cached by themselves; extra_body takes a cache_salt",
+    "service_tier": "programs are scheduled by the server's policy; leave it out",
+}
+"""Options of `ChatOpenAI` that cannot be here, and what to do instead. None or False is none."""
+ALIASES_REFUSED = {"organization": "openai_organization"}
+
+
+def by_own_names(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Options by the names that they have here, and without those that are refused but empty.
+
+    Raises `ConfigError` for one that is unknown, or cannot be.
+    """
+    known = (*known,)
+    named: dict[str, Any] = {}
+    for name, value in given.items():
+        refused = REFUSED.get(ALIASES_REFUSED.get(name, name))
+        if refused is None:
+            own = ALIASES.get(name, name)
+            if own not in known:
+                raise ConfigError(
+                    f"ChatAgentRT has no option {name!r}; it has {', '.join(known)}. Any other "
+                    "field of a chat request goes in extra_body"
+                )
+            if own in named and named[own] != value:
+                raise ConfigError(f"{name} and {own} are one option, and were given two values")
+            named[own] = value
+        elif value not in (None, False):
+            raise ConfigError(f"ChatAgentRT cannot take {name}: {refused}")
+    return named
+
+
+def model_options(given: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    """A model's own fields; what only its calls have as such is among its ``model_kwargs``."""
+    named = by_own_names(given, (*fields, *_SENT_BY_CALLS))
+    of_calls = {name: named.pop(name) for name in _SENT_BY_CALLS if name in named}
+    if of_calls:
+        named["model_kwargs"] = {**(named.get("model_kwargs") or {}), **of_calls}
+    return named
+
+
+def seconds(timeout: Any) -> float | None:
+    """A call's timeout. Raises `ConfigError` for what is no number, such as httpx's."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+        raise ConfigError(f"timeout is seconds for the whole call, above 0; got {timeout!r}")
+    return float(timeout)
+
+
+def request_of(chat: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat request with these options, which have their own names; None is as if not given.
+
+    Raises `ConfigError` for what cannot be.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    fields = {**(given.get("model_kwargs") or {}), "messages": list(chat)}
+    if "model" in given:
+        fields["model"] = given["model"]
+    if "max_tokens" in given:
+        fields["max_completion_tokens"] = given["max_tokens"]
+    fields |= {name: given[name] for name in (*SENT, *_SENT_BY_CALLS) if name in given}
+    if "top_logprobs" in fields:
+        fields["logprobs"] = fields.get("logprobs", True)
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = [fields["stop"]]
+    return fields | _form(given) | dict(given.get("extra_body") or {})
+
+
+def _form(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A request's fields for tools and a schema."""
+    form: dict[str, Any] = {}
+    names = [_checked(tool) for tool in given.get("tools") or ()]
+    if names:
+        form["tools"] = list(given["tools"])
+    choice = as_choice(given.get("tool_choice"), names)
+    if choice is not None and names:
+        form["tool_choice"] = choice
+    if "schema" in given and "response_format" in given:
+        raise ConfigError("give schema or response_format, not both")
+    wanted = given.get("schema", given.get("response_format"))
+    if wanted is not None:
+        form["response_format"] = as_format(wanted)
+    return form
+
+
+def _checked(tool: Mapping[str, Any]) -> str:
+    """A tool's name. Raises `ConfigError` for one that is no function."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, Mapping):
+        raise ConfigError(
+            f"tool {tool.get('name') or tool.get('type')!r} is a service of another provider; "
+            "give functions, LangChain tools or schemas"
+        )
+    return str(function["name"])
+
+
+def as_choice(
+    choice: str | bool | Mapping[str, Any] | None, names: Sequence[str]
+) -> str | dict[str, Any] | None:
+    """A choice in OpenAI's form, of what LangChain's users write.
+
+    That is ``any``, a bool (True: call a tool), a tool's name, or OpenAI's or Anthropic's
+    mapping. Raises `ConfigError` for a name that is not among ``names``.
+    """
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        choice = function["name"] if function else choice.get("name") or choice.get("type")
+    if choice is None or choice is False:
+        return None
+    if choice in names:
+        return {"type": "function", "function": {"name": choice}}
+    if choice in (True, "any", "required"):
+        return "required"
+    if choice in ("auto", "none"):
+        return str(choice)
+    raise ConfigError(
+        f"tool_choice {choice!r} is no tool of this call; it can be "
+        f"{', '.join(['auto', 'none', 'any', 'required', *names])}, true or false"
+    )
+
+
+def as_format(wanted: Any) -> Mapping[str, Any]:
+    """A response format, of one or of what can be a schema: a pydantic model, a TypedDict, ….
+
+    A JSON schema needs no title here, as it does in LangChain.
+    """
+    if isinstance(wanted, Mapping) and wanted.get("type") in ("text", "json_object"):
+        return wanted
+    if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
+        told = wanted.get("json_schema") or {}
+        if told.get("schema") is None:
+            raise ConfigError("response_format of type json_schema needs json_schema.schema")
+        return {**wanted, "json_schema": {**told, "schema": _as_schema(told["schema"])}}
+    schema = _as_schema(wanted)
+    name = schema.get("title", "output")
+    told = {"name": name, "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": told}
+
+
+def _as_schema(schema: Any) -> Mapping[str, Any]:
+    if isinstance(schema, Mapping) and "type" in schema and schema["type"] != "function":
+        return schema
+    return convert_to_json_schema(schema)
