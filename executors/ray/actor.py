@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrt.errors import AgentrtError, EngineError
-from agentrt.executors.base import Chunk, Notification
+from agentrt.executors.base import Chunk, FrontSetup, Notification
 from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.ray.prompts import without_prompt
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport
@@ -53,9 +54,11 @@ class EngineActor:
     async def _run(self, call: Call, stream: bool) -> None:
         end: AgentrtError | None = None
         try:
+            first = True
             async with contextlib.aclosing(self._engine.generate(call, stream=stream)) as chunks:
                 async for chunk in chunks:
-                    self._put(call.call_id, chunk)
+                    self._put(call.call_id, chunk if first else without_prompt(chunk))
+                    first = False
         except AgentrtError as error:
             end = type(error)(*error.args)  # without its cause, which may not travel
         except Exception as error:
@@ -90,6 +93,14 @@ class EngineActor:
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         """Forget a program."""
         await self._engine.end_program(program_id, totals)
+
+    async def front_setups(self) -> tuple[FrontSetup, ...]:
+        """What a front end elsewhere is made from."""
+        return await self._engine.front_setups()
+
+    async def add_adapter(self, model: str, adapter: Any) -> None:
+        """Load a LoRA adapter."""
+        await self._engine.add_adapter(model, adapter)
 
     async def cached_blocks(self) -> tuple[KVEventBatch, int, str] | None:
         """What the engine holds, its tokens per block, and the function that hashes blocks."""

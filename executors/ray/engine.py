@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError, NoRoomError
-from agentrt.executors.base import Chunk, Executor, KVEventListener, Notification, Progress
+from agentrt.executors.base import (
+    Chunk,
+    Executor,
+    FrontSetup,
+    KVEventListener,
+    Notification,
+    Progress,
+)
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.outbox import Outbox
 from agentrt.executors.ray.actor import PROGRESS, EngineActor
 from agentrt.executors.ray.cluster import Cluster
+from agentrt.executors.ray.prompts import PromptKeeper, without_copies
 from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.vllm.processes import apart
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
@@ -100,14 +110,14 @@ class RayEngine(Executor):
         if self._fault is not None:
             raise EngineDiedError(str(self._fault))
         queue = self._queues[call.call_id] = asyncio.Queue()
-        over = False
+        over, prompt = False, PromptKeeper()
         try:
-            self._tell("begin", call, stream)
+            self._tell("begin", without_copies(call), stream)
             while not over:
                 output = await queue.get()
                 over = not isinstance(output, Chunk)
                 if isinstance(output, Chunk):
-                    yield output
+                    yield prompt.restored(output)
                 elif output is not None:
                     raise output
         finally:
@@ -135,6 +145,16 @@ class RayEngine(Executor):
             self._fault = fault
         for queue in self._queues.values():
             queue.put_nowait(EngineDiedError(str(self._fault)))
+
+    # -- front ends --------------------------------------------------------------------
+
+    async def front_setups(self) -> tuple[FrontSetup, ...]:
+        await apart(import_module, "vllm.config")  # what comes is made of its classes
+        setups: tuple[FrontSetup, ...] = await self._ask("front_setups")
+        return setups
+
+    async def add_adapter(self, model: str, adapter: Any) -> None:
+        await self._ask("add_adapter", model, adapter)
 
     # -- what it holds -----------------------------------------------------------------
 
