@@ -110,6 +110,18 @@ def _named(calls: tuple[ToolCall, ...]) -> list[tuple[str, dict[str, Any]]]:
 
 
 @SHARED_LOOP
+async def test_every_call_of_a_beam_search_is_the_program_s(
+    ask: Ask, engine: ScriptedEngine
+) -> None:
+    """One call for the first token, then one for each beam; a step follows all of the last."""
+    body = {"use_beam_search": True, "n": 2}
+    run, reply = await ask("Yes, yes, yes", extra_body=body, max_tokens=3)
+    assert len(reply.choices) == 2
+    assert {call.program_id for call in engine.calls} == {run.id}
+    assert [node.parents for node in run.dag.nodes()] == [(), (0,), (0,), (1, 2), (1, 2)]
+
+
+@SHARED_LOOP
 async def test_each_choice_is_a_sibling_in_the_dag(ask: Ask, engine: ScriptedEngine) -> None:
     run, reply = await ask(YES, n=3, temperature=0.7)
     assert [choice.text for choice in reply.choices] == ["Yes."] * 3
