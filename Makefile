@@ -10,19 +10,24 @@ INSTALLED := .venv/.installed-$(ACCELERATOR)
 NEXT := 0.33.0
 NEXT_BIN := .venv-vllm-$(NEXT)/bin
 NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
+CLIENTS := .clients/.installed
 
 .PHONY: help setup setup-next demo test test-engine test-rest test-next mutate lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(INSTALLED): pyproject.toml .ci/setup .ci/excluded-on-cpu.txt
+$(INSTALLED): pyproject.toml .ci/setup .ci/pip-settings .ci/excluded-on-cpu.txt
 	@.ci/setup $(ACCELERATOR)
+	@touch $@
+
+$(CLIENTS): $(wildcard .ci/*clients*) .ci/pip-settings | $(INSTALLED)
+	@.ci/setup-clients
 	@touch $@
 
 setup: $(INSTALLED) ## Make .venv: agentrt, an engine for this machine, the tools
 
-$(NEXT_INSTALLED): pyproject.toml .ci/setup .ci/excluded-on-cpu.txt
+$(NEXT_INSTALLED): pyproject.toml .ci/setup .ci/pip-settings .ci/excluded-on-cpu.txt
 	@.ci/setup $(ACCELERATOR) $(NEXT)
 	@touch $@
 
@@ -31,7 +36,7 @@ setup-next: $(NEXT_INSTALLED) ## Make an environment with the next version of vL
 demo: $(INSTALLED) ## Run an agent program on a real engine
 	$(BIN)/agentrt run demos/react.py
 
-test: lint ## Check the style, the types and the layers, then run all tests
+test: lint $(CLIENTS) ## Check the style, the types and the layers, then run all tests
 	@.ci/setup-tests
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target test-engine test-rest
 
@@ -60,5 +65,5 @@ format: $(INSTALLED) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## Remove .venv and what tools have left
-	rm -rf .venv .venv-vllm-* build dist mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## Remove .venv, .clients and what tools have left
+	rm -rf .venv .venv-vllm-* .clients build dist mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
