@@ -12,6 +12,7 @@ from fastapi.exception_handlers import http_exception_handler
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from agentrt import __version__
 from agentrt.errors import ConfigError
@@ -29,10 +30,9 @@ def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
     Raises `ConfigError` if two of these have authentication hooks.
     """
     from agentrt.serving import langgraph, observability
-    from agentrt.serving.openai.api import api as openai
     from agentrt.serving.programs.api import api as programs
 
-    return [programs, openai, langgraph.api_with(_auth_of(projects)), observability.api]
+    return [programs, langgraph.api_with(_auth_of(projects)), observability.api]
 
 
 def _auth_of(projects: Sequence[Path]) -> Auth | None:
@@ -48,8 +48,13 @@ def _auth_of(projects: Sequence[Path]) -> Auth | None:
 
 
 @asynccontextmanager
-async def opened_app(server: Server, apis: Sequence[Api]) -> AsyncIterator[FastAPI]:
-    """The application with its ``apis`` open; their tasks end with the block."""
+async def opened_app(
+    server: Server, apis: Sequence[Api], rest: ASGIApp | None = None
+) -> AsyncIterator[FastAPI]:
+    """The application with its ``apis`` open; their tasks end with the block.
+
+    What has none of their paths goes to ``rest``.
+    """
     app = FastAPI(title="agentrt", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Middleware, server=server)
     app.add_exception_handler(HTTPException, _http_error)
@@ -57,6 +62,8 @@ async def opened_app(server: Server, apis: Sequence[Api]) -> AsyncIterator[FastA
     async with AsyncExitStack() as stack:
         for api in apis:
             app.include_router(await stack.enter_async_context(api(server)))
+        if rest is not None:
+            app.router.default = rest
         yield app
 
 

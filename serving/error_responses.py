@@ -28,6 +28,16 @@ def openai_error(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def in_form_of(path: str, body: dict[str, object]) -> dict[str, object]:
+    """An OpenAI error as the API that ``path`` belongs to has it."""
+    error = body["error"]
+    assert isinstance(error, dict)
+    if not path.startswith("/v1/messages"):
+        return body
+    kind = "api_error" if error["type"] == "server_error" else error["type"]
+    return {"type": "error", "error": {"type": kind, "message": error["message"]}}
+
+
 def error_response(
     path: str,
     status: int,
@@ -36,6 +46,8 @@ def error_response(
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """An OpenAI error for OpenAI's paths, ``{"detail": "…"}`` for all others."""
-    body = openai_error(status, message, code=code) if is_openai(path) else {"detail": message}
+    """An OpenAI or Anthropic error for their paths, ``{"detail": "…"}`` for all others."""
+    body: dict[str, object] = {"detail": message}
+    if is_openai(path):
+        body = in_form_of(path, openai_error(status, message, code=code))
     return Response(json.dumps(body), status, dict(headers or {}), "application/json")

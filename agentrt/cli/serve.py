@@ -55,6 +55,11 @@ _server, _tenants = grouped("Server"), grouped("Tenants")
     help="What clients call the model.  [default: its own name]",
 )
 @_server(
+    "--strict-requests",
+    is_flag=True,
+    help="Refuse fields of requests that vLLM does not know; else it ignores them.",
+)
+@_server(
     "--database",
     default="sqlite:agentrt.db",
     metavar="sqlite:FILE|postgresql://…",
@@ -118,11 +123,12 @@ _server, _tenants = grouped("Server"), grouped("Tenants")
 def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: Any) -> int:
     """Serve the programs and graphs in the files, and the model, over HTTP.
 
-    Any OpenAI client can use the model: /v1/chat/completions, /v1/completions,
-    /v1/models. Each call belongs to a program: its headers say which, or the
-    conversation shows it. docs/serve.md has the rest.
+    Clients of OpenAI's and Anthropic's APIs can use the model, by vLLM's own
+    front end: /v1/chat/completions, /v1/responses, /v1/messages and the others
+    that 'vllm serve' has. Each call belongs to a program: its headers say
+    which, or the conversation shows it. docs/serve.md has the rest.
 
-    What follows -- goes to vLLM as it is, as flags of 'vllm serve'.
+    What follows -- are flags of 'vllm serve', such as --tool-call-parser.
     """
     # Here and not above, so that --help does not pay for it.
     _check_packages()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,11 @@ from agentrt.cli.screen import Screen
 from agentrt.cli.signals import SIGNALS, Drain, Interrupts
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.executors.base import Executor
-from agentrt.executors.info import display_name
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime import Runtime
 from agentrt.scheduler.policies import policy_class
 from agentrt.serving.app import load_apis, opened_app
+from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
 from agentrt.serving.listen import Listener
 from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import KeyRing, Limits, Tenants
@@ -50,6 +49,7 @@ class ServeJob:
     key_file: Path | None = None
     database: str = "sqlite:agentrt.db"
     isolate: bool = False
+    strict: bool = False
     limits: Limits = field(default_factory=Limits)
     bounds: Bounds = field(default_factory=Bounds)
     drain_s: float = 30.0
@@ -78,6 +78,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         key_file=options["api_key_file"],
         database=options["database"],
         isolate=options["isolate_cache"],
+        strict=options["strict_requests"],
         limits=Limits(calls=options["max_calls"], programs=options["max_programs"]),
         bounds=Bounds(body_bytes=options["max_body"], idle_s=idle, silent_idle_s=idle / 8),
         drain_s=options["drain_timeout"],
@@ -140,25 +141,27 @@ class Serving:
             isolate=job.isolate,
         )
         apis = load_apis(job.projects)
-        runtime = Runtime(admission, seed=job.seed)
+        names = () if job.name is None else (job.name,)
+        runtime = Runtime(admission, seed=job.seed, model_names=names)
         make_room(_THREADS)
         async with self.screen.showing():
             await start_engine(runtime, self.screen.progress, self.log)
         try:
             with lent(runtime):
-                server = self._server(runtime, tenants)
-                async with AsyncExitStack() as stack:
-                    app = await stack.enter_async_context(opened_app(server, apis))
+                fronts = fronts_of(await runtime.frontend())
+                server = self._server(runtime, tenants, fronts)
+                async with opened_app(
+                    server, apis, FrontendApp(server, fronts, strict=job.strict)
+                ) as app:
                     await self._serve(server, app)
         finally:
             await runtime.close()
 
-    def _server(self, runtime: Runtime, tenants: Tenants) -> Server:
+    def _server(self, runtime: Runtime, tenants: Tenants, fronts: Sequence[Front]) -> Server:
         job = self.job
-        name = job.name or display_name(runtime.executor.info.model or "model")
         return Server(
             runtime,
-            (name,),
+            tuple(name for front in fronts for name in front.names),
             job.served,
             job.database,
             tenants=tenants,

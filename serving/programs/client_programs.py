@@ -30,7 +30,8 @@ class ClientProgram:
 
     ``frontier`` is where it stands if nobody says what came before what; ``ends`` are the nodes
     of calls by their client's names for them. ``left`` is what it left in conversations, each with
-    its hash, and ``gaps`` are its tools that run now, each after the call in that scope.
+    its hash, and ``gaps`` are the tools that run now after the call in a
+    scope, each in one of its own. A session is ended by its client.
     """
 
     run: Run
@@ -40,7 +41,8 @@ class ClientProgram:
     frontier: Frontier = field(default_factory=Frontier)
     ends: dict[str, tuple[int, ...]] = field(default_factory=dict)
     left: list[tuple[bytes, ChatEnd]] = field(default_factory=list)
-    gaps: dict[Scope, Node] = field(default_factory=dict)
+    gaps: dict[Scope, list[tuple[Scope, Node]]] = field(default_factory=dict)
+    is_session: bool = False
     open: int = 0
     heard: float = 0.0
 
@@ -55,7 +57,9 @@ class ChatEnd:
 
 @dataclass(slots=True)
 class Entry:
-    """One request of a client's program, entered: its calls come ``after`` these nodes."""
+    """One request of a client's program, entered: its calls come ``after`` these nodes, and each
+    after the request's own that had ended before it.
+    """
 
     program: ClientProgram
     after: Frontier
@@ -71,6 +75,10 @@ class Entry:
         scope = Scope(run, path, self.after.fork())
         self.scopes.append(scope)
         return scope
+
+    def ended(self, scope: Scope) -> None:
+        """The call in ``scope`` is over."""
+        self.after.join(scope.frontier)
 
 
 @dataclass(slots=True)
@@ -132,9 +140,9 @@ class ClientPrograms:
     def leave(self, entry: Entry, replies: Sequence[bytes] = (), tools: Sequence[str] = ()) -> None:
         """The request is over; ``replies`` are the hashes of its chat with each reply.
 
-        ``tools`` has the name of the tool that each reply calls, "" for none. Until the chat
-        goes on, the program is in the first reply's tool. A client that names its calls says
-        by itself what lies between them.
+        ``tools`` are the names of those that the first reply calls: until the chat goes on, the
+        program is in them. A client that names its calls says by itself what lies between them.
+        A program of which no call came to be is over.
         """
         program = entry.program
         program.open -= 1
@@ -147,14 +155,16 @@ class ClientPrograms:
             program.frontier.join(scope.frontier)
         if entry.call is not None:
             program.ends[entry.call] = tuple(sorted(set(joined.from_iterable(nodes))))
-        elif tools and tools[0]:
-            self._begin_gap(program, entry.scopes[0], tools[0])
+        elif tools and entry.scopes:
+            self._begin_gap(program, entry.scopes[0], tools)
         if entry.hashes and entry.scopes:
             self._leave_end(own, program, entry.hashes[-1], entry.scopes[0])
         for at, scope in zip(replies, entry.scopes, strict=False):
             self._leave_end(own, program, at, scope)
         if not program.open:
             own.waits(program)[program] = None
+            if not (program.is_session or len(program.run.dag)):
+                self._end(program)
 
     def _leave_end(
         self, own: _TenantPrograms, program: ClientProgram, at: bytes, scope: Scope
@@ -208,15 +218,18 @@ class ClientPrograms:
                 return Frontier(joined.from_iterable(known))
         return program.frontier if end is None else Frontier(end.scope.frontier.ids)
 
-    def _begin_gap(self, program: ClientProgram, scope: Scope, tool: str) -> None:
-        registry = self._runtime.registry
-        program.gaps[scope] = registry.begin_interrupt(program.run, scope, NodeKind.TOOL, tool)
+    def _begin_gap(self, program: ClientProgram, scope: Scope, tools: Sequence[str]) -> None:
+        registry, run = self._runtime.registry, program.run
+        own = [(scope.fork(), tool) for tool in tools]
+        program.gaps[scope] = [
+            (fork, registry.begin_interrupt(run, fork, NodeKind.TOOL, tool)) for fork, tool in own
+        ]
 
     def _end_gaps(self, program: ClientProgram, scopes: Sequence[Scope]) -> None:
         for scope in scopes:
-            node = program.gaps.pop(scope, None)
-            if node is not None:
-                self._runtime.registry.end_interrupt(program.run, scope, node)
+            for fork, node in program.gaps.pop(scope, ()):
+                self._runtime.registry.end_interrupt(program.run, fork, node)
+                scope.join(fork)
                 program.frontier.include(scope.frontier.ids)
 
     # -- sessions ----------------------------------------------------------------------
@@ -227,6 +240,7 @@ class ClientPrograms:
         name = f"sess-{uuid4().hex}"
         named = Claim(name, claim.type, claim.session, deadline_s=claim.deadline_s)
         program = self._open(tenant, own, named)
+        program.is_session = True
         own.idle[program] = None
         return program
 

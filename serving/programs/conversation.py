@@ -42,11 +42,11 @@ def _canonical(message: Mapping[str, Any]) -> bytes:
     return json.dumps(values, sort_keys=True).encode()
 
 
-def _arguments(text: str) -> Any:
+def _arguments(given: Any) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
-        return text
+        return given
 
 
 class Conversations(Generic[T]):

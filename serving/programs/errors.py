@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -43,6 +42,15 @@ class ApiError(HTTPException):
     ) -> None:
         super().__init__(status, message)
         self.param, self.code = param, code
+
+
+class CalledOffError(AgentrtError):
+    """A call whose program was ended while it was under way."""
+
+    status = 409
+
+    def __init__(self, program_id: str) -> None:
+        super().__init__(f"the call was called off: its program {program_id} was ended")
 
 
 class OpenAIRoute(APIRoute):
@@ -116,7 +124,7 @@ def _of_ours(error: BaseException) -> tuple[int, str]:
             return 408, "deadline_exceeded"
         case EngineDiedError():
             return 503, "engine_died"
-        case asyncio.CancelledError():
+        case CalledOffError():
             return 409, "cancelled"
         case _:
             return 500, "internal_error"

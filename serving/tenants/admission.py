@@ -64,7 +64,9 @@ class AdmissionController(ForwardingExecutor):
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._isolate:
-            call = replace(call, spec=replace(call.spec, cache_salt=call.identity.tenant))
+            # A client's own salt tells its calls apart, inside what is its tenant's.
+            salts = filter(None, (call.identity.tenant, call.spec.cache_salt))
+            call = replace(call, spec=replace(call.spec, cache_salt="/".join(salts)))
         async with (
             self._admitted(call) as admitted,
             contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks,

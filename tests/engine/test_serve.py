@@ -194,7 +194,8 @@ def test_tools_that_must_be_called(client: openai.OpenAI, choice: Any) -> None:
         "max_tokens": 60,
     }
     answer = client.chat.completions.create(**ask).choices[0]
-    assert answer.finish_reason == "tool_calls"
+    # As OpenAI's API has it, who names the tool knows that it is called.
+    assert answer.finish_reason == ("tool_calls" if choice == "required" else "stop")
     [call] = answer.message.tool_calls or []
     assert call.type == "function"
     assert isinstance(json.loads(call.function.arguments)["number"], int)
@@ -246,7 +247,7 @@ def test_completions(client: openai.OpenAI) -> None:
     ("change", "status", "says"),
     [
         ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "tokens"),
-        ({"model": "gpt-4"}, 404, "it serves tiny"),
+        ({"model": "gpt-4"}, 404, "aliases: tiny"),
         ({"temperature": 9}, 400, "temperature"),
         ({"response_format": {"type": "json_schema", "json_schema": {
             "name": "x", "schema": {"$ref": "#/nowhere"}}}}, 400, ""),
@@ -349,7 +350,7 @@ def test_a_client_that_goes_frees_its_call(
                 next(answer.iter_lines())
         else:
             with pytest.raises(httpx.ReadTimeout):
-                leaving.post("/v1/chat/completions", json=body, timeout=0.7)
+                leaving.post("/v1/chat/completions", json=body, timeout=3.0)
     serving.wait_until(lambda: serving.session(name)["open_calls"] == 0)
     ended = serving.http.delete(f"/v1/sessions/{name}").json()
     assert ended["calls"] == 1

@@ -1,54 +1,83 @@
-"""A whole server over loopback, in the test's own loop, on a scripted engine."""
+"""A whole server over loopback, in the test's own loop, on a scripted engine under vLLM's front."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
+
+pytest.importorskip("vllm")
 
 from agentrt import Runtime
-from agentrt.executors.base import Chunk, Executor
+from agentrt.executors.base import Chunk
+from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.request import Call
 from agentrt.serving.app import opened_app
+from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.listen import Listener
-from agentrt.serving.openai.api import api as openai
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import Bounds, KeyCheck, Served, Server
 from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
-from agentrt.testing.scripted import ScriptedExecutor
+from agentrt.testing.scripted_engine import RawScript, ScriptedEngine
 
 MODEL = "scripted"
-WAIT_S = 10.0
+SAYS = "one two three"
+WAIT_S = 20.0
 """What a test waits for is there sooner, or never."""
 
+_SHARED: dict[str, Any] = {}
 
-class Held(ScriptedExecutor):
-    """Its calls give one token, and then wait until they are let go."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(lambda call: "one two three", **options)
+def called(*calls: tuple[str, Any]) -> str:
+    """An output that calls a tool, in the form that the model's outputs are held to."""
+    [(name, arguments)] = calls
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+async def engine_and_fronts() -> tuple[ScriptedEngine, Any]:
+    """A started engine, and vLLM's front end on it: made once, since that takes seconds.
+
+    A front end makes the calls of whoever asks it, and so serves the servers of all tests.
+    """
+    if not _SHARED:
+        model = str(embedded_model(lambda message: None))
+        engine = ScriptedEngine(lambda call: SAYS, model)
+        await engine.start(lambda message: None)
+        _SHARED.update(engine=engine, front=await open_frontend(engine, (MODEL,)))
+    return _SHARED["engine"], fronts_of(_SHARED["front"])
+
+
+class Held(ScriptedEngine):
+    """Its calls wait before their last token until they are let go."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
         self.go = asyncio.Event()
         self.began = asyncio.Event()
         self.open: set[str] = set()
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         self.open.add(call.call_id)
+        made = ScriptedEngine.generate(self, call, stream=stream)
         try:
-            async for chunk in super().generate(call, stream=stream):
-                yield chunk
+            async with contextlib.aclosing(made) as chunks:
+                async for chunk in chunks:
+                    if chunk.reply is not None:
+                        self.began.set()
+                        await self.go.wait()
+                    yield chunk
         finally:
             self.open.discard(call.call_id)
-
-    async def _step(self, state: Any) -> None:
-        await super()._step(state)
-        if state.steps > 1:
-            self.began.set()
-            await self.go.wait()
 
 
 @dataclass
@@ -66,11 +95,15 @@ class LocalServer:
         """A chat, of user texts or whole messages; the JSON of its answer."""
         chat = [m if isinstance(m, dict) else {"role": "user", "content": m} for m in messages]
         body = {"model": MODEL, "messages": chat, **more}
-        answer = await self.client.post("/v1/chat/completions", json=body, headers=dict(headers))
+        return await self.post("/v1/chat/completions", body, headers)
+
+    async def post(self, path: str, body: Any, headers: Mapping[str, str] = {}) -> Any:
+        """The JSON of an answer that must be a success."""
+        answer = await self.client.post(path, json=body, headers=dict(headers))
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    async def until(self, condition: Any) -> None:
+    async def until(self, condition: Callable[[], Any]) -> None:
         """Wait until ``condition()``."""
         async with asyncio.timeout(WAIT_S):
             while not condition():
@@ -79,8 +112,10 @@ class LocalServer:
 
 @asynccontextmanager
 async def open_server(
-    engine: Executor | None = None,
+    script: RawScript | None = None,
     *,
+    kind: type[ScriptedEngine] = ScriptedEngine,
+    slots: int | None = None,
     served: Mapping[str, Served] | None = None,
     limits: Limits | None = None,
     limits_of: Mapping[str, Limits] | None = None,
@@ -88,13 +123,15 @@ async def open_server(
     bounds: Bounds | None = None,
     isolate: bool = False,
     is_shared: bool = False,
-    apis: Sequence[Any] = (programs, openai),
+    apis: Sequence[Any] = (programs,),
 ) -> AsyncIterator[LocalServer]:
     """A server on a free port, until the block ends."""
-    engine = ScriptedExecutor() if engine is None else engine
-    loop = asyncio.get_running_loop()
-    own = limits_of or {}
-    tenants = Tenants(loop.time, limits or Limits(), lambda: own)
+    shared, fronts = await engine_and_fronts()
+    fields = {one.name: getattr(shared, one.name) for one in dataclasses.fields(shared)}
+    own: dict[str, Any] = {"script": script or shared.script, "slots": slots}
+    engine = kind(**{**fields, **own, "calls": [], "aborted_calls": [], "ended": []})
+    own_limits = limits_of or {}
+    tenants = Tenants(asyncio.get_running_loop().time, limits or Limits(), lambda: own_limits)
     admission = AdmissionController(engine, tenants, is_shared=is_shared, isolate=isolate)
     async with Runtime(admission) as runtime:
         server = Server(
@@ -106,7 +143,7 @@ async def open_server(
             bounds=bounds or Bounds(),
         )
         listener = Listener("127.0.0.1", 0)
-        async with opened_app(server, apis) as app:
+        async with opened_app(server, apis, FrontendApp(server, fronts)) as app:
             serving = asyncio.create_task(listener.serve(app, server.bounds))
             try:
                 async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_S) as client:

@@ -216,7 +216,8 @@ def as_vllm(error: AgentrtError) -> VLLMError:
         return GracefulHTTPError(text, HTTPStatus.SERVICE_UNAVAILABLE)
     if isinstance(error, CallTimeoutError):
         return GracefulHTTPError(text, HTTPStatus.REQUEST_TIMEOUT)
-    return VLLMServerError(text)
+    status = getattr(error, "status", None)  # an error of the server around it
+    return VLLMServerError(text) if status is None else GracefulHTTPError(text, HTTPStatus(status))
 
 
 def _refuse(name: str) -> Any:

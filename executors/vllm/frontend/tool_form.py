@@ -230,15 +230,16 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
 
 def _example(schema: Json) -> Any:
     """An object's names, with what each is about in place of its value."""
-    if "properties" not in schema:
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
         return {} if schema.get("type") == "object" else "<value>"
-    return {name: f"<{_about(part)}>" for name, part in schema["properties"].items()}
+    return {name: f"<{_about(part)}>" for name, part in properties.items()}
 
 
-def _about(schema: Json | bool) -> str:
-    if isinstance(schema, bool):
+def _about(schema: Any) -> str:
+    if not isinstance(schema, dict):  # true, or no schema at all: its constraint will be refused
         return "value"
-    if "enum" in schema:
+    if isinstance(schema.get("enum"), list):
         return "|".join(map(str, schema["enum"]))
     return str(schema.get("description") or schema.get("type") or "value")
 

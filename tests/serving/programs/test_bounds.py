@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
+from agentrt.executors.base import Chunk
+from agentrt.request import Call
 from agentrt.serving.server import Bounds
 from agentrt.serving.tenants import Limits
+from agentrt.testing.scripted_engine import ScriptedEngine
 from tests.serving.local import MODEL, WAIT_S, Held, LocalServer, open_server
 
 CHAT = "/v1/chat/completions"
@@ -121,13 +125,21 @@ async def test_a_reader_that_does_not_read_is_dropped_and_its_call_cancelled() -
     class Chatter(Held):
         """It never stops talking."""
 
-        async def _step(self, state: Any) -> None:
-            await asyncio.sleep(0)
-            state.steps += 1
+        async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+            self.open.add(call.call_id)
+            made = ScriptedEngine.generate(self, call, stream=stream)
+            try:
+                async with contextlib.aclosing(made) as chunks:
+                    chunk = await anext(chunks)
+                    chunk.output.outputs[0].text = "many words " * 1000
+                    while True:
+                        await asyncio.sleep(0)
+                        yield chunk
+            finally:
+                self.open.discard(call.call_id)
 
-    engine = Chatter()
-    engine._script = lambda call: "many words " * 200_000
-    async with open_server(engine, bounds=Bounds(reader_s=0.2)) as local:
+    async with open_server(kind=Chatter, bounds=Bounds(reader_s=0.2)) as local:
+        engine = local.engine
         raw = await Raw.to(local)
         said = json.dumps(body(stream=True)).encode()
         raw.writer.write(f"{HEAD}content-length: {len(said)}\r\n\r\n".encode() + said)
@@ -140,7 +152,7 @@ async def test_a_reader_that_does_not_read_is_dropped_and_its_call_cancelled() -
 
 
 async def test_a_tenant_with_too_many_calls_is_told_when_to_come_back() -> None:
-    async with open_server(Held(), limits=Limits(calls=3)) as local:
+    async with open_server(kind=Held, limits=Limits(calls=3)) as local:
         asking = [asyncio.create_task(local.chat("x")) for _ in range(3)]
         await local.until(lambda: len(local.engine.open) == 3)
         refused = await local.client.post(CHAT, json=body())

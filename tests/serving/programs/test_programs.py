@@ -11,14 +11,14 @@ import pytest
 from agentrt import Context, Runtime, program
 from agentrt.executors.openai import OpenAIEndpoint
 from agentrt.graph import NodeKind
-from agentrt.request import Reply
+from agentrt.request import Call, Reply
 from agentrt.scheduler.table import ProgramState
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import Claim
 from agentrt.serving.server import Bounds, ServedProgram
 from agentrt.serving.tenants import Limits
 from agentrt.testing.scripted import ScriptedExecutor
-from tests.serving.local import LocalServer, open_server
+from tests.serving.local import Held, LocalServer, called, open_server
 
 LOOK: Any = {
     "type": "function",
@@ -31,6 +31,11 @@ LOOK: Any = {
         },
     },
 }
+
+
+def looks(call: Call) -> str:
+    """The model calls the tool, until it has its result."""
+    return called(("look", {"at": 3}))
 
 
 def headers(program: str, **more: str) -> dict[str, str]:
@@ -61,9 +66,14 @@ async def test_headers_give_type_session_node_and_true_parents() -> None:
 
 
 async def test_without_edges_a_program_is_one_thread_and_parallel_calls_are_beside() -> None:
-    async with open_server() as local:
+    async with open_server(kind=Held) as local:
+        local.engine.go.set()
         await local.chat("one", headers=headers("p"))
-        await asyncio.gather(*(local.chat(text, headers=headers("p")) for text in ("two", "three")))
+        local.engine.go.clear()
+        beside = [asyncio.create_task(local.chat(text, headers=headers("p"))) for text in "ab"]
+        await local.until(lambda: len(local.engine.open) == 2)
+        local.engine.go.set()
+        await asyncio.gather(*beside)
         await local.chat("four", headers=headers("p"))
         assert parents(local, programs(local)[0]) == [(), (0,), (0,), (1, 2)]
 
@@ -175,7 +185,7 @@ async def test_a_fork_of_a_chat_makes_siblings() -> None:
 
 async def test_the_reply_tells_programs_apart_that_began_alike() -> None:
     replies = iter(["red", "blue", "red again", "blue again"])
-    async with open_server(ScriptedExecutor(lambda call: next(replies))) as local:
+    async with open_server(lambda call: next(replies)) as local:
         for _ in range(2):
             await local.chat("a colour")
         for colour in ("red", "blue"):
@@ -184,7 +194,7 @@ async def test_the_reply_tells_programs_apart_that_began_alike() -> None:
 
 
 async def test_a_tool_call_is_found_again_however_it_is_spaced() -> None:
-    async with open_server() as local:
+    async with open_server(looks) as local:
         tools = [LOOK]
         answer = await local.chat("look", tools=tools, tool_choice="required")
         message = answer["choices"][0]["message"]
@@ -205,7 +215,7 @@ async def test_a_tool_call_is_found_again_however_it_is_spaced() -> None:
 
 
 async def test_a_named_program_is_in_its_tool_until_it_calls_again() -> None:
-    async with open_server() as local:
+    async with open_server(looks) as local:
         ask: Any = {"tools": [LOOK], "tool_choice": "required", "headers": {"session-id": "s"}}
         await local.chat("look", **ask)
         [row] = local.runtime.table
@@ -235,7 +245,6 @@ async def test_silent_programs_expire_and_named_ones_later() -> None:
     async with open_server(bounds=bounds) as local:
         await local.chat("hello")
         await local.chat("hello", headers=headers("p"))
-        assert len(local.runtime.table) == 2
         await local.until(lambda: len(local.runtime.table) == 1)
         await local.until(lambda: local.engine.ended == ["chat-1"])
         assert programs(local) == ["chat-2"]

@@ -13,15 +13,16 @@ from tests.serving.local import Held, open_server
 
 async def test_tenants_take_turns_where_the_engine_is_full() -> None:
     """With two places, A's ten calls came first, and B's two are not last."""
-    async with open_server(Held(slots=1), is_shared=True) as local:
+    async with open_server(kind=Held, slots=1, is_shared=True) as local:
         asking = []
         for tenant, number in (("a", 10), ("b", 2)):
             said = {"x-agentrt-tenant": tenant}
             asking += [asyncio.create_task(local.chat("x", headers=said)) for _ in range(number)]
-            total = len(asking)
-            await local.until(
-                lambda total=total: sum(len(row.calls) for row in local.runtime.table) == total
-            )
+
+            def all_came(total: int = len(asking)) -> bool:
+                return sum(len(row.calls) for row in local.runtime.table) == total
+
+            await local.until(all_came)
         assert [call.identity.tenant for call in local.engine.calls] == ["a", "a"]
         local.engine.go.set()
         await asyncio.gather(*asking)
@@ -32,7 +33,7 @@ async def test_tenants_take_turns_where_the_engine_is_full() -> None:
 
 
 async def test_without_keys_all_are_admitted() -> None:
-    async with open_server(Held(slots=1)) as local:
+    async with open_server(kind=Held, slots=1) as local:
         asking = [asyncio.create_task(local.chat("x")) for _ in range(20)]
         await local.until(lambda: len(local.engine.open) == 20)
         local.engine.go.set()
@@ -41,7 +42,7 @@ async def test_without_keys_all_are_admitted() -> None:
 
 async def test_waiting_for_admission_is_waiting() -> None:
     limits = Limits(concurrency=1)
-    async with open_server(Held(), limits=limits, is_shared=True) as local:
+    async with open_server(kind=Held, limits=limits, is_shared=True) as local:
         asking = [asyncio.create_task(local.chat("x")) for _ in range(2)]
         await local.engine.began.wait()
         await local.until(lambda: local.server.tenants.calls("default") == 2)

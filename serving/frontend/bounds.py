@@ -1,0 +1,143 @@
+"""Limits on what one request may ask for, beside those that vLLM sets itself: pure.
+
+Bodies were not checked yet. What is no list, number or schema at all is left to vLLM to refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentrt.serving.frontend.conversations import COMPLETIONS, MESSAGES
+from agentrt.serving.programs.errors import ApiError
+
+MOST_CHOICES = 128
+"""``n`` of a request: what OpenAI's API takes."""
+MOST_CALLS = 1024
+"""Choices times prompts."""
+_LONGEST_STOP = 1024
+_LISTS = {"stop_token_ids": 1024, "logit_bias": 1024, "tools": 1024, "bad_words": 1024}
+
+MOST_NODES = 20_000
+"""Values in all schemas of a request, nested ones included."""
+MOST_REPEATS = 100_000
+"""The sum of lengths and repetitions (``maxLength``, ``minItems``, ``{n,m}`` of a pattern)."""
+MOST_OPTIONAL = 512
+"""Properties of one object that may be left out: compiling them takes time by their square."""
+LONGEST_PATTERN = 4096
+_GRAMMAR = 64 * 1024
+_REPEATS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_QUANTIFIER = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+
+
+def calls_of(path: str, body: Mapping[str, Any]) -> int:
+    """How many calls a request makes. Raises `ApiError` for too many."""
+    choices, prompts = _count(body.get("n")), 1
+    if choices > MOST_CHOICES:
+        raise _too_much("n", choices, MOST_CHOICES)
+    prompt = body.get("prompt")
+    if path == COMPLETIONS and isinstance(prompt, list) and not _is_tokens(prompt):
+        prompts = len(prompt)
+    if path.endswith("/batch") and isinstance(body.get("messages"), list):
+        prompts = len(body["messages"])
+    if choices * prompts > MOST_CALLS:
+        raise _too_much("prompt", choices * prompts, MOST_CALLS, "choices times prompts")
+    return choices * max(1, prompts)
+
+
+def check_bounds(path: str, body: Mapping[str, Any]) -> None:
+    """Raise `ApiError` for lists, schemas and patterns beyond the limits; it names the field."""
+    for name, most in _LISTS.items():
+        given = body.get(name)
+        if isinstance(given, list | dict) and len(given) > most:
+            raise _too_much(name, len(given), most, "entries")
+    stop = "stop_sequences" if path == MESSAGES else "stop"
+    given = body.get(stop)
+    for one in given if isinstance(given, list) else [given]:
+        if isinstance(one, str) and len(one) > _LONGEST_STOP:
+            raise _too_much(stop, len(one), _LONGEST_STOP, "characters of one string")
+    weight = _Weight()
+    for field, schema in _schemas(body):
+        weight.add(field, schema)
+    _check_structured(body.get("structured_outputs"), weight)
+
+
+def _is_tokens(prompt: list[Any]) -> bool:
+    return isinstance(prompt[0], int) if prompt else False
+
+
+def _count(given: Any) -> int:
+    return given if isinstance(given, int) and given > 0 else 1
+
+
+def _schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Where the APIs have schemas: formats of answers, and tools."""
+    yield "response_format", body.get("response_format")
+    yield "text.format", _get(body.get("text"), "format")
+    yield "output_config.format", _get(body.get("output_config"), "format")
+    tools = body.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        for name in ("function", "parameters", "input_schema"):
+            yield f"tools.{index}.{name}", _get(tool, name)
+
+
+def _check_structured(given: Any, weight: _Weight) -> None:
+    """vLLM's own field for what an output is held to."""
+    where = "structured_outputs"
+    for name in ("json", "structural_tag", "choice"):
+        value = _get(given, name)
+        if isinstance(value, str) and len(value) > _GRAMMAR:
+            raise _too_much(f"{where}.{name}", len(value), _GRAMMAR, "characters")
+        weight.add(f"{where}.{name}", value)
+    weight.add(where, {"pattern": _get(given, "regex")})
+    grammar = _get(given, "grammar")
+    if isinstance(grammar, str) and len(grammar) > _GRAMMAR:
+        raise _too_much(f"{where}.grammar", len(grammar), _GRAMMAR, "characters")
+
+
+class _Weight:
+    """What all schemas of a request come to."""
+
+    def __init__(self) -> None:
+        self._nodes = self._repeats = 0
+
+    def add(self, field: str, schema: Any) -> None:
+        """Count another. Raises `ApiError` when it is too much."""
+        left = [schema]
+        while left:
+            value = left.pop()
+            self._nodes += 1
+            if isinstance(value, dict):
+                self._check_object(field, value)
+                left += value.values()
+            elif isinstance(value, list):
+                left += value
+            if self._nodes + len(left) > MOST_NODES:
+                raise _too_much(field, self._nodes + len(left), MOST_NODES, "values in schemas")
+
+    def _check_object(self, field: str, schema: Mapping[str, Any]) -> None:
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str):
+            if len(pattern) > LONGEST_PATTERN:
+                raise _too_much(field, len(pattern), LONGEST_PATTERN, "characters of a pattern")
+            self._repeats += sum(int(b or a) for a, b in _QUANTIFIER.findall(pattern))
+        self._repeats += sum(_count(schema[name]) for name in _REPEATS if name in schema)
+        if self._repeats > MOST_REPEATS:
+            raise _too_much(field, self._repeats, MOST_REPEATS, "lengths and repetitions in sum")
+        properties, required = schema.get("properties"), schema.get("required")
+        if isinstance(properties, dict):
+            needed = len(required) if isinstance(required, list) else 0
+            if len(properties) - needed > MOST_OPTIONAL:
+                raise _too_much(
+                    field, len(properties) - needed, MOST_OPTIONAL, "optional properties"
+                )
+
+
+def _get(given: Any, name: str) -> Any:
+    return given.get(name) if isinstance(given, dict) else None
+
+
+def _too_much(field: str, count: int, most: int, what: str = "") -> ApiError:
+    text = f"{field}: {count} {what}".rstrip()
+    return ApiError(400, f"{text}; this server takes {most} at most", param=field)

@@ -1,0 +1,119 @@
+"""The conversation of a request and its continuation by the answer, in any of the three APIs: pure.
+
+All become messages as `agentrt.serving.programs.conversation` hashes them: a role, text, tool
+calls. Clients send back what they were answered, so both directions are read alike. Bodies were
+not checked yet: what has no sense is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+
+Message = dict[str, Any]
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+_BILLING = "x-anthropic-billing-header"
+"""A line that Claude Code puts before its system prompt, and that changes with each request."""
+_CHANGING = ("cache_control", "id", "status")
+
+
+def conversation(path: str, body: Mapping[str, Any]) -> list[Message]:
+    """The messages of a request; none for one that has no conversation."""
+    if path == MESSAGES:
+        return [*_system(body.get("system")), *map(_blocks, _objects(body.get("messages")))]
+    if path == RESPONSES:
+        return [*_system(body.get("instructions")), *items(body.get("input"))]
+    return list(map(chat_message, _objects(body.get("messages")))) if path == CHAT else []
+
+
+def chat_message(message: Mapping[str, Any]) -> Message:
+    """A message of OpenAI's chat completions."""
+    calls = [
+        _call(function.get("name"), function.get("arguments"))
+        for call in _objects(message.get("tool_calls"))
+        if isinstance(function := call.get("function"), dict)
+    ]
+    return _message(message.get("role"), _text(message.get("content")), calls)
+
+
+def blocks_message(content: Any) -> Message:
+    """An assistant's content blocks, as Anthropic's API answers."""
+    return _blocks({"role": "assistant", "content": content})
+
+
+def items(given: Any) -> Iterator[Message]:
+    """Items of the Responses API, of an input or an output."""
+    if isinstance(given, str):
+        yield _message("user", given)
+    for item in _objects(given):
+        kind = item.get("type") or "message"
+        if kind == "message":
+            yield _message(item.get("role"), _text(item.get("content")))
+        elif kind.endswith("_call"):
+            yield _message(
+                "assistant", "", [_call(item.get("name"), item.get("arguments", item.get("input")))]
+            )
+        elif kind.endswith("_output"):
+            yield _message("tool", _text(item.get("output")))
+        elif kind not in _THOUGHTS:
+            yield _message(kind, _dump(item))
+
+
+def tools_of(messages: Sequence[Message]) -> list[str]:
+    """The names of the tools that messages call."""
+    return [call["function"]["name"] for message in messages for call in message["tool_calls"]]
+
+
+def _system(given: Any) -> list[Message]:
+    if isinstance(given, list):
+        given = [b for b in _objects(given) if not str(b.get("text", "")).startswith(_BILLING)]
+    return [_message("system", _text(given))] if given else []
+
+
+def _blocks(message: Mapping[str, Any]) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return _message(message.get("role"), _text(content))
+    blocks = [b for b in _objects(content) if b.get("type") not in _THOUGHTS]
+    calls = [_call(b.get("name"), b.get("input")) for b in blocks if b.get("type") == "tool_use"]
+    rest = [b for b in blocks if b.get("type") != "tool_use"]
+    return _message(message.get("role"), _text(rest), calls)
+
+
+def _message(role: Any, content: str, calls: Sequence[Message] = ()) -> Message:
+    return {"role": str(role), "content": content.strip(), "tool_calls": list(calls)}
+
+
+def _call(name: Any, arguments: Any) -> Message:
+    return {"function": {"name": str(name or ""), "arguments": arguments or "{}"}}
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(map(_part, content)) if isinstance(content, list) else _dump(content)
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, dict):
+        kind = part.get("type")
+        if kind in _TEXTS:
+            return str(part.get("refusal" if kind == "refusal" else "text", ""))
+        if kind == "tool_result":
+            return _text(part.get("content"))
+    return _dump(part)
+
+
+def _dump(value: Any) -> str:
+    if isinstance(value, dict):
+        value = {name: one for name, one in value.items() if name not in _CHANGING}
+    return json.dumps(value, sort_keys=True)
+
+
+def _objects(given: Any) -> list[Mapping[str, Any]]:
+    return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []

@@ -1,0 +1,178 @@
+"""What of the server is vLLM's own: each request goes to the front end that has its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from fastapi import FastAPI
+from pydantic_core import from_json
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from agentrt.errors import AgentrtError, NotServedError
+from agentrt.executors.frontend import Frontend
+from agentrt.executors.vllm.frontend.models import ModelFrontends
+from agentrt.serving.error_responses import in_form_of
+from agentrt.serving.frontend.bounds import check_bounds
+from agentrt.serving.frontend.exchange import Exchange
+from agentrt.serving.frontend.paths import is_public, makes_calls
+from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
+from agentrt.serving.frontend.strict import KnownFields
+from agentrt.serving.middleware import tenant_of
+from agentrt.serving.programs.errors import ApiError, describe, log_fault
+from agentrt.serving.server import Server
+
+_MODELS = "/v1/models"
+_OF_RESPONSES = "/v1/responses/"
+
+
+class Front(Protocol):
+    """vLLM's front end of one model. ``names`` are the model's, and its adapters'."""
+
+    app: FastAPI
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+
+def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
+    """A runtime's front end as vLLM's own, one for each model; none of an executor without."""
+    each = frontend.fronts if isinstance(frontend, ModelFrontends) else (frontend,)
+    return tuple(cast(Front, one) for one in each if hasattr(one, "app"))
+
+
+class FrontendApp:
+    """vLLM's front ends as one ASGI application behind the server's own routes.
+
+    When ``strict``, fields that vLLM would ignore are refused.
+    """
+
+    def __init__(self, server: Server, fronts: Sequence[Front], *, strict: bool = False) -> None:
+        self._server = server
+        self._known = [KnownFields(front.app) for front in fronts if strict]
+        self._fronts = tuple(fronts)
+        self._store = ResponseStore(server.runtime.now)
+        for front in fronts:
+            if (responses := front.app.state.openai_serving_responses) is not None:
+                self._store.attach(responses)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        if not is_public(scope["path"], operator=request.state.operator):
+            raise HTTPException(404, "Not Found")
+        try:
+            await self._serve(request, send)
+        except ClientDisconnect:
+            return
+        except (HTTPException, AgentrtError) as error:
+            status, body, headers = describe(error)
+            log_fault(status, error)
+            refusal = JSONResponse(in_form_of(scope["path"], body), status, headers)
+            await refusal(scope, receive, send)
+
+    async def _serve(self, request: Request, send: Send) -> None:
+        path, tenant = request.url.path, tenant_of(request)
+        if path == _MODELS or path.startswith(f"{_MODELS}/"):
+            response = JSONResponse(await self._models(path.removeprefix(_MODELS).strip("/")))
+            await response(request.scope, request.receive, send)
+            return
+        body = await request.body() if request.method == "POST" else b""
+        fields = _fields(request, body)
+        for known in self._known[:1]:  # all front ends have the same routes
+            known.check(path, fields)
+        model = await _model(request, fields)
+        front = self._front(path, tenant, model)
+        token = ASKING.set(Asking(tenant, len(body), model))
+        try:
+            handed = _handed_on(request), _replay(body, request.receive)
+            if request.method != "POST":
+                await front.app(*handed, send)
+            elif makes_calls(path):
+                check_bounds(path, fields)
+                exchange = Exchange(self._server, self._store, tenant, path, fields)
+                await exchange.run(front.app, *handed, send)
+            else:
+                self._server.tenants.ask(tenant)
+                await front.app(*handed, send)
+        finally:
+            ASKING.reset(token)
+
+    # -- models ------------------------------------------------------------------------
+
+    def _front(self, path: str, tenant: str, model: str | None) -> Front:
+        """The front end of ``model``; of a response, that which made it."""
+        if path.startswith(_OF_RESPONSES):
+            kept = self._store.get(tenant, path.removeprefix(_OF_RESPONSES).partition("/")[0])
+            model = None if kept is None else kept.model
+        if not model or len(self._fronts) == 1:
+            return self._fronts[0]
+        for front in self._fronts:
+            if model in front.names:
+                return front
+        names = ", ".join(name for front in self._fronts for name in front.names)
+        raise NotServedError(f"this server does not serve model {model!r}; it serves {names}")
+
+    async def _models(self, name: str) -> dict[str, Any]:
+        """All models and adapters as vLLM describes them, or the one of that name."""
+        cards = []
+        for front in self._fronts:
+            listed = await front.app.state.openai_serving_models.show_available_models()
+            cards += listed.model_dump()["data"]
+        if not name:
+            return {"object": "list", "data": cards}
+        for card in cards:
+            if card["id"] == name:
+                found: dict[str, Any] = card
+                return found
+        served = ", ".join(card["id"] for card in cards)
+        raise NotServedError(f"this server does not serve model {name!r}; it serves {served}")
+
+
+def _fields(request: Request, body: bytes) -> Mapping[str, Any]:
+    """The fields of a JSON body; none where vLLM will refuse it, or where it is a form.
+
+    Raises `ApiError` for JSON that has NaN, half surrogates, or no end to its depth: Python's own
+    parser takes these, and what works with them fails later.
+    """
+    if not body or "json" not in request.headers.get("content-type", ""):
+        return {}
+    try:
+        fields = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+    return fields if isinstance(fields, dict) else {}
+
+
+async def _model(request: Request, fields: Mapping[str, Any]) -> str | None:
+    """The model that a request names, in its body or form."""
+    model = fields.get("model")
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        async with request.form() as form:
+            model = form.get("model")
+    return model if isinstance(model, str) else None
+
+
+def _handed_on(request: Request) -> Scope:
+    """The request as vLLM sees it: its id is the server's own."""
+    scope = {name: request.scope[name] for name in request.scope.keys() - {"router", "endpoint"}}
+    scope["headers"] = list(scope["headers"])
+    MutableHeaders(scope=scope)["x-request-id"] = request.state.request_id
+    return scope
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A request whose body was read already. What comes then is that its client goes."""
+    is_read = False
+
+    async def replayed() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

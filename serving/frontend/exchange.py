@@ -1,0 +1,180 @@
+"""One request that makes calls, and its answer: whose it is, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentrt.executors.frontend import calling
+from agentrt.serving.frontend.answers import Answer
+from agentrt.serving.frontend.bounds import calls_of
+from agentrt.serving.frontend.callers import RequestCaller
+from agentrt.serving.frontend.conversations import RESPONSES, conversation, items, tools_of
+from agentrt.serving.frontend.refusals import clearer, retry_headers
+from agentrt.serving.frontend.responses import ResponseStore
+from agentrt.serving.programs.client_programs import Entry
+from agentrt.serving.programs.conversation import chain
+from agentrt.serving.programs.identity import read_claim
+from agentrt.serving.server import Server
+
+_OK = 200
+_STREAM = "text/event-stream"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request of ``tenant`` at ``path``, with its body's ``fields``."""
+
+    server: Server
+    store: ResponseStore
+    tenant: str
+    path: str
+    fields: Mapping[str, Any]
+    calls: int = field(init=False)
+    _entry: Entry = field(init=False)
+    _answer: Answer = field(init=False)
+    _body: bytes = b""
+    _size: int = 0
+    _status: int = 0
+    _start: Message = field(init=False)
+    _is_stream: bool = False
+    _is_left: bool = False
+
+    def __post_init__(self) -> None:
+        self.calls = calls_of(self.path, self.fields)
+        self._answer = Answer(self.path, self.calls)
+
+    async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let ``app`` answer.
+
+        Before it begins, raises `BusyError` where the tenant is at a limit, and `ApiError` where
+        its program is over.
+        """
+        self._enter(Headers(scope=scope))
+        caller = RequestCaller(self.server.runtime, self._entry)
+
+        async def send_read(message: Message) -> None:
+            for one in self._read(message):
+                await send(one)
+
+        async def receive_watched() -> Message:
+            message = await receive()
+            caller.is_gone = message["type"] == "http.disconnect"
+            return message
+
+        try:
+            with calling(caller):
+                await app(scope, receive_watched, send_read)
+        finally:
+            if not self._goes_on(app):
+                await caller.close()
+                self._leave()
+
+    def _enter(self, headers: Headers) -> None:
+        hashes = self._hashes()
+        session_id = self.fields.get("session_id")
+        claim = read_claim(headers, session_id if isinstance(session_id, str) else None)
+        tenants = self.server.tenants
+        tenants.enter(self.tenant, self.calls)
+        try:
+            self._entry = self.server.programs.enter(self.tenant, claim, hashes)
+        except BaseException:
+            tenants.leave(self.tenant, self.calls)
+            raise
+
+    def _hashes(self) -> list[bytes]:
+        """The hashes of the request's chat; one that goes on from a response begins with its."""
+        before = self.fields.get("previous_response_id")
+        kept = self.store.get(self.tenant, before) if isinstance(before, str) else None
+        messages = conversation(self.path, self.fields)
+        if kept is None or kept.end is None:
+            return chain(messages)
+        return [kept.end, *chain(messages, kept.end)]
+
+    # -- the answer --------------------------------------------------------------------
+
+    def _read(self, message: Message) -> Iterator[Message]:
+        """The message, as it goes to the client; a refusal's first waits for its body."""
+        if message["type"] == "http.response.start":
+            self._start = message
+            self._status = message["status"]
+            if self._status == _OK:
+                self._begin(message)
+                yield message
+            return
+        body = message.get("body", b"")
+        self._size += len(body)
+        if self._status == _OK:
+            self._hear(body, is_last=not message.get("more_body", False))
+            yield message
+            return
+        self._body += body
+        if not message.get("more_body", False):
+            body = clearer(self.path, self._status, self._body)
+            headers = [one for one in self._start["headers"] if one[0] != b"content-length"]
+            length = (b"content-length", str(len(body)).encode())
+            yield {**self._start, "headers": [*headers, length, *retry_headers(self._status)]}
+            yield {**message, "body": body}
+
+    def _begin(self, message: Message) -> None:
+        headers = Headers(raw=message.get("headers", []))
+        self._is_stream = headers.get("content-type", "").startswith(_STREAM)
+        program = self._entry.program.run.id.encode("ascii", "replace")
+        message["headers"] = [*message.get("headers", ()), (b"x-agentrt-program", program)]
+
+    def _hear(self, body: bytes, *, is_last: bool) -> None:
+        """Read a piece of the answer; at its end the request is left."""
+        if self._is_left:
+            return
+        if self._is_stream:
+            self._answer.feed(body)
+        else:
+            self._body += body
+            if is_last:
+                self._answer.read(self._body)
+        if self._answer.is_over and not self.fields.get("background"):
+            self._leave()  # before its client can go on from it
+
+    def _leave(self) -> None:
+        """The calls are over, and where their chats stand is known."""
+        if self._is_left:
+            return
+        self._is_left = True
+        hashes, replies = self._entry.hashes, self._answer.replies
+        before = hashes[-1] if hashes else b""
+        ends = [chain(reply, before)[-1] for reply in replies if reply] if hashes else []
+        tools = tools_of(replies[0]) if replies else []
+        self.server.programs.leave(self._entry, ends, tools)
+        self.server.tenants.leave(self.tenant, self.calls)
+        if self.path == RESPONSES and self._answer.id:
+            end = ends[0] if ends else None
+            self.store.finish(self.tenant, self._answer.id, self._size, end)
+
+    # -- responses in the background ---------------------------------------------------
+
+    def _goes_on(self, app: Any) -> bool:
+        """Whether vLLM goes on with the response by itself; it is left when that has ended."""
+        if self.path != RESPONSES or not self.fields.get("background"):
+            return False
+        handler = app.state.openai_serving_responses
+        task: asyncio.Task[Any] | None = handler.background_tasks.get(self._answer.id)
+        if task is None:
+            return False
+        self.server.under_way.add(task)
+
+        def ended(done: asyncio.Task[Any]) -> None:
+            self.server.under_way.discard(done)
+            kept = self.store.get(self.tenant, self._answer.id)
+            response = None if kept is None else kept.objects.get("response")
+            if response is not None:
+                whole = response.model_dump(mode="json", by_alias=True)
+                self._answer.replies = [list(items(whole.get("output")))]
+            self._leave()
+
+        task.add_done_callback(ended)
+        return True
