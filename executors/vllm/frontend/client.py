@@ -32,6 +32,7 @@ from agentrt.errors import (
 from agentrt.executors.base import Executor, FrontSetup
 from agentrt.executors.frontend import Caller, caller
 from agentrt.executors.vllm._compat.frontend import render_prompt
+from agentrt.executors.vllm.frontend.heard import Heard
 from agentrt.request import CallSpec, RenderedCall
 
 _NOT_OPTIONS = ("session_id", "trace_headers", "priority", "data_parallel_rank", "prompt_text")
@@ -62,7 +63,10 @@ class ProgramEngineClient(EngineClient):
         its output is read.
         """
         chosen = {n: v for n, v in options.items() if v is not None and n not in _NOT_OPTIONS}
-        return self._outputs(caller(), prompt, sampling_params, request_id, chosen)
+        outputs = self._outputs(who := caller(), prompt, sampling_params, request_id, chosen)
+        if isinstance(who, Heard):
+            who.outputs.append(outputs)
+        return outputs
 
     async def _outputs(
         self,

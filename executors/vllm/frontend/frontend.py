@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from agentrt.errors import (
-    AgentrtError,
     CallRejectedError,
     ConfigError,
     EngineError,
     NotServedError,
-    PromptTooLongError,
 )
-from agentrt.executors.base import Chunk, Executor, FrontSetup
+from agentrt.executors.base import Executor, FrontSetup
 from agentrt.executors.frontend import (
     Answer,
-    Caller,
     Frontend,
     FrontProfile,
     Request,
@@ -34,9 +30,9 @@ from agentrt.executors.vllm._compat.frontend import make_app, make_renderer
 from agentrt.executors.vllm.frontend.client import ProgramEngineClient
 from agentrt.executors.vllm.frontend.families import HELD
 from agentrt.executors.vllm.frontend.flags import parse_flags
+from agentrt.executors.vllm.frontend.heard import Heard
 from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
 from agentrt.executors.vllm.processes import apart
-from agentrt.request import CallSpec
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -87,7 +83,7 @@ class VLLMFrontend(Frontend):
     # -- chats -------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Answer:
-        heard = _Heard(caller())
+        heard = Heard(caller())
         with calling(heard), heard.errors():
             answer = await self._serving.create_chat_completion(self._parsed(request, False), None)
         if hasattr(answer, "error"):
@@ -96,12 +92,12 @@ class VLLMFrontend(Frontend):
         return body
 
     async def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        heard = _Heard(caller())
+        heard = Heard(caller())
         with calling(heard), heard.errors():
             events = await self._serving.create_chat_completion(self._parsed(request, True), None)
         if hasattr(events, "error"):
             raise _refused(events.error.model_dump())
-        async with contextlib.aclosing(stepped(heard, events)) as steps:
+        async with heard, contextlib.aclosing(stepped(heard, events)) as steps:
             async for event in steps:
                 data = event.removeprefix(_DATA).strip()
                 if not event.startswith(_DATA) or data == _END:
@@ -188,54 +184,6 @@ def front_args(setup: FrontSetup, names: Sequence[str]) -> Namespace:
     args.enable_prompt_tokens_details = True
     set_parsers(args, family_of(setup.vllm_config, setup.flags), setup.flags)
     return args
-
-
-@dataclass(slots=True)
-class _Heard:
-    """A caller whose ``error`` is kept: vLLM's front end tells clients its own words for it."""
-
-    inner: Caller
-    error: AgentrtError | None = None
-
-    async def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        async with contextlib.aclosing(self.inner.chunks(spec, stream=stream)) as chunks:
-            with self._heard():
-                async for chunk in chunks:
-                    yield chunk
-
-    @contextlib.contextmanager
-    def siblings(self, count: int) -> Iterator[Sequence[Caller]]:
-        with self.inner.siblings(count) as each, self._heard():
-            yield each
-
-    @contextlib.contextmanager
-    def _heard(self) -> Iterator[None]:
-        try:
-            yield
-        except AgentrtError as error:
-            self.error = error
-            raise
-
-    @contextlib.contextmanager
-    def errors(self) -> Iterator[None]:
-        """Raise our own error where vLLM's stands for it, and vLLM's refusals as ours."""
-        from vllm.exceptions import VLLMError
-
-        try:
-            yield
-        except VLLMError as error:
-            raise self.error or _as_ours(error) from error
-        except AgentrtError:
-            raise
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise self.error or CallRejectedError(str(error)) from error
-
-
-def _as_ours(error: Exception) -> CallRejectedError:
-    """vLLM's refusal of a request that it rendered."""
-    text = str(error.args[0]) if error.args else str(error)
-    too_long = getattr(error, "parameter", None) in ("input_tokens", "input_text")
-    return PromptTooLongError(text) if too_long else CallRejectedError(text)
 
 
 def _modalities(config: Any) -> Mapping[str, Any]:
