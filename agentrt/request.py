@@ -70,42 +70,49 @@ class RenderedCall:
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """One LLM call in the program's words.
+    """One LLM call, as a front end gives it to an executor.
 
-    Exactly one of ``messages`` (a chat), ``prompt`` (raw text) and ``prompt_token_ids``
-    is set. ``max_tokens`` bounds the output (tokens). ``temperature`` 0 is greedy.
-    With ``seed`` None the runtime draws one and records it, so that a call can be run
-    again with the same outcome. ``frequency_penalty`` and ``presence_penalty`` (-2 to 2) make
-    tokens less likely that the output has already, which ends loops. ``schema`` is a JSON
-    schema that the output obeys.
-    ``tool_choice`` is ``auto`` (answer or call a tool), ``required`` (call some tool),
-    ``none``, or a tool's name. With ``logprobs`` the reply has each token's log probability,
-    and those of so many most likely others. Calls with different ``cache_salt`` share no
-    cached prefix. ``model`` names one of those that are served; None is the first of them.
-
-    ``request`` is the whole chat request in OpenAI's form, for executors that take requests;
-    ``rendered`` is what a front end made of one for vLLM's engine.
+    It is ``rendered`` for vLLM's engine, with its ``prompt_token_ids``; or it is the whole chat
+    ``request`` in OpenAI's form, for executors that take requests; or bare token ids.
+    The other fields are what schedulers, routers and accounts look at, and what they may change.
+    ``max_tokens`` bounds the output (tokens). ``temperature`` 0 is greedy. With ``seed`` None the
+    runtime draws one and records it, so that a call can be run again with the same outcome.
+    ``ignore_eos`` goes on to ``max_tokens`` whatever the model says. Calls with different
+    ``cache_salt`` share no cached prefix. ``model`` names one of those that are served; None is
+    the first of them.
     """
 
-    messages: tuple[Message, ...] | None = None
-    prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     max_tokens: int = 256
     temperature: float = 0.0
-    top_p: float = 1.0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
-    schema: Mapping[str, Any] | None = None
-    tools: tuple[ToolSpec, ...] = ()
-    tool_choice: str = "auto"
     ignore_eos: bool = False
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logprobs: int | None = None
     cache_salt: str | None = None
     model: str | None = None
     request: Mapping[str, Any] | None = None
     rendered: RenderedCall | None = None
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The chat of a ``request``."""
+        return tuple((self.request or {}).get("messages") or ())
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The functions that a ``request`` lets the model call."""
+        tools = [tool.get("function") for tool in (self.request or {}).get("tools") or ()]
+        return tuple(
+            ToolSpec(one["name"], one.get("description") or "", one.get("parameters") or {})
+            for one in tools
+            if one
+        )
+
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """The JSON schema that the answer to a ``request`` obeys."""
+        response_format = (self.request or {}).get("response_format") or {}
+        schema: Mapping[str, Any] | None = (response_format.get("json_schema") or {}).get("schema")
+        return schema
 
 
 @dataclass(frozen=True, slots=True)

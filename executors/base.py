@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentrt.executors.info import ExecutorInfo
-from agentrt.request import Call, CallReport, CallSpec, Reply, TokenLogprob
+from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
 
@@ -30,14 +30,12 @@ KVEventListener = Callable[[KVEventBatch], None]
 class Chunk:
     """A piece of a call's output. The last chunk, and only it, carries the whole ``reply``.
 
-    ``logprobs`` are those of the piece's tokens, where the call asked for them. ``output`` is
-    the piece as its front end reads it: a ``chat.completion`` or one of its chunks in OpenAI's
-    form, or vLLM's ``RequestOutput``.
+    ``output`` is the piece as its front end reads it: a ``chat.completion`` or one of its chunks
+    in OpenAI's form, or vLLM's ``RequestOutput``.
     """
 
     text: str
     reply: Reply | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
     output: Any = None
 
 

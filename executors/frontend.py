@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.base import Chunk
 from agentrt.executors.info import ExecutorInfo, display_name
-from agentrt.request import NO_LIMIT, CallSpec, Reply, ToolSpec
+from agentrt.request import NO_LIMIT, CallSpec, Reply
 
 T = TypeVar("T")
 Request = Mapping[str, Any]
@@ -164,21 +164,13 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 def spec_of(request: Request) -> CallSpec:
     """A request as a call that is not rendered, with what schedulers and routers look at."""
-    response_format = request.get("response_format") or {}
-    limit = request.get("max_completion_tokens") or request.get("max_tokens")
     return CallSpec(
-        messages=tuple(request["messages"]),
-        max_tokens=limit or NO_LIMIT,
+        max_tokens=request.get("max_completion_tokens") or request.get("max_tokens") or NO_LIMIT,
         temperature=_number(request.get("temperature"), 1.0),
         seed=request.get("seed"),
-        model=request.get("model"),
-        schema=(response_format.get("json_schema") or {}).get("schema"),
-        tools=tuple(
-            ToolSpec(f["name"], f.get("description") or "", f.get("parameters") or {})
-            for f in (tool.get("function") for tool in request.get("tools") or ())
-            if f
-        ),
+        ignore_eos=bool(request.get("ignore_eos")),
         cache_salt=request.get("cache_salt"),
+        model=request.get("model"),
         request=request,
     )
 

@@ -13,15 +13,13 @@ class ExecutorInfo:
 
     The first of ``models`` is that of calls which name none; none at all means that the executor
     does not say. ``slots`` calls run at once on each of its ``engines``; None if it does not say.
-    With ``native_tools`` the text beside tool calls is the answer's own, and not in the form of
-    `toolcalls`. With ``cached_blocks`` its prompts can be hashed as its engine hashes them, and
+    With ``cached_blocks`` its prompts can be hashed as its engine hashes them, and
     it tells what its engine's prefix cache holds.
     """
 
     models: tuple[str, ...] = ()
     slots: int | None = None
     engines: int = 1
-    native_tools: bool = False
     cached_blocks: bool = False
 
     @property

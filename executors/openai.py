@@ -119,7 +119,7 @@ class OpenAIEndpoint(Executor):
         except openai.APIStatusError as error:
             raise _refused(call, error) from error
         reply = Reply(text, report=_report(usage, time.monotonic() - began))
-        yield Chunk("", reply, output={"choices": []}) if stream else Chunk(text, reply, (), answer)
+        yield Chunk("", reply, output={"choices": []}) if stream else Chunk(text, reply, answer)
 
     async def _answers(self, call: Call, stream: bool) -> AsyncGenerator[Answer, None]:
         """The whole answer, or its chunks."""

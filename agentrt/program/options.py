@@ -7,7 +7,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from agentrt.errors import ConfigError
 from agentrt.program.tools import tool_specs
-from agentrt.request import CallSpec, Message, ToolSpec
+from agentrt.request import Message, ToolSpec
 
 N = TypeVar("N", int, float)
 
@@ -123,27 +123,6 @@ def _choice(choice: str, tools: tuple[ToolSpec, ...]) -> str | dict[str, Any]:
             f"it can be auto, required, none, {', '.join(names)}"
         )
     return {"type": "function", "function": {"name": choice}}
-
-
-def make_spec(ask: str | Iterable[Message], **options: Unpack[LLMOptions]) -> CallSpec:
-    """The spec of a call. Raises `ConfigError` for what cannot be."""
-    _refuse_unknown(options)
-    stop = options.get("stop", ())
-    return CallSpec(
-        messages=_as_messages(ask),
-        max_tokens=_at_least("max_tokens", options.get("max_tokens") or 256, 1),
-        temperature=_at_least("temperature", options.get("temperature", 0.0), 0),
-        top_p=options.get("top_p", 1.0),
-        seed=options.get("seed"),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        schema=_as_schema(options.get("schema")),
-        tools=tool_specs(options.get("tools", ())),
-        tool_choice=options.get("tool_choice", "auto"),
-        ignore_eos=options.get("ignore_eos", False),
-        frequency_penalty=_penalty("frequency_penalty", options.get("frequency_penalty", 0.0)),
-        presence_penalty=_penalty("presence_penalty", options.get("presence_penalty", 0.0)),
-        model=options.get("model"),
-    )
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:

@@ -67,16 +67,13 @@ class ScriptedEngine(Executor):
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._replay is None:
             raise EngineDiedError("the scripted engine is not running")
-        rendered = call.spec.rendered
-        assert rendered is not None
         self.calls.append(call)
-        prompt, params = engine_input(call, rendered)
+        room = self._config.model_config.max_model_len
+        prompt, params, options = engine_input(call, room, stream=stream)
         steps, over = 0, False
         try:
             tokens = self._tokens(self.script(call))
-            for output in self._replay.outputs(
-                call.call_id, prompt, params, rendered.options, tokens
-            ):
+            for output in self._replay.outputs(call.call_id, prompt, params, options, tokens):
                 await asyncio.sleep(0)
                 steps += 1
                 over = output.finished

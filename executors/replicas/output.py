@@ -49,8 +49,7 @@ class CallOutput:
             return chunk
         if output is None and not text and not last:
             return None
-        # Log probabilities of text given before were given, too.
-        return replace(chunk, text=text, logprobs=(), output=output)
+        return replace(chunk, text=text, output=output)
 
     def _new_output(self, output: Any, text: str) -> Any:
         """What of an output is new, the same object where all of it is; None for nothing."""

@@ -29,7 +29,7 @@ def prompt_tokens(call: Call) -> int:
     spec = call.spec
     if spec.prompt_token_ids is not None:
         return len(spec.prompt_token_ids)
-    texts = [spec.prompt or "", *(str(message.get("content")) for message in spec.messages or ())]
+    texts = (str(message.get("content")) for message in spec.messages)
     return sum(map(len, texts)) // _CHARACTERS_PER_TOKEN
 
 

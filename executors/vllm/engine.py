@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import (
@@ -19,14 +18,7 @@ from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.core import close_context, core_pids, start_reader, stop_reader
 from agentrt.executors.vllm._compat.frontend import render_elsewhere
-from agentrt.executors.vllm.calls import (
-    BlockHasher,
-    engine_input,
-    logprobs_of,
-    prompt_of,
-    reply_of,
-    sampling_params,
-)
+from agentrt.executors.vllm.calls import BlockHasher, engine_input
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.frontend.parsers import family_of
@@ -38,7 +30,7 @@ from agentrt.executors.vllm.options import (
     prepare_environment,
 )
 from agentrt.executors.vllm.processes import apart, cpu_seconds, interrupts_blocked
-from agentrt.request import Call, CallReport, CallSpec, RenderedCall, Reply
+from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 
 if TYPE_CHECKING:
@@ -157,50 +149,34 @@ class VLLMEngine(CoreClient):
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._engine()
-        if call.spec.rendered is not None:
-            async with contextlib.aclosing(self._rendered(llm, call, call.spec.rendered)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
-        prompt = prompt_of(call.spec, self._tokenizer, self.model)
-        length = len(prompt["prompt_token_ids"])
-        params = sampling_params(call, length, self.max_model_len, stream=stream)
-        text, logprobs = "", logprobs_of(call.spec)
-        try:
-            outputs = self._submit(llm, call, prompt, params)
-            async with contextlib.aclosing(outputs):
-                async for output in outputs:
-                    piece, news = output.outputs[0].text, logprobs_of(call.spec, output)
-                    text, logprobs = text + piece, logprobs + news
-                    reply = self._reply(call, output, text) if output.finished else None
-                    yield Chunk(piece, reply and replace(reply, logprobs=logprobs), news)
-        except EngineDeadError as error:
-            raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
-        except (VLLMError, ValueError) as error:
-            raise CallRejectedError(f"call {call.call_id}: {error}") from error
-
-    async def _rendered(
-        self, llm: AsyncLLM, call: Call, rendered: RenderedCall
-    ) -> AsyncGenerator[Chunk, None]:
-        from vllm.exceptions import VLLMError
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        prompt, params = engine_input(call, rendered)
+        prompt, params, options = engine_input(call, self.max_model_len, stream=stream)
         text = ""
+        ids: list[int] = []
         try:
-            outputs = llm.generate(prompt, params, call.call_id, **rendered.options)
+            outputs = self._submit(llm, call, prompt, params, options)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
-                    piece = output.outputs[0].text
-                    text += piece
-                    reply = self._account(output, text) if output.finished else None
-                    yield Chunk(piece, reply, output=output)
+                    last = output.outputs[0]
+                    text += last.text
+                    ids += last.token_ids
+                    reply = self._account(output, text, ids) if output.finished else None
+                    yield Chunk(last.text, reply, output=output)
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
             raise CallRejectedError(f"call {call.call_id}: {error}") from error
 
-    def _account(self, output: RequestOutput, text: str) -> Reply:
+    def _submit(
+        self,
+        llm: AsyncLLM,
+        call: Call,
+        prompt: Any,
+        params: SamplingParams,
+        options: Mapping[str, Any],
+    ) -> AsyncGenerator[RequestOutput, None]:
+        return llm.generate(prompt, params, call.call_id, **options)
+
+    def _account(self, output: RequestOutput, text: str, ids: Sequence[int]) -> Reply:
         """The engine's account of a call. What of it is ours leaves the output, which a front
         end publishes.
         """
@@ -210,7 +186,8 @@ class VLLMEngine(CoreClient):
         report = told.get(NESTED) or {}
         rest = {name: value for name, value in told.items() if name not in (NESTED, KV_EVENTS)}
         output.kv_transfer_params = rest or None
-        return Reply(text, output.outputs[0].finish_reason or "stop", report=CallReport(**report))
+        reason = output.outputs[0].finish_reason or "stop"
+        return Reply(text, reason, token_ids=tuple(ids), report=CallReport(**report))
 
     # -- front ends --------------------------------------------------------------------
 
@@ -226,17 +203,6 @@ class VLLMEngine(CoreClient):
             await self._engine().add_lora(adapter)
         except Exception as error:
             raise CallRejectedError(f"adapter {adapter.lora_name!r}: {error}") from error
-
-    def _submit(
-        self, llm: AsyncLLM, call: Call, prompt: Any, params: SamplingParams
-    ) -> AsyncGenerator[RequestOutput, None]:
-        return llm.generate(prompt, params, call.call_id)
-
-    def _reply(self, call: Call, output: RequestOutput, whole: str) -> Reply:
-        params = output.kv_transfer_params or {}
-        if KV_EVENTS in params and self._on_kv_events is not None:
-            self._on_kv_events(KVEventBatch.from_wire(params[KV_EVENTS]))
-        return reply_of(call.spec, output, whole)
 
     # -- what it holds -----------------------------------------------------------------
 

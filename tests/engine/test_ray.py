@@ -91,7 +91,8 @@ def _is_there(pid: int) -> bool:
 
 
 def _call(number: int, **options: object) -> Call:
-    spec = CallSpec(prompt=f"Number {number}.", ignore_eos=True, **options)  # type: ignore[arg-type]
+    ids = tuple(range(100 + number, 104 + number))
+    spec = CallSpec(ids, ignore_eos=True, **options)  # type: ignore[arg-type]
     return Call(Identity(f"p/{number}", "p", "t"), spec)
 
 

@@ -270,7 +270,9 @@ async def test_a_server_that_is_gone(server: Server, endpoint: OpenAIEndpoint) -
 
 async def test_a_raw_prompt_is_refused(endpoint: OpenAIEndpoint) -> None:
     with pytest.raises(CallRejectedError, match="takes chat requests, not prompts"):
-        await run(endpoint, Call(Identity("chat-1/0", "chat-1", "chat"), CallSpec(prompt="x")))
+        await run(
+            endpoint, Call(Identity("chat-1/0", "chat-1", "chat"), CallSpec(prompt_token_ids=(1,)))
+        )
 
 
 @pytest.mark.parametrize(

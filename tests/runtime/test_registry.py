@@ -122,9 +122,7 @@ async def test_the_engine_is_told_of_a_client_programs_end() -> None:
     executor, registry = ScriptedExecutor(), RunRegistry()
     async with Runtime(executor) as runtime:
         run = registry.open("client")
-        chunks = runtime.emitter(run).chunks(
-            CallSpec(prompt="hello"), Scope(run, "client"), stream=False
-        )
+        chunks = runtime.emitter(run).chunks(CallSpec(), Scope(run, "client"), stream=False)
         replies = [chunk.reply async for chunk in chunks]
         assert replies[-1] is not None
         assert (replies[-1].program_id, replies[-1].node) == ("client-1", 0)

@@ -86,10 +86,15 @@ class StockEngine(LabEngine):
         scheduler.scheduler_cls = f"{_SCHEDULERS}.{scheduler.get_scheduler_cls().__name__}"
 
     def _submit(
-        self, llm: AsyncLLM, call: Call, prompt: Any, params: SamplingParams
+        self,
+        llm: AsyncLLM,
+        call: Call,
+        prompt: Any,
+        params: SamplingParams,
+        options: Mapping[str, Any],
     ) -> AsyncGenerator[RequestOutput, None]:
         priority = call.priority if isinstance(call, PrioritizedCall) else 0
-        return llm.generate(prompt, params, call.call_id, priority=priority)
+        return llm.generate(prompt, params, call.call_id, priority=priority, **options)
 
     async def configure(self, config: SchedulerConfig) -> None:
         raise ConfigError("vLLM's own scheduler has no settings of ours")

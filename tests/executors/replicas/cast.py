@@ -108,5 +108,5 @@ class Cast:
 
 
 def call_of(number: int = 0, program: str = "p", model: str | None = None) -> Call:
-    spec = CallSpec(prompt="hello", max_tokens=64, model=model)
+    spec = CallSpec(max_tokens=64, model=model)
     return Call(Identity(f"{program}/{number}", program, "t"), spec)

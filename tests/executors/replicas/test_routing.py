@@ -201,7 +201,7 @@ async def test_calls_that_are_not_in_token_ids_are_not_hashed(
     """Their prompts are weighed by their letters."""
     for engine in engines:
         engine.__class__ = type("Plain", (Shows,), {"generate": ScriptedExecutor.generate})
-    spec = CallSpec(messages=({"role": "user", "content": "hello" * 8},))
+    spec = CallSpec(request={"messages": [{"role": "user", "content": "hello" * 8}]})
     call = Call(Identity("p/0", "p", "t"), spec)
     chunks = replicas.generate(call, stream=True)
     await anext(chunks)

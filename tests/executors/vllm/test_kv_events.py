@@ -84,7 +84,7 @@ def engine(*, events: bool = True) -> HeadlessEngine:
 def add(
     engine: HeadlessEngine, number: int, prompt: list[int], out: int = 20, salt: str | None = None
 ) -> None:
-    call = Call(Identity(f"c{number}", f"p{number % 5}", "t"), CallSpec(prompt="", max_tokens=out))
+    call = Call(Identity(f"c{number}", f"p{number % 5}", "t"), CallSpec(max_tokens=out))
     engine.add(call.call_id, prompt, out, to_extra_args(call.identity), salt=salt)
 
 

@@ -126,7 +126,7 @@ async def test_something_happens_to_the_machines_in_the_middle() -> None:
 
 async def test_the_audit_finds_what_must_not_be() -> None:
     """A call that runs after its delivery, one that is delivered twice, and a stream that lies."""
-    call = Call(Identity("p/0", "p", "t"), CallSpec(prompt="x"))
+    call = Call(Identity("p/0", "p", "t"), CallSpec())
 
     class Liar(ScriptedExecutor):
         async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
