@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -14,6 +13,7 @@ from multiprocessing import connection
 from typing import Any
 
 from agentrt.errors import EngineError
+from agentrt.executors.vllm.processes import interrupts_blocked
 from agentrt.lab.runs.grid import RunResult, RunSpec, do
 
 Ticker = Callable[[int], None]
@@ -34,7 +34,7 @@ def run_all(specs: Sequence[RunSpec], jobs: int, ticker: Ticker) -> Generator[Ru
             yield do(spec, _Deltas(ticker))
         return
     with _pool(jobs) as (pool, ended):
-        with _deaf_to_ctrl_c():  # processes start as the first task comes
+        with interrupts_blocked():  # processes start as the first task comes
             pending = {pool.submit(_work, spec) for spec in specs}
         told = 0
         while pending:
@@ -68,16 +68,6 @@ def _pool(jobs: int) -> Iterator[tuple[ProcessPoolExecutor, Any]]:
         pool.shutdown(wait=True, cancel_futures=True)
         held_open.close()
         watched.close()
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes that start here never see Ctrl-C, which reaches the group; we hear it after."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Deltas:

@@ -4,8 +4,9 @@ The paper (Agentix, arXiv 2502.13965) draws its toys and leaves their convention
 Ours, common to all: time is in decode steps; a program's waiting is its latency minus the
 work on its own critical path; the best B calls run in each step (Algorithm 1, lines
 32-39); preempted calls, the worst first, go to the tail of their level; calls that end are
-replaced by their successors before others are demoted; a call keeps the full quantum of
-the level that it enters; levels end at the running sum of the quanta; no promotion.
+replaced by their successors before others are demoted, and a policy that learns from programs'
+ends learns from each at once; a call keeps the full quantum of the level that it enters; levels
+end at the running sum of the quanta; no promotion.
 """
 
 from __future__ import annotations
