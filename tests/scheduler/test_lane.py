@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from agentrt.lab.backends.steps import simulate
 from agentrt.lab.outcome import Outcome
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.scheduler import ProgramRow, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies.adaptive.lane import CHARGED_EVERY_S
+from agentrt.scheduler.policies.adaptive.lane import CHARGED_EVERY_S, Lane
 from agentrt.scheduler.queues import LANE
 from tests.scheduler.harness import Harness
 
@@ -50,6 +51,23 @@ def test_a_new_call_of_an_old_program_goes_before_one_of_a_younger() -> None:
     d.now = 5.0
     d.call("old")
     assert [c.program.program_id for c in d.queues.promote(d.now)] == ["old"]
+
+
+@pytest.mark.parametrize(("slots", "saved_s"), [(2, 1.0), (40, 10.0)])
+def test_an_idle_lane_saves_a_second_of_its_rate_or_of_one_slot(slots: int, saved_s: float) -> None:
+    """A quarter of 2 and of 40 slots: half a slot, and ten."""
+    lane = Lane(0.25, slots)
+    row = ProgramRow("old", "t")
+    first, second = (QueuedCall(n, row, None, 0.0, 0.0, queued=True) for n in ("first", "second"))
+    lane.line_up(first)
+    assert lane.admit(100.0) is first
+    lane.leave(first)
+    lane.charge(saved_s + 1e-6)
+    lane.line_up(second)
+    assert lane.admit(100.0) is None
+    assert lane.next_moment(100.0) == pytest.approx(100.0, abs=1e-3)
+    lane.charge(-2e-6)
+    assert lane.admit(100.0) is second
 
 
 def test_without_a_share_there_is_no_lane() -> None:

@@ -234,6 +234,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint("plas", "agentrt.lab.oracles:Srpt", ENTRY_POINT_GROUP),
         EntryPoint("outdated", f"{__name__}:Outdated", ENTRY_POINT_GROUP),
         EntryPoint("absent", "agentrt.no_such_module:Policy", ENTRY_POINT_GROUP),
+        EntryPoint("function", "agentrt.scheduler.policies:policy_names", ENTRY_POINT_GROUP),
     ]
 
     def entry_points(group: str, name: str | None = None) -> list[EntryPoint]:
@@ -245,7 +246,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("points")
 def test_policies_of_other_packages() -> None:
-    assert policy_names()[-4:] == ["absent", "half", "outdated", "srpt"]
+    assert policy_names()[-5:] == ["absent", "function", "half", "outdated", "srpt"]
     assert policy_names().count("plas") == 1
     assert (policy_class("srpt").__name__, policy_class("plas").__name__) == ("Srpt", "Plas")
     with pytest.raises(ConfigError) as refused:
@@ -254,6 +255,8 @@ def test_policies_of_other_packages() -> None:
         "policy 'half' (agentrt.scheduler.policies:AttainedService) is not a whole subclass of "
         "agentrt.scheduler.policies.Policy"
     )
+    with pytest.raises(ConfigError, match=r"'function' .* is not a whole subclass"):
+        policy_class("function")
     with pytest.raises(ConfigError) as refused:
         policy_class("absent")
     assert str(refused.value) == (
