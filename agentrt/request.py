@@ -59,13 +59,15 @@ class RenderedCall:
     """A call as vLLM's engine takes it: rendered, tokenized, and with vLLM's own parameters.
 
     ``prompt`` is vLLM's ``EngineInput`` (token ids, and images or audio where there are some),
-    ``params`` its ``SamplingParams`` with ``n`` 1. ``options`` are other keyword arguments of
-    ``AsyncLLM.generate``, such as ``lora_request``.
+    ``params`` its ``SamplingParams`` with ``n`` 1; of one that is ``pooled`` (an embedding, a
+    score), its ``PoolingParams``. ``options`` are other keyword arguments of vLLM's ``AsyncLLM``,
+    such as ``lora_request``.
     """
 
     prompt: Any
     params: Any
     options: Mapping[str, Any] = field(default_factory=dict)
+    pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

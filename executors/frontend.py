@@ -6,17 +6,19 @@ scheduled. Which program makes them is known from `CALLER`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+from uuid import uuid4
 
 from agentrt.errors import AgentrtError, ConfigError
-from agentrt.executors.base import Chunk
+from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.info import ExecutorInfo, display_name
-from agentrt.request import NO_LIMIT, CallSpec, Reply
+from agentrt.request import NO_LIMIT, Call, CallSpec, Identity, Reply
 
 T = TypeVar("T")
 Request = Mapping[str, Any]
@@ -36,6 +38,32 @@ class Caller(Protocol):
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
+
+
+class NoProgram:
+    """Makes calls on ``executor`` that belong to no program: each is one of its own."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    async def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        """Make a call, and forget its program."""
+        name = f"lone-{uuid4().hex}"
+        call = Call(Identity(f"{name}/0", name, "lone"), spec)
+        try:
+            async with contextlib.aclosing(self._executor.generate(call, stream=stream)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except (asyncio.CancelledError, GeneratorExit):
+            await self._executor.aborted(call.call_id)
+            raise
+        finally:
+            await self._executor.end_program(name)
+
+    @contextlib.contextmanager
+    def siblings(self, count: int) -> Iterator[Sequence[Caller]]:
+        """The same, so often."""
+        yield [self] * count
 
 
 def caller() -> Caller:

@@ -53,11 +53,11 @@ class CallOutput:
 
     def _new_output(self, output: Any, text: str) -> Any:
         """What of an output is new, the same object where all of it is; None for nothing."""
-        if output is None:
-            return None
         if isinstance(output, Mapping):
             return self._new_answer(output)
-        return self._new_tokens(output, text)
+        if isinstance(getattr(output, "outputs", None), list):
+            return self._new_tokens(output, text)
+        return output  # none, or of a pooling model, which gives it at once
 
     def _new_answer(self, answer: Mapping[str, Any]) -> Any:
         """Of an answer in OpenAI's form."""

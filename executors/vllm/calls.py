@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.identity import to_extra_args
 from agentrt.request import Call, CallSpec, RenderedCall
 from agentrt.router.kv_events import short
-
-if TYPE_CHECKING:
-    from vllm import SamplingParams
 
 _REMEMBERED = 16384
 """Blocks whose hashes are remembered: prompts grow, and share their beginnings."""
@@ -20,7 +17,7 @@ _REMEMBERED = 16384
 
 def engine_input(
     call: Call, max_model_len: int, *, stream: bool
-) -> tuple[Any, SamplingParams, Mapping[str, Any]]:
+) -> tuple[Any, Any, Mapping[str, Any]]:
     """A call's prompt, its parameters and options, with what the scheduler is told of the call.
 
     What was set since it was rendered goes into them: the runtime's seed, a tenant's salt, a
@@ -30,13 +27,14 @@ def engine_input(
     """
     spec = call.spec
     made = spec.rendered or _of_tokens(call, max_model_len, stream=stream)
-    params = made.params.clone()
+    params, prompt = made.params.clone(), made.prompt
+    if spec.cache_salt is not None:
+        prompt = {**prompt, "cache_salt": spec.cache_salt}
+    if made.pooled:
+        return prompt, params, made.options
     params.extra_args = {**(params.extra_args or {}), **to_extra_args(call.identity)}
     params.seed, params.ignore_eos = spec.seed, spec.ignore_eos
     params.max_tokens = min(spec.max_tokens, params.max_tokens or spec.max_tokens)
-    prompt = made.prompt
-    if spec.cache_salt is not None:
-        prompt = {**prompt, "cache_salt": spec.cache_salt}
     return prompt, params, made.options
 
 

@@ -34,9 +34,8 @@ from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
     from vllm.config import VllmConfig
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _SHUTDOWN_S = 3.0
@@ -146,6 +145,7 @@ class VLLMEngine(CoreClient):
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         from vllm.exceptions import VLLMError
+        from vllm.outputs import PoolingRequestOutput
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._engine()
@@ -156,6 +156,9 @@ class VLLMEngine(CoreClient):
             outputs = self._submit(llm, call, prompt, params, options)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
+                    if isinstance(output, PoolingRequestOutput):
+                        yield Chunk("", _pooled(output), output=output)
+                        return
                     last = output.outputs[0]
                     text += last.text
                     ids += last.token_ids
@@ -171,9 +174,12 @@ class VLLMEngine(CoreClient):
         llm: AsyncLLM,
         call: Call,
         prompt: Any,
-        params: SamplingParams,
+        params: Any,
         options: Mapping[str, Any],
-    ) -> AsyncGenerator[RequestOutput, None]:
+    ) -> AsyncGenerator[RequestOutput | PoolingRequestOutput[Any], None]:
+        rendered = call.spec.rendered
+        if rendered is not None and rendered.pooled:
+            return llm.encode(prompt, params, call.call_id, **options)
         return llm.generate(prompt, params, call.call_id, **options)
 
     def _account(self, output: RequestOutput, text: str, ids: Sequence[int]) -> Reply:
@@ -199,8 +205,12 @@ class VLLMEngine(CoreClient):
         return (FrontSetup(self.model, llm.vllm_config, tasks, tuple(self.options.flags)),)
 
     async def add_adapter(self, model: str, adapter: Any) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         try:
             await self._engine().add_lora(adapter)
+        except EngineDeadError as error:
+            raise EngineDiedError(f"the engine died under adapter {adapter.lora_name!r}") from error
         except Exception as error:
             raise CallRejectedError(f"adapter {adapter.lora_name!r}: {error}") from error
 
@@ -224,6 +234,12 @@ class VLLMEngine(CoreClient):
         if self._hasher is None:
             self._hasher = BlockHasher(self.hash_algorithm, values["block_size"])
         return KVEventBatch.from_wire(values), self._hasher.size
+
+
+def _pooled(output: PoolingRequestOutput[Any]) -> Reply:
+    """The account of a call for an embedding or a score, of which vLLM's scheduler tells less."""
+    tokens, cached = len(output.prompt_token_ids), output.num_cached_tokens
+    return Reply("", report=CallReport(prompt_tokens=tokens, cached_tokens=cached))
 
 
 def _import_vllm() -> None:

@@ -9,7 +9,14 @@ import pytest
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.frontend import RequestFrontend, caller, calling, spec_of, stepped
+from agentrt.executors.frontend import (
+    NoProgram,
+    RequestFrontend,
+    caller,
+    calling,
+    spec_of,
+    stepped,
+)
 from agentrt.executors.info import ExecutorInfo
 from agentrt.request import NO_LIMIT, Call, CallReport, CallSpec, Identity, Reply
 from agentrt.testing.scripted import ScriptedExecutor
@@ -117,3 +124,31 @@ async def test_leaving_a_stream_closes_what_it_reads() -> None:
     assert await anext(stream) == 1
     await stream.aclose()
     assert closed == [True]
+
+
+async def test_calls_of_no_program_leave_nothing() -> None:
+    """Each is one of its own, which ends with it; one that is closed early is asked for its use."""
+
+    class Asked(ScriptedExecutor):
+        asked: list[str] = []  # noqa: RUF012  # of one test
+
+        async def aborted(self, call_id: str) -> CallReport:
+            self.asked.append(call_id)
+            return await super().aborted(call_id)
+
+    executor = Asked(lambda call: "one two three")
+    await executor.start(lambda message: None)
+    nobody = NoProgram(executor)
+    spec = CallSpec(max_tokens=9)
+    texts = [[c.text async for c in nobody.chunks(spec, stream=False)] for _ in range(2)]
+    assert texts == [["one two three"]] * 2
+    assert executor.asked == []
+    left = nobody.chunks(spec, stream=True)
+    await anext(left)
+    await left.aclose()
+    assert executor.asked == [executor.calls[-1].call_id]
+    programs = [call.program_id for call in executor.calls]
+    assert len(set(programs)) == 3
+    assert executor.ended == programs
+    with nobody.siblings(2) as each:
+        assert len(each) == 2

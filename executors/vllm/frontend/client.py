@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +21,7 @@ from vllm.exceptions import (
     VLLMServerError,
     VLLMValidationError,
 )
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind
 
 from agentrt.errors import (
@@ -30,7 +32,7 @@ from agentrt.errors import (
     NotServedError,
 )
 from agentrt.executors.base import Executor, FrontSetup
-from agentrt.executors.frontend import Caller, caller
+from agentrt.executors.frontend import CALLER, Caller, NoProgram, caller
 from agentrt.executors.vllm._compat.frontend import render_prompt
 from agentrt.executors.vllm.frontend.heard import Heard
 from agentrt.request import CallSpec, RenderedCall
@@ -62,11 +64,18 @@ class ProgramEngineClient(EngineClient):
         """Not a coroutine: whose call it is, is read now, where it is asked for, and not where
         its output is read.
         """
-        chosen = {n: v for n, v in options.items() if v is not None and n not in _NOT_OPTIONS}
+        chosen = _chosen(options)
         outputs = self._outputs(who := caller(), prompt, sampling_params, request_id, chosen)
         if isinstance(who, Heard):
             who.outputs.append(outputs)
         return outputs
+
+    def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        """What a pooling model makes of a prompt: the caller's call, if there is one."""
+        who = CALLER.get() or NoProgram(self._executor)
+        return self._outputs(who, prompt, pooling_params, request_id, _chosen(options))
 
     async def _outputs(
         self,
@@ -78,7 +87,7 @@ class ProgramEngineClient(EngineClient):
     ) -> AsyncGenerator[Any, None]:
         if not (isinstance(prompt, dict) and "type" in prompt):
             prompt = await render_prompt(self.renderer, self.model_config, prompt)
-        made = self._one if params.n == 1 else self._several
+        made = self._one if getattr(params, "n", 1) == 1 else self._several
         try:
             async with contextlib.aclosing(made(who, prompt, params, options)) as outputs:
                 async for output in outputs:
@@ -102,15 +111,21 @@ class ProgramEngineClient(EngineClient):
                 yield chunk.output
 
     def _spec(self, prompt: Any, params: Any, options: Mapping[str, Any]) -> CallSpec:
-        return CallSpec(
+        spec = CallSpec(
             prompt_token_ids=tuple(prompt.get("prompt_token_ids") or ()),
+            max_tokens=1,
+            cache_salt=prompt.get("cache_salt"),
+            model=self._setup.model,
+            rendered=RenderedCall(prompt, params, options, isinstance(params, PoolingParams)),
+        )
+        if isinstance(params, PoolingParams):
+            return spec
+        return dataclasses.replace(
+            spec,
             max_tokens=params.max_tokens or 1,
             temperature=params.temperature,
             seed=params.seed,
             ignore_eos=params.ignore_eos,
-            cache_salt=prompt.get("cache_salt"),
-            model=self._setup.model,
-            rendered=RenderedCall(prompt, params, options),
         )
 
     async def _several(
@@ -207,6 +222,10 @@ async def _merged(queue: asyncio.Queue[tuple[int, Any]], params: Any) -> AsyncGe
             output.outputs = [finished[i] for i in range(params.n)]
         if not whole or output.finished:
             yield output
+
+
+def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: v for n, v in options.items() if v is not None and n not in _NOT_OPTIONS}
 
 
 def as_vllm(error: AgentrtError) -> VLLMError:

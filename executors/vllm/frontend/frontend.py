@@ -109,7 +109,7 @@ class VLLMFrontend(Frontend):
 
     @property
     def _serving(self) -> Any:
-        serving = self.app.state.openai_serving_chat
+        serving = getattr(self.app.state, "openai_serving_chat", None)
         if serving is None:
             raise CallRejectedError(f"model {self.name!r} does not generate text")
         return serving
