@@ -207,9 +207,14 @@ class ReplicaSet(Executor):
         return tuple(found.values())
 
     async def add_adapter(self, model: str, adapter: Any) -> None:
+        # A replica that is not up loads it with the first call that uses it.
         for replica in self._able(model):
+            engine, add = replica.executor, partial(replica.executor.add_adapter, model, adapter)
             if replica.state in UP:
-                await replica.executor.add_adapter(model, adapter)
+                try:
+                    await replica.cancel_scope.run(add)
+                except EngineDiedError as error:
+                    self._supervisor.lost(replica, engine, error)
 
     async def aborted(self, call_id: str) -> CallReport:
         replica = self._where.pop(call_id, None)

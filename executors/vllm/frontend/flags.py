@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
@@ -54,7 +55,8 @@ def parse_flags(flags: Sequence[str]) -> Namespace:
 
 
 def check_given(given: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for flags after ``--`` that are agentrt's to set."""
+    """Raise `ConfigError` for flags after ``--`` that are agentrt's to set, or cannot be right."""
+    _check_adapters(given.get("lora_modules") or (), enabled="enable_lora" in given)
     for name in given:
         flag = f"--{name.replace('_', '-')}"
         if name in ("scheduler_cls", "scheduling_policy"):
@@ -63,3 +65,17 @@ def check_given(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{flag} after -- is agentrt's own: give {_SERVERS[name]} before it")
         if name in _NOT_HERE:
             raise ConfigError(f"{flag} of 'vllm serve' has no effect here: leave it out")
+
+
+def _check_adapters(adapters: Sequence[Any], *, enabled: bool) -> None:
+    """See at once what vLLM would say after it has loaded the model."""
+    if adapters and not enabled:
+        raise ConfigError("--lora-modules needs --enable-lora beside it, after --")
+    for adapter in adapters:
+        folder = Path(adapter.path).expanduser()
+        is_local = adapter.path.startswith((".", "/", "~")) or folder.exists()
+        if is_local and not (folder / "adapter_config.json").is_file():
+            raise ConfigError(
+                f"--lora-modules {adapter.name}={adapter.path}: the folder has no "
+                "adapter_config.json; give one that a LoRA adapter was saved in, or a hub name"
+            )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from agentrt import Context, Runtime, program
-from agentrt.errors import EngineDiedError, NotServedError
+from agentrt.errors import CallRejectedError, EngineDiedError, NotServedError
 from agentrt.executors.info import is_model
 from agentrt.executors.replicas import Backoff, ReplicaState
 from agentrt.integrations.langchain import ChatAgentRT
@@ -88,6 +89,42 @@ async def test_one_model_s_replicas_do_not_stand_in_for_another_s(opened: Open) 
     async with asyncio.timeout(30):
         chunk = await anext(replicas.generate(call_of(model="small"), stream=False))
     assert chunk.text == TEXT
+
+
+class Adapting(Mortal):
+    """Takes adapters; one that is ``frail`` dies of it."""
+
+    def __init__(self, *, frail: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.adapters: list[tuple[str, Any]] = []
+        self.frail = frail
+
+    async def add_adapter(self, model: str, adapter: Any) -> None:
+        if self.frail:
+            self.dead = True
+            raise EngineDiedError("killed")
+        if adapter == "bad":
+            raise CallRejectedError("rank 64 is above 16")
+        self.adapters.append((model, adapter))
+
+
+async def test_an_adapter_is_loaded_by_all_engines_of_its_model(opened: Open) -> None:
+    """1. Not by another model's. 2. One that does not load says so. 3. An engine that dies of it
+    is replaced, and the others have it.
+    """
+    cast = Cast(
+        [Adapting(model=BIG)],
+        [Adapting(model=SMALL, frail=True), Adapting(model=SMALL)],
+        [Adapting(model=SMALL)],
+    )
+    replicas = await opened(cast)
+    with pytest.raises(CallRejectedError, match="rank 64"):
+        await replicas.add_adapter(BIG, "bad")
+    await replicas.add_adapter("small", "poet")
+    await replicas.settled()
+    loaded = [one.adapters for _, one in cast.made if isinstance(one, Adapting)]
+    assert loaded == [[], [], [("small", "poet")], []]
+    assert [replica.deaths for replica in replicas.replicas] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.v1.request import Request
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm._compat import pool
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.executors.vllm.scheduler import ProgramScheduler
-from agentrt.lab.engine.headless import HeadlessEngine, make_request, make_scheduler
+from agentrt.lab.engine.headless import (
+    BLOCK_SIZE,
+    HeadlessEngine,
+    _block_hasher,
+    make_request,
+    make_scheduler,
+)
 from tests.executors.vllm.storms import check_free_queue
 from tests.lab.engine.recording import Recorder
 from tests.lab.engine.replaying import replay
@@ -111,6 +120,25 @@ def test_an_end_releases_at_once_and_a_session_stays() -> None:
     assert queue(e).unprotected == 30 - 4
     report = call(e, "c/1", [*text(2, 4), 5], of("c", session="s"))
     assert (report["returned_tokens"], report["lost_tokens"]) == (64, 0)
+
+
+def test_a_prompt_by_another_adapter_is_another_prefix() -> None:
+    """A program's context knows its blocks by what they hash: tokens, adapter, images."""
+    e, reports = engine(), []
+    for number, adapter in enumerate(["poet", "coder", "poet"]):
+        request = Request(
+            f"a/{number}",
+            text(1, 4),
+            SamplingParams(max_tokens=1, ignore_eos=True, extra_args=of("a")),
+            None,
+            lora_request=LoRARequest(adapter, 1 + number % 2, f"/{adapter}"),
+            block_hasher=_block_hasher(BLOCK_SIZE),
+        )
+        e.submit(request)
+        reports += [report for step in e.run() for report in step.reports.values()]
+        queue(e)
+    assert [report["returned_tokens"] for report in reports] == [0, 0, 48]
+    assert [report["cached_tokens"] for report in reports] == [0, 0, 48]
 
 
 def test_requests_without_a_program_are_not_protected() -> None:

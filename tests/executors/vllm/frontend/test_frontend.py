@@ -293,6 +293,22 @@ def test_flags_that_are_ours_name_the_way_out(flags: list[str], message: str) ->
         check_given(given_flags(flags))
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--lora-modules", "poet=/nowhere"), "--lora-modules needs --enable-lora"),
+        (
+            ("--enable-lora", "--lora-modules", "poet=/nowhere"),
+            "poet=/nowhere: the folder has no adapter_config.json",
+        ),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused_at_once(flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_given(given_flags(flags))
+    check_given(given_flags(["--enable-lora", "--lora-modules", "poet=somebody/poet"]))
+
+
 def test_flags_of_a_front_end_are_known() -> None:
     given = given_flags(["--tool-call-parser", "hermes", "--chat-template", "x", "--enable-lora"])
     check_given(given)
