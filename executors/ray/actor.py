@@ -102,10 +102,10 @@ class EngineActor:
         """Load a LoRA adapter."""
         await self._engine.add_adapter(model, adapter)
 
-    async def cached_blocks(self) -> tuple[KVEventBatch, int, str] | None:
-        """What the engine holds, its tokens per block, and the function that hashes blocks."""
+    async def cached_blocks(self) -> tuple[KVEventBatch, int, tuple[str, int]] | None:
+        """What the engine holds, its tokens per block, and how it hashes them."""
         found = await self._engine.cached_blocks()
-        return None if found is None else (*found, self._engine.hash_algorithm)
+        return None if found is None else (*found, self._engine.hashing)
 
     async def notify(self, notes: list[Notification]) -> None:
         """Programs went to tools or humans, or came back."""

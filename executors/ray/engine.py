@@ -168,9 +168,9 @@ class RayEngine(Executor):
         found = await self._ask("cached_blocks")
         if found is None:
             return None
-        note, size, algorithm = found
+        note, size, (algorithm, ahead) = found
         if self._hasher is None:
-            self._hasher = BlockHasher(algorithm, size)
+            self._hasher = BlockHasher(algorithm, size, ahead)
         return note, size
 
     # -- control -----------------------------------------------------------------------

@@ -65,12 +65,16 @@ def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
 
 
 class BlockHasher:
-    """Hashes prompts in blocks of ``size`` tokens, by the function of that name in vLLM."""
+    """Hashes prompts in blocks of ``size`` tokens, by the function of that name in vLLM.
 
-    def __init__(self, algorithm: str, size: int) -> None:
+    A block's hash covers the ``ahead`` tokens after it, too.
+    """
+
+    def __init__(self, algorithm: str, size: int, ahead: int = 0) -> None:
         from agentrt.executors.vllm._compat.prefixes import block_hash
 
         self.size = size
+        self._ahead = ahead
 
         def chained(before: bytes | None, ids: tuple[int, ...], keys: Any) -> bytes:
             return block_hash(algorithm, before, ids, keys)
@@ -84,8 +88,8 @@ class BlockHasher:
 
         size, ids = self.size, spec.prompt_token_ids or ()
         rendered = spec.rendered or RenderedCall({}, None)
-        adapter, blocks = rendered.options.get("lora_request"), len(ids) // size
-        every = block_keys(rendered.prompt, adapter, spec.cache_salt, size, blocks)
+        adapter = rendered.options.get("lora_request")
+        every = block_keys(rendered.prompt, adapter, spec.cache_salt, size, ids, self._ahead)
         before, found = None, []
         for index, keys in enumerate(every):
             before = self._hash(before, ids[index * size : (index + 1) * size], keys)

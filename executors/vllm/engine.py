@@ -223,16 +223,19 @@ class VLLMEngine(CoreClient):
         self._on_kv_events = listener
 
     @property
-    def hash_algorithm(self) -> str:
-        """vLLM's name of the function that hashes its blocks."""
-        return str(self._engine().vllm_config.cache_config.prefix_caching_hash_algo)
+    def hashing(self) -> tuple[str, int]:
+        """How it hashes its blocks: see `how_hashed`."""
+        from agentrt.executors.vllm._compat.prefixes import how_hashed
+
+        return how_hashed(self._engine().vllm_config)
 
     async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
         values = await self._control("cached_blocks")
         if values is None:
             return None
         if self._hasher is None:
-            self._hasher = BlockHasher(self.hash_algorithm, values["block_size"])
+            algorithm, ahead = self.hashing
+            self._hasher = BlockHasher(algorithm, values["block_size"], ahead)
         return KVEventBatch.from_wire(values), self._hasher.size
 
 

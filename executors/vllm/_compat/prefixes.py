@@ -43,20 +43,37 @@ def block_hash(
     return hash_block_tokens(_hash_function(algorithm), before, ids, keys)
 
 
-def block_keys(
-    prompt: Mapping[str, Any], adapter: Any, salt: str | None, size: int, blocks: int
-) -> list[tuple[Any, ...] | None]:
-    """What beside its tokens each of a prompt's first ``blocks`` is known by.
+def how_hashed(vllm_config: Any) -> tuple[str, int]:
+    """The function that hashes an engine's blocks, by vLLM's name, and how many of the tokens
+    after a block are in its hash: with EAGLE's drafts some are (0.33), else none.
+    """
+    algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+    return algorithm, getattr(vllm_config, "num_hash_lookahead_tokens", 0)
 
-    ``prompt`` is an ``EngineInput`` (or has no images), ``adapter`` a ``LoRARequest`` or None.
+
+def block_keys(
+    prompt: Mapping[str, Any],
+    adapter: Any,
+    salt: str | None,
+    size: int,
+    ids: tuple[int, ...],
+    ahead: int,
+) -> list[tuple[Any, ...] | None]:
+    """What beside its tokens each of a prompt's full blocks is known by.
+
+    ``prompt`` is an ``EngineInput`` (or has no images), ``adapter`` a ``LoRARequest`` or None,
+    ``ahead`` counts the tokens after a block that its hash covers.
     """
     request: Any = SimpleNamespace(
         mm_features=_features(prompt), lora_request=adapter, cache_salt=salt, prompt_embeds=None
     )
     keys, feature = [], 0
-    for start in range(0, blocks * size, size):
-        found, feature = generate_block_hash_extra_keys(request, start, start + size, feature)
-        keys.append(found)
+    for end in range(size, len(ids) - ahead + 1, size):
+        # An image may lie in two blocks' tokens ahead: with some, look from the first again.
+        found, feature = generate_block_hash_extra_keys(
+            request, end - size, end + ahead, 0 if ahead else feature
+        )
+        keys.append((found, *ids[end : end + ahead]) if ahead else found)
     return keys
 
 
