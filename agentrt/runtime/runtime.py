@@ -141,6 +141,14 @@ class Runtime:
                 self._frontend = None
             raise
 
+    @property
+    def opened_frontend(self) -> Frontend | None:
+        """The front end, if a call has opened it."""
+        opening = self._frontend
+        if opening is None or not opening.done() or opening.cancelled() or opening.exception():
+            return None
+        return opening.result()
+
     async def _close_frontend(self) -> None:
         opening, self._frontend = self._frontend, None
         if opening is None:

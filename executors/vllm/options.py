@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.memory import Learned
+from agentrt.executors.vllm.default_model import HUB_MODEL
 from agentrt.executors.vllm.frontend.flags import check_given, given_flags
 from agentrt.scheduler.config import SchedulerConfig
 
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
 
 SCHEDULER = "agentrt.executors.vllm.scheduler.ProgramScheduler"
 
+_ON_CPU_CONTEXT = 4096
+_GPUS = ("/dev/nvidiactl", "/dev/kfd")
 # vLLM's default block of 128 tokens on a CPU makes a preempted call compute up to 127
 # tokens again; at 32 it is half a block, 16 on average.
 _ON_CPU = {
     "block_size": 32,
-    "max_model_len": 4096,
+    "max_model_len": _ON_CPU_CONTEXT,
     "max_num_seqs": 16,
     "kv_cache_memory_bytes": 1 << 30,
     "enforce_eager": True,
@@ -158,14 +162,37 @@ def _shorten(text: str) -> str:
     return textwrap.shorten(text, _REASON_CHARACTERS, placeholder=" …")
 
 
-def _context_length(model: str) -> int | None:
-    import json
+def expected_context(model: str | None) -> int | None:
+    """How many tokens a call may have on this machine, as far as files tell: no engine has started.
 
+    None is the embedded default.
+    """
+    if not any(Path(device).exists() for device in _GPUS):
+        limit = None if model is None else _context_length(model)
+        return min(_ON_CPU_CONTEXT, limit or _ON_CPU_CONTEXT)
+    return _context_length(HUB_MODEL if model is None else model)
+
+
+def _context_length(model: str) -> int | None:
     path = Path(model).expanduser() / "config.json"
     if not path.exists():
-        return None
+        found = _in_the_hubs_cache(model)
+        if found is None:
+            return None
+        path = found
     try:
-        length = json.loads(path.read_text(encoding="utf-8"))["max_position_embeddings"]
+        config = json.loads(path.read_text(encoding="utf-8"))
+        length = config.get("text_config", config)["max_position_embeddings"]
     except (ValueError, KeyError, TypeError):  # vLLM will say what is wrong with it, if anything
         return None
     return int(length) if length else None
+
+
+def _in_the_hubs_cache(model: str) -> Path | None:
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model, "config.json")
+    except (ImportError, ValueError):  # no engine here, or no name of the hub's
+        return None
+    return Path(found) if isinstance(found, str) else None

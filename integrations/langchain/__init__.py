@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from agentrt.integrations._compat.langchain import add_provider
 from agentrt.integrations.langchain.chat import ChatAgentRT
 from agentrt.integrations.langchain.portal import Portal
 
 __all__ = ["ChatAgentRT", "Portal"]
+
+add_provider("agentrt", __name__, ChatAgentRT.__name__)

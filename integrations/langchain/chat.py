@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from agentrt.errors import ConfigError
 from agentrt.integrations._compat.langgraph import node_heartbeat
+from agentrt.integrations.langchain.limits import as_profile, expected_profile, overflows_told
 from agentrt.integrations.langchain.messages import as_chat
 from agentrt.integrations.langchain.options import (
     OF_CALLS,
@@ -95,6 +96,7 @@ class ChatAgentRT(BaseChatModel):
 
     model_config = ConfigDict(populate_by_name=True)
     _borrowed: Portal | None = PrivateAttr(default=None)
+    _expects: bool = PrivateAttr(default=False)
 
     # -- construction ------------------------------------------------------------------
 
@@ -117,22 +119,19 @@ class ChatAgentRT(BaseChatModel):
                 f"runtime is a {type(self.runtime).__name__}; give an open agentrt.Runtime or a "
                 "Portal, or leave it out for the embedded engine"
             )
+        self._learn_profile(self._portal(self.model))
         return self
 
     def _resolve_model_profile(self) -> ModelProfile:
-        return ModelProfile(
-            text_inputs=True,
-            image_inputs=False,
-            audio_inputs=False,
-            video_inputs=False,
-            pdf_inputs=False,
-            text_outputs=True,
-            tool_calling=True,
-            tool_choice=True,
-            tool_call_streaming=True,
-            structured_output=True,
-            temperature=True,
-        )
+        self._expects = True
+        elsewhere = self.runtime is not None or self.base_url is not None
+        return expected_profile(self.model, known=not elsewhere)
+
+    def _learn_profile(self, portal: Portal) -> None:
+        """Take over what the engine says of itself, once it is there."""
+        if self._expects and portal.front is not None:
+            with suppress(ConfigError):  # a call will say what is wrong with the model's name
+                self.profile = as_profile(portal.front.profile(self.model))
 
     # -- what LangChain asks about it --------------------------------------------------
 
@@ -168,31 +167,50 @@ class ChatAgentRT(BaseChatModel):
     def _generate(
         self, messages: Chat, stop: Stop = None, run_manager: SyncManager = None, **kwargs: Any
     ) -> ChatResult:
-        asked = self._ask(messages, stop, kwargs, run_manager)
-        return as_result(asked.portal.call(asked.request, asked.terms))
+        with self._asking(messages, stop, kwargs, run_manager) as asked:
+            return as_result(asked.portal.call(asked.request, asked.terms))
 
     async def _agenerate(
         self, messages: Chat, stop: Stop = None, run_manager: AsyncManager = None, **kwargs: Any
     ) -> ChatResult:
-        asked = self._ask(messages, stop, kwargs, run_manager)
-        return as_result(await asked.portal.acall(asked.request, asked.terms))
+        with self._asking(messages, stop, kwargs, run_manager) as asked:
+            return as_result(await asked.portal.acall(asked.request, asked.terms))
 
     def _stream(
         self, messages: Chat, stop: Stop = None, run_manager: SyncManager = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        asked = self._ask(messages, stop, kwargs, run_manager, stream=True)
-        with closing(asked.portal.stream(asked.request, asked.terms)) as pieces:
+        with (
+            self._asking(messages, stop, kwargs, run_manager, stream=True) as asked,
+            closing(asked.portal.stream(asked.request, asked.terms)) as pieces,
+        ):
             for piece in pieces:
                 yield from asked.maker.chunks(piece)
 
     async def _astream(
         self, messages: Chat, stop: Stop = None, run_manager: AsyncManager = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        asked = self._ask(messages, stop, kwargs, run_manager, stream=True)
-        async with aclosing(asked.portal.astream(asked.request, asked.terms)) as pieces:
-            async for piece in pieces:
-                for made in asked.maker.chunks(piece):
-                    yield made
+        with self._asking(messages, stop, kwargs, run_manager, stream=True) as asked:
+            async with aclosing(asked.portal.astream(asked.request, asked.terms)) as pieces:
+                async for piece in pieces:
+                    for made in asked.maker.chunks(piece):
+                        yield made
+
+    @contextmanager
+    def _asking(
+        self,
+        messages: Chat,
+        stop: Stop,
+        kwargs: Mapping[str, Any],
+        manager: SyncManager | AsyncManager,
+        *,
+        stream: bool = False,
+    ) -> Iterator[_Asked]:
+        asked = self._ask(messages, stop, kwargs, manager, stream=stream)
+        try:
+            with overflows_told():
+                yield asked
+        finally:
+            self._learn_profile(asked.portal)
 
     def _ask(
         self,
@@ -201,12 +219,14 @@ class ChatAgentRT(BaseChatModel):
         kwargs: Mapping[str, Any],
         manager: SyncManager | AsyncManager,
         *,
-        stream: bool = False,
+        stream: bool,
     ) -> _Asked:
         options = {name: getattr(self, name) for name in _OPTIONS}
         if stop is not None:
             options["stop"] = stop
         options |= by_own_names(kwargs, OF_CALLS)
+        if (options["n"] or 1) > 1 and not {"temperature"} & {*self.model_fields_set, *kwargs}:
+            options["temperature"] = None  # several greedy answers would be the same
         request = request_of(as_chat(messages), options)
         if stream and (request.get("n") or 1) > 1:
             raise ConfigError("a stream has one answer: leave n at 1, or take generate()")
@@ -230,6 +250,25 @@ class ChatAgentRT(BaseChatModel):
             headers=self.default_headers,
             query=self.default_query,
         )
+
+    # -- tokens ------------------------------------------------------------------------
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The text's tokens, by the model's own tokenizer; it starts an engine that has not."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        portal = self._portal(self.model)
+        return portal.ask(lambda front: front.tokenize(text, self.model))
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """The tokens of a prompt with these messages and tools, the model's template included."""
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens_from_messages(messages)
+        shaped = [convert_to_openai_tool(tool) for tool in tools or ()]
+        request = request_of(as_chat(messages), {"model": self.model, "tools": shaped})
+        return self._portal(self.model).ask(lambda front: front.count_tokens(request))
 
     # -- tools and schemas -------------------------------------------------------------
 

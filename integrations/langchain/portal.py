@@ -11,9 +11,11 @@ import asyncio
 import queue
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import CallTimeoutError, ConfigError
@@ -25,6 +27,8 @@ from agentrt.integrations.langchain.job import Job
 from agentrt.runtime import Runtime
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Portal:
 
     ``Portal(make)`` owns its runtime: ``make`` is called, and the engine started, at the first
     call, on a thread with an event loop of its own, until `close`. `Portal.borrow` lends one
-    that is open already. ``front`` is the runtime's front end, once a call has opened it.
+    that is open already.
     """
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
@@ -60,7 +64,6 @@ class Portal:
         self._opening: asyncio.Task[Runtime] | None = None
         self._lock = threading.Lock()
         self._pulse = Pulse()
-        self.front: Frontend | None = None
         self.closed = False
 
     @classmethod
@@ -132,6 +135,28 @@ class Portal:
         """What the executor says of itself; nothing before the first call."""
         return ExecutorInfo() if self._runtime is None else self._runtime.executor.info
 
+    @property
+    def front(self) -> Frontend | None:
+        """The runtime's front end, once a call has opened it."""
+        return None if self._runtime is None else self._runtime.opened_frontend
+
+    def ask(self, question: Callable[[Frontend], Coroutine[Any, Any, T]]) -> T:
+        """Ask the front end something that is no call, and block until it has answered.
+
+        The runtime's own loop must not wait for itself: there, another loop asks.
+        """
+        front, loop = self.front, self._home()
+        if running_loop() is not loop:
+            return Job(self._loop_for_threads(), lambda: self._asked(question)).wait()
+        if front is None:
+            raise ConfigError("the engine has not started: await a call first, or ask in a thread")
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, question(front)).result()
+
+    async def _asked(self, question: Callable[[Frontend], Coroutine[Any, Any, T]]) -> T:
+        runtime = await self._opened()
+        return await question(await runtime.frontend())
+
     def close(self) -> None:
         """Cancel the calls, stop the engine that it owns, and end its thread. Idempotent."""
         with self._lock:
@@ -164,7 +189,7 @@ class Portal:
     async def _under(self, terms: Terms) -> AsyncIterator[Runtime]:
         with self._pulse.beating(terms.heartbeat):
             runtime = await self._opened()
-            self.front = await runtime.frontend()
+            await runtime.frontend()
             try:
                 async with asyncio.timeout(terms.timeout):
                     yield runtime

@@ -19,11 +19,12 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Interrupt
 from typing_extensions import TypedDict
 
-from agentrt.integrations._compat import httpx, langgraph
+from agentrt.integrations._compat import httpx, langchain, langgraph
 
 
 def changed(what: str, *packages: str) -> str:
     known = httpx.VERSIONS if "httpx" in packages else langgraph.VERSIONS
+    known = langchain.VERSIONS if "langchain" in packages else known
     here = ", ".join(f"{name} {version(name)}" for name in packages)
     return f"{here}: {what}; agentrt.integrations._compat knows {known}"
 
@@ -162,3 +163,10 @@ def test_what_sends_requests_is_replaced_and_put_back() -> None:
     assert client.send is not before
     undo()
     assert client.send is before
+
+
+def test_langchain_has_its_list_of_providers() -> None:
+    providers = import_module("langchain.chat_models.base")._BUILTIN_PROVIDERS
+    package, name, make = providers["openai"]
+    assert (package, name) == ("langchain_openai", "ChatOpenAI"), changed("providers", "langchain")
+    assert make(cls=dict, model="x") == {"model": "x"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,7 @@ class VLLMFrontend(Frontend):
         with calling(heard), heard.errors():
             answer = await self._serving.create_chat_completion(self._parsed(request, False), None)
         if hasattr(answer, "error"):
+            _raise_if_cancelled()
             raise _refused(answer.error.model_dump())
         body: Answer = answer.model_dump(exclude_unset=True, mode="json")
         return body
@@ -184,6 +186,13 @@ def front_args(setup: FrontSetup, names: Sequence[str]) -> Namespace:
     args.enable_prompt_tokens_details = True
     set_parsers(args, family_of(setup.vllm_config, setup.flags), setup.flags)
     return args
+
+
+def _raise_if_cancelled() -> None:
+    """vLLM answers a task that is cancelled with an error, as if its client were gone."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _modalities(config: Any) -> Mapping[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
-from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_tests.integration_tests import ChatModelIntegrationTests, chat_models
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from agentrt.integrations.langchain import Portal
@@ -36,10 +37,22 @@ class TestUnit(OnAgentRT, ChatModelUnitTests):
         return {"runtime": PORTAL}
 
 
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite fetches its pictures and sounds; one byte of each is as good here."""
+    fetched = SimpleNamespace(get=lambda *url, **options: SimpleNamespace(content=b"x"))
+    monkeypatch.setattr(chat_models, "httpx", fetched)
+    monkeypatch.setenv("LANGCHAIN_TESTS_USER_AGENT", "nobody asks")
+
+
 class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
-    """Skipped: images, audio and PDFs, in questions and in tools' results (the models that are
-    embedded read text only), and the timing of a stream against a recording of HTTP (there
-    is no HTTP to record)."""
+    """Skipped: PDFs (vLLM takes none), and the timing of a stream against a recording of HTTP
+    (there is no HTTP to record)."""
+
+    supports_image_inputs = True
+    supports_image_urls = True
+    supports_image_tool_message = True
+    supports_audio_inputs = True
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
