@@ -76,7 +76,8 @@ class FrontendApp:
 
     async def _serve(self, request: Request, send: Send) -> None:
         path, tenant = request.url.path, tenant_of(request)
-        if path == _MODELS or path.startswith(f"{_MODELS}/"):
+        lists = path == _MODELS or path.startswith(f"{_MODELS}/")
+        if lists and request.method == "GET":
             response = JSONResponse(await self._models(path.removeprefix(_MODELS).strip("/")))
             await response(request.scope, request.receive, send)
             return
