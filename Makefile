@@ -48,7 +48,7 @@ test-rest: $(INSTALLED)
 	$(BIN)/pytest --ignore tests/engine
 
 test-next: $(NEXT_INSTALLED) ## Run the tests that touch vLLM on its next version
-	$(NEXT_BIN)/pytest tests/executors/vllm tests/executors/ray tests/lab/engine tests/engine
+	$(NEXT_BIN)/pytest tests/executors tests/serving tests/lab/engine tests/engine
 
 # ONLY='agentrt.graph.*' tries one room. Hours for all; docs/results/mutation.md.
 mutate: $(INSTALLED) ## Count what the tests of the pure rooms let pass
