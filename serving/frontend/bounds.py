@@ -22,12 +22,14 @@ _LISTS = {"stop_token_ids": 1024, "logit_bias": 1024, "tools": 1024, "bad_words"
 MOST_NODES = 20_000
 """Values in all schemas of a request, nested ones included."""
 MOST_REPEATS = 100_000
-"""The sum of lengths and repetitions (``maxLength``, ``minItems``, ``{n,m}`` of a pattern)."""
+"""The sum of lengths and repetitions (``minLength``, ``maxItems``, ``{n,m}`` of a pattern).
+``maxLength`` costs nothing to compile, and Claude Code has tools with half a million.
+"""
 MOST_OPTIONAL = 512
 """Properties of one object that may be left out: compiling them takes time by their square."""
 LONGEST_PATTERN = 4096
 _GRAMMAR = 64 * 1024
-_REPEATS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_REPEATS = ("minLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _QUANTIFIER = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 
 
