@@ -159,7 +159,8 @@ class ClientPrograms:
             self._begin_gap(program, entry.scopes[0], tools)
         if entry.hashes and entry.scopes:
             self._leave_end(own, program, entry.hashes[-1], entry.scopes[0])
-        for at, scope in zip(replies, entry.scopes, strict=False):
+        # Of replies that are alike, the first is left there: its tools are what the program is in.
+        for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
             self._leave_end(own, program, at, scope)
         if not program.open:
             own.waits(program)[program] = None
