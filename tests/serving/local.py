@@ -35,7 +35,7 @@ SAYS = "one two three"
 WAIT_S = 20.0
 """What a test waits for is there sooner, or never."""
 
-_SHARED: dict[str, Any] = {}
+_SHARED: dict[tuple[str, ...], Any] = {}
 
 
 def called(*calls: tuple[str, Any]) -> str:
@@ -44,17 +44,18 @@ def called(*calls: tuple[str, Any]) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-async def engine_and_fronts() -> tuple[ScriptedEngine, Any]:
+async def engine_and_fronts(flags: tuple[str, ...] = ()) -> tuple[ScriptedEngine, Any]:
     """A started engine, and vLLM's front end on it: made once, since that takes seconds.
 
     A front end makes the calls of whoever asks it, and so serves the servers of all tests.
     """
-    if not _SHARED:
+    if flags not in _SHARED:
         model = str(embedded_model(lambda message: None))
-        engine = ScriptedEngine(lambda call: SAYS, model)
+        engine = ScriptedEngine(lambda call: SAYS, model, flags)
         await engine.start(lambda message: None)
-        _SHARED.update(engine=engine, front=await open_frontend(engine, (MODEL,)))
-    return _SHARED["engine"], fronts_of(_SHARED["front"])
+        _SHARED[flags] = engine, await open_frontend(engine, (MODEL,))
+    engine, front = _SHARED[flags]
+    return engine, fronts_of(front)
 
 
 class Held(ScriptedEngine):
@@ -115,6 +116,7 @@ async def open_server(
     script: RawScript | None = None,
     *,
     kind: type[ScriptedEngine] = ScriptedEngine,
+    flags: tuple[str, ...] = (),
     slots: int | None = None,
     served: Mapping[str, Served] | None = None,
     limits: Limits | None = None,
@@ -126,7 +128,7 @@ async def open_server(
     apis: Sequence[Any] = (programs,),
 ) -> AsyncIterator[LocalServer]:
     """A server on a free port, until the block ends."""
-    shared, fronts = await engine_and_fronts()
+    shared, fronts = await engine_and_fronts(flags)
     fields = {one.name: getattr(shared, one.name) for one in dataclasses.fields(shared)}
     own: dict[str, Any] = {"script": script or shared.script, "slots": slots}
     engine = kind(**{**fields, **own, "calls": [], "aborted_calls": [], "ended": []})
