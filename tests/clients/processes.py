@@ -1,0 +1,116 @@
+"""Clients as processes of their own, as their users run them. They reach this machine alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = ROOT / ".clients"
+NODE_CLIENTS = CLIENTS / "node_modules"
+WAIT_S = 60.0
+"""A client that hangs fails its test."""
+_WORDS = count(1)
+
+
+def installed(path: Path) -> str:
+    """The program of a client. Fails the test where the set-up has not installed it."""
+    if not path.exists():
+        pytest.fail(f"{path.relative_to(ROOT)} is missing: run .ci/setup-clients")
+    return str(path)
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """No setting of whoever runs the tests, and no way to other machines."""
+    nowhere = "http://127.0.0.1:9"
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "HTTP_PROXY": nowhere,
+        "HTTPS_PROXY": nowhere,
+        "NO_PROXY": "127.0.0.1",
+        **more,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that ended by itself: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def run(*command: str, folder: Path, environ: Mapping[str, str]) -> Ended:
+    """Run a client to its end."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env=dict(environ),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+@dataclass(slots=True)
+class Script:
+    """A script of `tests/clients/scripts` that runs: an SDK, loaded once for its scenarios."""
+
+    process: asyncio.subprocess.Process
+
+    async def play(self, scenario: str) -> Any:
+        """What a scenario gives. Its prompts hold a word that no other has."""
+        pipe, out = self.process.stdin, self.process.stdout
+        assert pipe is not None
+        assert out is not None
+        asked = {"scenario": scenario, "word": f"w{next(_WORDS)}"}
+        pipe.write(json.dumps(asked).encode() + b"\n")
+        line = await asyncio.wait_for(out.readline(), WAIT_S)
+        answer = json.loads(line or '{"error": "the script died"}')
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+
+@asynccontextmanager
+async def script(name: str, environ: Mapping[str, str]) -> AsyncIterator[Script]:
+    """``python/NAME.py``, ``litellm/NAME.py`` or ``node/NAME.cjs`` of the scripts, running."""
+    process = await asyncio.create_subprocess_exec(
+        *_command(name),
+        cwd=ROOT,
+        env={**environ, "NODE_PATH": str(NODE_CLIENTS)},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Script(process)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def _command(name: str) -> list[str]:
+    folder, file = name.split("/")
+    if folder == "node":
+        installed(NODE_CLIENTS / "openai")
+        return ["node", f"tests/clients/scripts/{name}.cjs"]
+    python = installed(CLIENTS / folder / "bin" / "python")
+    return [python, "-m", f"tests.clients.scripts.{folder}.{file}"]

@@ -1,0 +1,48 @@
+"""Coding agents as their users run them: a tool loop, its file, and one program on the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.clients.agents import claude_code, codex, made, opencode
+from tests.clients.model import DONE
+from tests.clients.server import loop_of, watch
+from tests.serving.local import MODEL, LocalServer
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+ASK = "Make the file made.txt."
+
+
+async def test_claude_code(local: LocalServer, tmp_path: Path) -> None:
+    seen = watch(local)
+    ended = await claude_code(local.url, MODEL, tmp_path, ASK, "--allowedTools", "Bash")
+    assert ended.code == 0, ended
+    answer = json.loads(ended.out)
+    assert (answer["result"], answer["is_error"], answer["num_turns"]) == (DONE, False, 2)
+    assert made(tmp_path) == "ok-42\n"
+    assert await seen.shapes() == [loop_of("Bash")]
+
+
+async def test_codex_and_its_session_resumed(local: LocalServer, tmp_path: Path) -> None:
+    seen = watch(local)
+    ended = await codex(local.url, MODEL, tmp_path, ASK)
+    assert (ended.code, ended.out.strip()) == (0, DONE), ended
+    assert made(tmp_path) == "ok-42\n"
+    assert await seen.shapes() == [loop_of("exec_command")]
+    ended = await codex(local.url, MODEL, tmp_path, "resume", "--last", "Is it done?")
+    assert (ended.code, ended.out.strip()) == (0, DONE), ended
+    assert await seen.shapes() == [[*loop_of("exec_command"), ("call", (2,))]]
+
+
+async def test_opencode(local: LocalServer, tmp_path: Path) -> None:
+    """With a title, since it would ask for one: a call beside the conversation."""
+    seen = watch(local)
+    ended = await opencode(local.url, MODEL, tmp_path, "--title", "A file", ASK)
+    assert ended.code == 0, ended
+    assert DONE in ended.out
+    assert made(tmp_path) == "ok-42\n"
+    assert await seen.shapes() == [loop_of("bash")]
