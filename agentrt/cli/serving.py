@@ -153,7 +153,7 @@ class Serving:
                 async with opened_app(
                     server, apis, FrontendApp(server, fronts, strict=job.strict)
                 ) as app:
-                    await self._serve(server, app)
+                    await self._serve(server, app, fronts)
         finally:
             await runtime.close()
 
@@ -169,7 +169,7 @@ class Serving:
             bounds=job.bounds,
         )
 
-    async def _serve(self, server: Server, app: FastAPI) -> None:
+    async def _serve(self, server: Server, app: FastAPI, fronts: Sequence[Front]) -> None:
         stop = asyncio.Event()
         serving = asyncio.create_task(self.listener.serve(app, server.bounds), name="http")
         stopping = asyncio.create_task(stop.wait(), name="signals")
@@ -180,6 +180,8 @@ class Serving:
 
         try:
             with self.drain.possible(drain):
+                for front in fronts:
+                    self.tell(f"{front.names[0]}: {front.args.family}")
                 self.tell(self._announcement(server))
                 await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():

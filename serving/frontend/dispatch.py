@@ -34,6 +34,7 @@ class Front(Protocol):
     """vLLM's front end of one model. ``names`` are the model's, and its adapters'."""
 
     app: FastAPI
+    args: Any
 
     @property
     def names(self) -> Sequence[str]: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,11 @@ _NOT_HERE = (
 
 def given_flags(flags: Sequence[str]) -> Mapping[str, Any]:
     """The options that ``flags`` name, by vLLM's own parser. Raises `ConfigError`."""
-    if not flags:
-        return {}
+    return _given(tuple(flags)) if flags else {}
+
+
+@lru_cache  # it takes a second, and several parts of a start ask
+def _given(flags: tuple[str, ...]) -> Mapping[str, Any]:
     given, untouched = vars(parse_flags(flags)), vars(parse_flags(()))
     return {name: value for name, value in given.items() if value != untouched.get(name)}
 

@@ -184,7 +184,8 @@ def front_args(setup: FrontSetup, names: Sequence[str]) -> Namespace:
     args.model = setup.model
     args.served_model_name = list(names) or [display_name(setup.model)]
     args.enable_prompt_tokens_details = True
-    set_parsers(args, family_of(setup.vllm_config, setup.flags), setup.flags)
+    args.family = family_of(setup.vllm_config, setup.flags)
+    set_parsers(args, args.family, setup.flags)
     return args
 
 
