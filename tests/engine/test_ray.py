@@ -13,8 +13,10 @@ import pytest_asyncio
 
 from agentrt import Runtime
 from agentrt.errors import CallRejectedError, ConfigError
+from agentrt.executors.frontend import calling
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
+from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench.chaos_programs import ChaosPrograms
 from agentrt.lab.bench.engines import CallAudit
@@ -23,6 +25,7 @@ from agentrt.router import make_router
 from agentrt.testing.raycluster import LocalCluster
 from agentrt.testing.tinymodel import tiny_model
 from tests.engine.lent import Lent, knows_what_they_hold
+from tests.executors.replicas.reading import Calls, streamed, whole
 
 pytest.importorskip("vllm")
 ray = pytest.importorskip("ray")
@@ -124,6 +127,34 @@ async def test_a_stream_comes_piece_by_piece(replicas: ReplicaSet) -> None:
     assert chunks[-1].reply is not None
     assert "".join(chunk.text for chunk in chunks) == chunks[-1].reply.text
     assert chunks[-1].reply.report.output_tokens == 200
+
+
+async def test_a_front_end_here_makes_its_calls_there(replicas: ReplicaSet) -> None:
+    """Rendered in this process, from what an actor says of its engine, and run on either node:
+    text, token ids and log probabilities are the same, and so are whole answers.
+    """
+    frontend = await open_frontend(replicas)
+    request = {
+        "messages": [{"role": "user", "content": "Tell a story about a cat. " * 20}],
+        "max_tokens": 60,
+        "temperature": 0.7,
+        "seed": 3,
+        "logprobs": True,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
+    engines = [replica.executor for replica in replicas.replicas]
+    one, other = [whole(await streamed(frontend, engine, request)) for engine in engines]
+    assert one == other
+    assert len(one["token_ids"]) == len(one["entries"]) == 60
+    for engine in engines:
+        with calling(Calls(engine)):
+            answer = await frontend.chat(request)
+        choice = answer["choices"][0]
+        assert choice["message"]["content"] == one["choices"][0]["message"]["content"]
+        assert choice["token_ids"] == one["token_ids"]
+        assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"]) > 100
+    await frontend.close()
 
 
 async def test_an_aborted_call_is_gone_from_its_engine(replicas: ReplicaSet) -> None:
