@@ -150,9 +150,12 @@ class RunEmitter:
         """
         making = self.make(spec, scope, (), stream=stream)
         async with contextlib.aclosing(making) as chunks:
-            with self._registered():
-                async for chunk in chunks:
-                    yield chunk
+            while True:
+                with self._registered():  # another task may read each piece
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    return
+                yield chunk
 
     @contextlib.contextmanager
     def _registered(self) -> Iterator[None]:
