@@ -50,7 +50,7 @@ class Bounds:
     """
 
     header_bytes: int = 64 * 1024
-    body_bytes: int = 4 * 1024 * 1024
+    body_bytes: int = 32 * 1024 * 1024
     request_s: float = 30.0
     reader_s: float = 60.0
     connections: int = 4096

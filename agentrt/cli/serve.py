@@ -103,9 +103,9 @@ _server, _tenants = grouped("Server"), grouped("Tenants")
 @_tenants(
     "--max-body",
     type=click.IntRange(min=1024),
-    default=4 * 1024 * 1024,
+    default=32 * 1024 * 1024,
     metavar="BYTES",
-    help="The largest request.  [default: 4194304]",
+    help="The largest request; images make them large.  [default: 33554432]",
 )
 @_tenants(
     "--idle",

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+import logging
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any
 
-from agentrt.errors import CallTimeoutError
+from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError
 from agentrt.executors.base import Chunk
 from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.errors import CalledOffError
 
+_LOG = logging.getLogger(__name__)
+
 
 class RequestCaller:
     """Makes the calls of one request of a client's program, which has been entered.
 
     Calls that run beside each other are siblings; one that begins when others have ended comes
-    after these. ``is_gone`` says that nobody waits for the answer any more.
+    after these. ``is_gone`` says that nobody waits for the answer any more, and
+    ``error`` is what a call of it came to, if any failed.
     """
 
     def __init__(self, runtime: Runtime, entry: Entry) -> None:
         self._runtime = runtime
         self._entry = entry
-        self._open: set[AsyncGenerator[Chunk, None]] = set()
+        self._open: dict[AsyncGenerator[Chunk, None], asyncio.Task[Any] | None] = {}
         self._over = asyncio.Event()
         self.is_gone = False
+        self.error: AgentrtError | None = None
 
     @contextlib.contextmanager
     def siblings(self, count: int) -> Iterator[Sequence[RequestCaller]]:
@@ -44,50 +50,60 @@ class RequestCaller:
             raise CalledOffError(run.id)
         scope = self._entry.scope()
         made = self._runtime.emitter(run).chunks(spec, scope, stream=stream)
-        self._open.add(made)
-        deadline_at = self._entry.program.deadline_at
-        steps = made if deadline_at is None else self._each_by(deadline_at, made)
+        self._open[made] = None
         try:
             async with contextlib.aclosing(made):
-                async for chunk in steps:
+                while (chunk := await self._next(made)) is not None:
                     yield chunk
         except asyncio.CancelledError:
             if run.ended_at is None or self.is_gone:
                 raise
             _uncancel()  # nobody else called it off
-            raise CalledOffError(run.id) from None
+            self.error = CalledOffError(run.id)
+            raise self.error from None
+        except AgentrtError as error:
+            self.error = error
+            raise
+        except Exception as error:  # vLLM would tell the client what it says
+            _LOG.error("a call failed", exc_info=error)
+            self.error = InvariantError("the server failed")
+            raise self.error from error
         finally:
-            self._open.discard(made)
             self._entry.ended(scope)
+            self._open.pop(made, None)
             if not self._open:
                 self._over.set()
 
+    async def _next(self, made: AsyncGenerator[Chunk, None]) -> Chunk | None:
+        """The next piece of a call, whichever task reads it; None after the last."""
+        self._open[made] = asyncio.current_task()
+        deadline_at = self._entry.program.deadline_at
+        try:
+            if deadline_at is None:
+                return await anext(made, None)
+            async with asyncio.timeout(deadline_at - self._runtime.now()):
+                return await anext(made, None)
+        except TimeoutError as error:
+            if isinstance(error, CallTimeoutError):  # an engine's own
+                raise
+            run = self._entry.program.run
+            raise CallTimeoutError(
+                f"program {run.id} is over its deadline; its calls were aborted"
+            ) from error
+        finally:
+            self._open[made] = None
+
     async def close(self) -> None:
         """Abort the calls that nobody reads to their end, and wait until they are over."""
-        for made in tuple(self._open):
-            try:
+        for made, reader in tuple(self._open.items()):
+            if reader is None:
                 await made.aclose()
-                self._open.discard(made)
-            except RuntimeError:  # its reader, who was cancelled, is in it
-                self._over.clear()
-        if self._open:
+                self._open.pop(made, None)
+            else:
+                reader.cancel()
+        while self._open:
+            self._over.clear()
             await self._over.wait()
-
-    async def _each_by(
-        self, deadline_at: float, chunks: AsyncGenerator[Chunk, None]
-    ) -> AsyncIterator[Chunk]:
-        while True:
-            try:
-                async with asyncio.timeout(deadline_at - self._runtime.now()):
-                    chunk = await anext(chunks, None)
-            except TimeoutError as error:
-                raise CallTimeoutError(
-                    f"program {self._entry.program.run.id} is over its deadline; its calls were "
-                    "aborted"
-                ) from error
-            if chunk is None:
-                return
-            yield chunk
 
 
 def _uncancel() -> None:

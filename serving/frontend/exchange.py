@@ -14,8 +14,14 @@ from agentrt.executors.frontend import calling
 from agentrt.serving.frontend.answers import Answer
 from agentrt.serving.frontend.bounds import calls_of
 from agentrt.serving.frontend.callers import RequestCaller
-from agentrt.serving.frontend.conversations import RESPONSES, conversation, items, tools_of
-from agentrt.serving.frontend.refusals import clearer, retry_headers
+from agentrt.serving.frontend.conversations import (
+    MESSAGES,
+    RESPONSES,
+    conversation,
+    items,
+    tools_of,
+)
+from agentrt.serving.frontend.refusals import broken_off, clearer, retry_headers
 from agentrt.serving.frontend.responses import ResponseStore
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
@@ -24,6 +30,7 @@ from agentrt.serving.server import Server
 
 _OK = 200
 _STREAM = "text/event-stream"
+_ERROR = b"event: error"
 
 
 @dataclass(slots=True)
@@ -37,6 +44,7 @@ class Exchange:
     fields: Mapping[str, Any]
     calls: int = field(init=False)
     _entry: Entry = field(init=False)
+    _caller: RequestCaller = field(init=False)
     _answer: Answer = field(init=False)
     _body: bytes = b""
     _size: int = 0
@@ -56,7 +64,7 @@ class Exchange:
         its program is over.
         """
         self._enter(Headers(scope=scope))
-        caller = RequestCaller(self.server.runtime, self._entry)
+        caller = self._caller = RequestCaller(self.server.runtime, self._entry)
 
         async def send_read(message: Message) -> None:
             for one in self._read(message):
@@ -70,6 +78,12 @@ class Exchange:
         try:
             with calling(caller):
                 await app(scope, receive_watched, send_read)
+        except Exception as error:
+            if not self._is_stream:
+                raise
+            # vLLM's Responses break their stream off where the other APIs end it with an event.
+            last = broken_off(self.path, caller.error or error)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             if not self._goes_on(app):
                 await caller.close()
@@ -111,7 +125,10 @@ class Exchange:
         self._size += len(body)
         if self._status == _OK:
             self._hear(body, is_last=not message.get("more_body", False))
-            yield message
+            if self.path == MESSAGES and body.startswith(_ERROR) and self._caller.error:
+                # vLLM's converter does not know errors, and says so at length.
+                body = broken_off(self.path, self._caller.error)
+            yield {**message, "body": body}
             return
         self._body += body
         if not message.get("more_body", False):
@@ -129,7 +146,7 @@ class Exchange:
 
     def _hear(self, body: bytes, *, is_last: bool) -> None:
         """Read a piece of the answer; at its end the request is left."""
-        if self._is_left:
+        if self._is_left or self._caller.is_gone:  # vLLM answers nothing to those who went
             return
         if self._is_stream:
             self._answer.feed(body)

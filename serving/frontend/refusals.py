@@ -8,7 +8,8 @@ import re
 from pydantic_core import from_json
 
 from agentrt.serving.error_responses import in_form_of, openai_error
-from agentrt.serving.frontend.conversations import MESSAGES
+from agentrt.serving.frontend.conversations import MESSAGES, RESPONSES
+from agentrt.serving.programs.errors import describe, log_fault
 
 _TOO_LONG = re.compile("maximum context length|exceeds the max_model_len")
 _CODE = "context_length_exceeded"
@@ -40,3 +41,17 @@ def clearer(path: str, status: int, body: bytes) -> bytes:
 def retry_headers(status: int) -> list[tuple[bytes, bytes]]:
     """When to come back, for what may be well again soon."""
     return [(b"retry-after", _RETRY_S)] if status == 503 else []
+
+
+def broken_off(path: str, error: Exception) -> bytes:
+    """The event that ends a stream which cannot go on."""
+    status, body, _ = describe(error)
+    log_fault(status, error)
+    body = in_form_of(path, body)
+    if path == RESPONSES:
+        told = body["error"]
+        assert isinstance(told, dict)
+        code = told["code"] or told["type"]
+        body = {"type": "error", "code": code, "message": told["message"], "param": None}
+    head = "event: error\n" if body.get("type") == "error" else ""
+    return f"{head}data: {json.dumps(body)}\n\n".encode()

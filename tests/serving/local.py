@@ -124,6 +124,7 @@ async def open_server(
     keys: KeyCheck | None = None,
     bounds: Bounds | None = None,
     isolate: bool = False,
+    strict: bool = False,
     is_shared: bool = False,
     apis: Sequence[Any] = (programs,),
 ) -> AsyncIterator[LocalServer]:
@@ -145,7 +146,7 @@ async def open_server(
             bounds=bounds or Bounds(),
         )
         listener = Listener("127.0.0.1", 0)
-        async with opened_app(server, apis, FrontendApp(server, fronts)) as app:
+        async with opened_app(server, apis, FrontendApp(server, fronts, strict=strict)) as app:
             serving = asyncio.create_task(listener.serve(app, server.bounds))
             try:
                 async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_S) as client:

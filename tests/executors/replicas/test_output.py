@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import EngineDiedError
@@ -185,7 +185,6 @@ def _piece(delta: dict[str, Any], text: str, reason: str | None = None) -> dict[
 
 
 @given(st.lists(st.tuples(cuts, st.integers(0, 9)), max_size=3), cuts)
-@example([([5], 3)], [])
 def test_an_answer_s_deltas_come_once(deaths: list[tuple[Cuts, int]], last: Cuts) -> None:
     """Of an executor that takes requests: thoughts, text and several tool calls, in any pieces.
     Each call keeps the first id that a reader saw.

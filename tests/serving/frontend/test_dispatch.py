@@ -1,0 +1,142 @@
+"""Several models: a request goes to the front end of its model, a response to its maker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Form, Request
+
+from agentrt import Runtime
+from agentrt.serving.app import opened_app
+from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
+from agentrt.serving.frontend.responses import ASKING
+from agentrt.serving.programs.api import api as programs
+from agentrt.serving.server import Server
+from agentrt.serving.tenants import Tenants
+from agentrt.testing.scripted import ScriptedExecutor
+
+
+class Listed:
+    """What vLLM's registry of models has, as far as the dispatch goes."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+
+    async def show_available_models(self) -> Any:
+        data = [{"id": name, "object": "model"} for name in self._names]
+        return SimpleNamespace(model_dump=lambda: {"data": data})
+
+
+@dataclass
+class Front:
+    """A front end that answers with its first name."""
+
+    app: FastAPI
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, *names: str) -> Front:
+        app = FastAPI()
+        responses = SimpleNamespace(background_tasks={})
+        app.state.openai_serving_responses = responses
+        app.state.openai_serving_models = Listed(names)
+
+        @app.post("/v1/chat/completions")
+        @app.post("/v1/embeddings")
+        async def chat(request: Request) -> Any:
+            body = await request.json()
+            asked = request.headers["x-request-id"], ASKING.get().tenant
+            return {"front": names[0], "body": body, "asked": asked, "choices": []}
+
+        @app.post("/v1/responses")
+        async def respond(request: Request) -> Any:
+            responses.response_store["resp-1"] = names[0]
+            return {"id": "resp-1", "output": [], "front": names[0]}
+
+        @app.get("/v1/responses/{name}")
+        async def retrieve(name: str) -> Any:
+            return {"front": names[0], "kept": responses.response_store.get(name)}
+
+        @app.post("/v1/audio/transcriptions")
+        async def transcribe(model: str = Form()) -> Any:
+            return {"front": names[0], "model": model}
+
+        return cls(app, names)
+
+
+@asynccontextmanager
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with Runtime(ScriptedExecutor()) as runtime:
+        server = Server(runtime, ("big", "small"), tenants=Tenants(time.monotonic))
+        fronts = [Front.of("big", "big-adapter"), Front.of("small")]
+        assert fronts_of(await runtime.frontend()) == ()
+        async with (
+            opened_app(server, [programs], FrontendApp(server, fronts)) as app,
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://local"
+            ) as client,
+        ):
+            yield client
+
+
+async def test_a_request_goes_to_the_front_end_of_its_model() -> None:
+    async with client() as http:
+        for path in ("/v1/chat/completions", "/v1/embeddings"):
+            for model, front in (
+                ("small", "small"),
+                ("big", "big"),
+                ("big-adapter", "big"),
+                (None, "big"),
+            ):
+                body = {"model": model, "messages": [{"role": "user", "content": "x" * 70_000}]}
+                said = {"x-request-id": "mine", "x-agentrt-tenant": "a"}
+                answer = (await http.post(path, json=body, headers=said)).json()
+                assert (answer["front"], answer["body"]) == (front, body)
+                assert answer["asked"] == ["mine", "a"]
+            refused = await http.post(path, json={"model": "other"})
+            assert refused.status_code == 404
+            assert "it serves big, big-adapter, small" in refused.json()["error"]["message"]
+
+
+async def test_models_of_all_front_ends_are_listed() -> None:
+    async with client() as http:
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["big", "big-adapter", "small"]
+        assert (await http.get("/v1/models/small")).json()["id"] == "small"
+
+
+async def test_a_form_names_its_model_too() -> None:
+    async with client() as http:
+        files = {"file": ("a.wav", b"RIFF")}
+        at = "/v1/audio/transcriptions"
+        sent = await http.post(at, data={"model": "small"}, files=files)
+        assert sent.json() == {"front": "small", "model": "small"}
+
+
+async def test_a_response_is_asked_for_where_it_was_made() -> None:
+    async with client() as http:
+        made = await http.post("/v1/responses", json={"model": "small", "input": "hi"})
+        assert made.json()["front"] == "small"
+        kept = (await http.get("/v1/responses/resp-1")).json()
+        assert kept == {"front": "small", "kept": "small"}
+        other = await http.get("/v1/responses/resp-1", headers={"x-agentrt-tenant": "b"})
+        assert other.json() == {"front": "big", "kept": None}
+
+
+async def test_bodies_that_are_no_json_are_refused_or_left_to_vllm() -> None:
+    json_type = {"content-type": "application/json"}
+    async with client() as http:
+        for body in (b"{", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 100_000):
+            at = "/v1/chat/completions"
+            answer = await http.post(at, content=body, headers=json_type)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "invalid_json"
+        assert (await http.post("/v1/sessions")).status_code == 201
+        assert (await http.delete("/v1/sessions")).status_code == 405
+        assert (await http.get("/nothing")).json() == {"detail": "Not Found"}

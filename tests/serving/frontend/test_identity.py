@@ -1,0 +1,152 @@
+"""Every API, whole and streamed, makes the nodes that it should in the program that it should."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agentrt.graph import NodeKind
+from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.serving.local import MODEL, SAYS, Held, LocalServer, called, open_server
+
+pytestmark = pytest.mark.engine
+
+SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
+FUNCTION = {"name": "look", "parameters": SCHEMA}
+TOOLS: dict[str, Any] = {
+    CHAT: [{"type": "function", "function": FUNCTION}],
+    MESSAGES: [{"name": "look", "input_schema": SCHEMA}],
+    RESPONSES: [{"type": "function", **FUNCTION}],
+}
+APIS = [CHAT, MESSAGES, RESPONSES]
+OURS = (b"agentrt", b"service_s", b'kv_transfer_params": {', b'kv_transfer_params":{')
+
+
+def ask(path: str, *turns: Any, **more: Any) -> dict[str, Any]:
+    """A request of texts, and of what an answer before it said."""
+    if path == COMPLETIONS:
+        return {"model": MODEL, "prompt": turns[0], **more}
+    messages: list[Any] = []
+    for turn in turns:
+        messages += [{"role": "user", "content": turn}] if isinstance(turn, str) else turn
+    if path == RESPONSES:
+        return {"model": MODEL, "input": messages, **more}
+    limit = {"max_tokens": 64} if path == MESSAGES else {}
+    return {"model": MODEL, "messages": messages, **limit, **more}
+
+
+async def answer(local: LocalServer, path: str, body: Any, *, stream: bool, **headers: str) -> Any:
+    """What a client sends back of the answer: messages, or items."""
+    sent = await local.client.post(path, json={**body, "stream": stream}, headers=headers)
+    assert sent.status_code == 200, sent.text
+    assert not any(word in sent.content for word in OURS)
+    assert "x-agentrt-program" in sent.headers
+    return sent_back(path, sent, stream)
+
+
+def sent_back(path: str, sent: Any, stream: bool) -> list[Any]:
+    if not stream:
+        whole = sent.json()
+        if path == RESPONSES:
+            return list(whole["output"])
+        if path == MESSAGES:
+            return [{"role": "assistant", "content": whole["content"]}]
+        return [whole["choices"][0]["message"]]
+    events = [json.loads(line[6:]) for line in sent.text.splitlines() if line.startswith("data: {")]
+    if path == RESPONSES:
+        return list(events[-1]["response"]["output"])
+    if path == MESSAGES:
+        deltas = [one["delta"] for one in events if one["type"] == "content_block_delta"]
+        return [{"role": "assistant", "content": "".join(d.get("text", "") for d in deltas)}]
+    choices = [one["choices"][0] for one in events if one["choices"]]
+    text = "".join(c["delta"].get("content") or "" for c in choices)
+    return [{"role": "assistant", "content": text}]
+
+
+def dags(local: LocalServer) -> list[list[tuple[int, ...]]]:
+    return [[n.parents for n in run.dag.nodes()] for run in local.runtime.runs.values()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", APIS)
+async def test_a_conversation_is_one_program_in_any_api(path: str, stream: bool) -> None:
+    async with open_server() as local:
+        reply = await answer(local, path, ask(path, "hello"), stream=stream)
+        for text in ("left", "right"):
+            await answer(local, path, ask(path, "hello", reply, text), stream=stream)
+        await answer(local, path, ask(path, "something else"), stream=stream)
+        assert dags(local) == [[(), (0,), (0,)], [()]]
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_a_header_names_the_program_whatever_is_said(path: str) -> None:
+    async with open_server() as local:
+        for text in ("one", "two"):
+            said = {"x-claude-code-session-id": "s"}
+            await answer(local, path, ask(path, text), stream=True, **said)
+        assert dags(local) == [[(), (0,)]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", APIS)
+async def test_a_program_is_in_its_tool_until_the_chat_goes_on(path: str, stream: bool) -> None:
+    async with open_server(lambda call: called(("look", {"at": 3}))) as local:
+        tools = {"tools": TOOLS[path]}
+        await answer(local, path, ask(path, "look", **tools), stream=stream)
+        [run] = local.runtime.runs.values()
+        assert [(n.kind, n.name) for n in run.dag.nodes()][1:] == [(NodeKind.TOOL, "look")]
+        assert run.row.tools == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "more", "calls"),
+    [(CHAT, {"n": 3}, 3), (COMPLETIONS, {"n": 2}, 2), (COMPLETIONS, {"prompt": ["a", "b"]}, 2)],
+)
+async def test_choices_and_prompts_are_siblings(
+    path: str, more: Any, calls: int, stream: bool
+) -> None:
+    async with open_server() as local:
+        body = {**ask(path, "hello"), **more, "stream": stream, "seed": 5}
+        sent = await local.client.post(path, json=body)
+        assert sent.status_code == 200
+        assert dags(local) == [[()] * calls]
+        assert sorted({call.spec.seed for call in local.engine.calls}) in ([5, 6, 7], [5, 6], [5])
+        assert local.server.tenants.calls("default") == 0
+
+
+async def test_a_response_goes_on_from_the_one_before_by_its_id() -> None:
+    async with open_server() as local:
+        first = await local.post(RESPONSES, ask(RESPONSES, "hello"))
+        more = {"previous_response_id": first["id"]}
+        second = await local.post(RESPONSES, ask(RESPONSES, "and?", **more))
+        await local.post(RESPONSES, ask(RESPONSES, "so?", previous_response_id=second["id"]))
+        assert dags(local) == [[(), (0,), (1,)]]
+
+
+async def test_a_background_response_is_its_programs_until_it_has_ended() -> None:
+    async with open_server(kind=Held) as local:
+        queued = await local.post(RESPONSES, ask(RESPONSES, "hello", background=True))
+        await local.engine.began.wait()
+        [run] = local.runtime.runs.values()
+        assert (len(local.server.under_way), local.server.tenants.calls("default")) == (1, 1)
+        local.engine.go.set()
+        await local.until(lambda: not local.server.under_way)
+        done = (await local.client.get(f"{RESPONSES}/{queued['id']}")).json()
+        assert (done["status"], done["output"][0]["content"][0]["text"]) == ("completed", SAYS)
+        assert local.server.tenants.calls("default") == 0
+        await local.post(RESPONSES, ask(RESPONSES, "and?", previous_response_id=done["id"]))
+        assert [node.parents for node in run.dag.nodes()] == [(), (0,)]
+
+
+async def test_requests_that_make_no_calls_are_no_programs() -> None:
+    async with open_server() as local:
+        hello = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+        counted = await local.post(f"{MESSAGES}/count_tokens", hello)
+        assert counted["input_tokens"] > 2
+        assert (await local.post("/tokenize", {"model": MODEL, "prompt": "hi"}))["count"] >= 1
+        refused = await local.client.post(CHAT, json={**hello, "temperature": "hot"})
+        assert refused.status_code == 400
+        assert dags(local) == []

@@ -1,0 +1,243 @@
+"""What is refused before a call is made, and how: in each API's own form, and the field named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrt.errors import EngineDiedError
+from agentrt.request import Call
+from agentrt.serving.frontend.bounds import (
+    LONGEST_PATTERN,
+    MOST_CALLS,
+    MOST_CHOICES,
+    MOST_NODES,
+    MOST_OPTIONAL,
+    MOST_REPEATS,
+    calls_of,
+    check_bounds,
+)
+from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from agentrt.serving.programs.errors import ApiError
+from agentrt.serving.tenants import Limits
+from tests.serving.frontend.test_identity import ask
+from tests.serving.local import MODEL, Held, LocalServer, open_server
+
+pytestmark = pytest.mark.engine
+
+APIS = [CHAT, COMPLETIONS, MESSAGES, RESPONSES]
+
+
+def error_of(path: str, answer: Any) -> Any:
+    body = answer.json()
+    assert (body.get("type") == "error") == (path == MESSAGES)
+    return body["error"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", APIS)
+async def test_a_tenant_at_its_limit_is_told_before_a_stream_begins(
+    path: str, stream: bool
+) -> None:
+    async with open_server(limits=Limits(requests_per_minute=1)) as local:
+        body = {**ask(path, "hello"), "stream": stream}
+        assert (await local.client.post(path, json=body)).status_code == 200
+        refused = await local.client.post(path, json=body)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert error_of(path, refused)["type"] == "rate_limit_error"
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_an_engine_that_died_is_503_and_when_to_come_back(path: str) -> None:
+    def die(call: Call) -> str:
+        raise EngineDiedError("the engine died")
+
+    async with open_server(die) as local:
+        refused = await local.client.post(path, json=ask(path, "hello"))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert "died" in error_of(path, refused)["message"]
+        assert local.server.tenants.calls("default") == 0
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_know(path: str) -> None:
+    async with open_server() as local:
+        refused = await local.client.post(path, json=ask(path, "word " * 9000))
+        assert refused.status_code == 400
+        error = error_of(path, refused)
+        if path == MESSAGES:
+            assert error["message"].startswith("prompt is too long")
+        else:
+            assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_models_are_listed_and_others_are_not_found(path: str) -> None:
+    async with open_server() as local:
+        refused = await local.client.post(path, json={**ask(path, "hi"), "model": "gpt-4"})
+        assert refused.status_code == 404
+        assert "gpt-4" in error_of(path, refused)["message"]
+        listed = (await local.client.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == [MODEL]
+        assert (await local.client.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
+        assert (await local.client.get("/v1/models/other")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/ping", "/invocations", "/load", "/kv_event_sources", "/sleep", "/reset_prefix_cache",
+     "/collective_rpc", "/server_info", "/scale_elastic_ep", "/start_profile", "/nothing"],
+)  # fmt: skip
+async def test_what_steers_the_engine_is_not_public(path: str) -> None:
+    async with open_server() as local:
+        assert (await local.client.post(path, json={})).status_code == 404
+        assert (await local.client.get(path)).status_code == 404
+
+
+async def test_adapters_are_loaded_by_operators_only() -> None:
+    """vLLM itself has the route only where its environment says so."""
+    from agentrt.serving.frontend.paths import is_public
+
+    assert is_public("/v1/load_lora_adapter", operator=True)
+    assert not is_public("/v1/load_lora_adapter", operator=False)
+    assert is_public(CHAT, operator=False)
+
+
+async def test_strict_servers_name_the_field_that_they_do_not_know() -> None:
+    cases: list[tuple[str, Any, str]] = [
+        (CHAT, {"top_kk": 5}, "top_kk"),
+        (CHAT, {"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages.0.mood"),
+        (CHAT, {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        (MESSAGES, {"top_kk": 5}, "top_kk"),
+        (RESPONSES, {"top_kk": 5}, "top_kk"),
+        (COMPLETIONS, {"top_kk": 5}, "top_kk"),
+    ]
+    async with open_server(strict=True) as local:
+        for path in APIS:
+            more = {"metadata": {"a": "b"}} if path in (MESSAGES, RESPONSES) else {"top_k": 5}
+            fine = await local.client.post(path, json=ask(path, "hi", **more))
+            assert fine.status_code == 200, fine.text
+        for path, change, field in cases:
+            refused = await local.client.post(path, json={**ask(path, "hi"), **change})
+            assert refused.status_code == 400, (path, change)
+            assert error_of(path, refused)["message"].startswith(f"{field}: no such field")
+    async with open_server() as local:
+        for path, change, _ in cases:
+            body = {**ask(path, "hi"), **change}
+            answer = await local.client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+
+
+async def test_a_tenants_salt_and_a_clients_own_go_together() -> None:
+    async with open_server(isolate=True) as local:
+        for path in (CHAT, MESSAGES, RESPONSES):
+            more = {"cache_salt": "mine"}
+            said = {"x-agentrt-tenant": "a"}
+            await local.client.post(path, json=ask(path, "hi", **more), headers=said)
+        assert {call.spec.cache_salt for call in local.engine.calls} == {"a/mine"}
+
+
+async def test_a_client_that_leaves_cancels_at_once_in_every_api() -> None:
+    async with open_server(kind=Held) as local:
+        for path in APIS:
+            body = {**ask(path, "hello"), "stream": True}
+            async with local.client.stream("POST", path, json=body) as answer:
+                await anext(answer.aiter_lines())
+                await local.until(lambda: local.engine.open)
+            await local.until(lambda: not local.engine.open)
+            await is_rid_of(local)
+
+
+async def is_rid_of(local: LocalServer) -> None:
+    await local.until(lambda: not any(row.calls for row in local.runtime.table))
+    await local.until(lambda: local.server.tenants.calls("default") == 0)
+
+
+# -- bounds ----------------------------------------------------------------------------------
+
+
+def deep(depth: int) -> Any:
+    return {"type": "array", "items": deep(depth - 1)} if depth else {"type": "string"}
+
+
+def chat_format(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
+OPTIONAL = {"type": "object", "properties": {f"p{i}": {} for i in range(MOST_OPTIONAL + 1)}}
+WIDE = {"enum": list(range(MOST_NODES))}
+LONG = {"type": "string", "maxLength": MOST_REPEATS + 1}
+PATTERN = {"type": "string", "pattern": "a" * (LONGEST_PATTERN + 1)}
+REPEATS = {"type": "string", "pattern": f"(a{{1,{MOST_REPEATS}}}){{2}}"}
+
+
+@pytest.mark.parametrize("schema", [OPTIONAL, WIDE, LONG, PATTERN, REPEATS])
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        (CHAT, lambda s: chat_format(s)),
+        (CHAT, lambda s: {"tools": [{"function": {"parameters": s}}]}),
+        (CHAT, lambda s: {"structured_outputs": {"json": s}}),
+        (MESSAGES, lambda s: {"output_config": {"format": {"schema": s}}}),
+        (MESSAGES, lambda s: {"tools": [{"input_schema": s}]}),
+        (RESPONSES, lambda s: {"text": {"format": {"schema": s}}}),
+        (RESPONSES, lambda s: {"tools": [{"parameters": s}]}),
+    ],
+)
+def test_a_schema_that_would_keep_a_core_busy_is_refused(
+    path: str, where: Any, schema: Any
+) -> None:
+    with pytest.raises(ApiError, match=r"this server takes \d+ at most") as refused:
+        check_bounds(path, where(schema))
+    assert str(refused.value.param).split(".")[0] in where(schema)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"stop": ["x" * 2000]}, "stop"),
+        ({"stop": "x" * 2000}, "stop"),
+        ({"stop_token_ids": [1] * 2000}, "stop_token_ids"),
+        ({"logit_bias": {str(n): 1 for n in range(2000)}}, "logit_bias"),
+        ({"tools": [{}] * 2000}, "tools"),
+        ({"structured_outputs": {"grammar": "x" * 70_000}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": "x" * 70_000}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "x" * 5000}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["x"] * 30_000}}, "structured_outputs.choice"),
+    ],
+)
+def test_long_lists_and_texts_are_refused(body: dict[str, Any], field: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        check_bounds(CHAT, body)
+    assert refused.value.param == field
+    with pytest.raises(ApiError) as refused:
+        check_bounds(MESSAGES, {"stop_sequences": ["x" * 2000]})
+    assert refused.value.param == "stop_sequences"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"tools": 5, "text": 5, "stop": 5, "logit_bias": 5, "n": "x", "structured_outputs": []},
+     {"tools": [5, {"function": 5}], "response_format": deep(200), "stop": [5], "n": -1},
+     chat_format({"properties": 5, "required": 5, "maxLength": "x", "pattern": 5})],
+)  # fmt: skip
+def test_what_makes_no_sense_is_left_to_vllm(body: dict[str, Any]) -> None:
+    for path in APIS:
+        check_bounds(path, body)
+        assert calls_of(path, body) == 1
+
+
+def test_how_many_calls_a_request_makes() -> None:
+    assert calls_of(CHAT, {"n": 3}) == 3
+    assert calls_of(COMPLETIONS, {"prompt": ["a", "b"], "n": 2}) == 4
+    assert calls_of(COMPLETIONS, {"prompt": [[1, 2], [3]]}) == 2
+    assert (
+        calls_of(COMPLETIONS, {"prompt": [1, 2, 3]}) == calls_of(COMPLETIONS, {"prompt": []}) == 1
+    )
+    assert calls_of(f"{CHAT}/batch", {"messages": [[], []]}) == 2
+    with pytest.raises(ApiError, match="n: "):
+        calls_of(CHAT, {"n": MOST_CHOICES + 1})
+    with pytest.raises(ApiError, match="prompt: "):
+        calls_of(COMPLETIONS, {"prompt": ["x"] * (MOST_CALLS // 2 + 1), "n": 2})

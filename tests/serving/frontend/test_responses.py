@@ -1,0 +1,117 @@
+"""Responses are kept for their tenant, for a while, and up to a size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrt.serving.frontend import responses
+from agentrt.serving.frontend.conversations import RESPONSES
+from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
+from tests.serving.frontend.test_identity import ask
+from tests.serving.local import Held, open_server
+
+pytestmark = pytest.mark.engine
+
+
+class Handler(SimpleNamespace):
+    """What vLLM's handler has, as far as the store goes."""
+
+    def put(self, tenant: str, name: str, size: int = 1) -> None:
+        ASKING.set(Asking(tenant, size, "m"))
+        self.response_store[name] = name
+        self.msg_store[name] = ["messages"]
+
+    def has(self, tenant: str, name: str) -> bool:
+        ASKING.set(Asking(tenant))
+        both = name in self.response_store, self.msg_store.get(name) == ["messages"]
+        assert both[0] == both[1]
+        return both[0]
+
+
+@pytest.fixture
+def now() -> Iterator[list[float]]:
+    token = ASKING.set(Asking("nobody"))
+    yield [0.0]
+    ASKING.reset(token)
+
+
+def attached(now: list[float]) -> tuple[ResponseStore, Handler]:
+    store, handler = ResponseStore(lambda: now[0]), Handler()
+    store.attach(handler)
+    assert handler.enable_store
+    return store, handler
+
+
+def test_a_response_is_its_tenants_alone(now: list[float]) -> None:
+    _, handler = attached(now)
+    handler.put("a", "resp-1")
+    assert handler.has("a", "resp-1")
+    assert not handler.has("b", "resp-1")
+    handler.put("b", "resp-1")
+    assert "resp-1" not in handler.event_store
+
+
+def test_what_is_old_or_too_many_is_forgotten(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "MOST", 3)
+    _, handler = attached(now)
+    for number in range(5):
+        now[0] = float(number)
+        handler.put("a", f"resp-{number}")
+    assert [handler.has("a", f"resp-{n}") for n in range(5)] == [False, False, True, True, True]
+    now[0] = responses.KEPT_S + 3.0
+    assert [handler.has("a", f"resp-{n}") for n in range(2, 5)] == [False, True, True]
+
+
+def test_size_is_bounded_for_each_tenant_and_for_all(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "MOST_BYTES", 100)
+    monkeypatch.setattr(responses, "ALL_BYTES", 150)
+    store, handler = attached(now)
+    for name in ("one", "two"):
+        handler.put("a", name, 40)
+    store.finish("a", "two", 50, b"end")
+    assert [handler.has("a", name) for name in ("one", "two")] == [False, True]
+    for name in ("three", "four"):
+        handler.put("b", name, 40)
+    # The largest tenant gives, and a response that is alone may go, too.
+    assert not handler.has("a", "two")
+    assert [handler.has("b", name) for name in ("three", "four")] == [True, True]
+    store.finish("a", "two", 1, b"gone")
+
+
+async def test_other_tenants_do_not_find_a_response() -> None:
+    a, b = ({"x-agentrt-tenant": name} for name in "ab")
+    async with open_server() as local:
+        first = await local.post(RESPONSES, ask(RESPONSES, "hello"), a)
+        more = ask(RESPONSES, "and?", previous_response_id=first["id"])
+        at = f"{RESPONSES}/{first['id']}"
+        for sent in (
+            await local.client.post(RESPONSES, json=more, headers=b),
+            await local.client.get(at, headers=b),
+            await local.client.post(f"{at}/cancel", json={}, headers=b),
+        ):
+            assert sent.status_code == 404, sent.text
+        assert (await local.client.get(at, headers=a)).json()["id"] == first["id"]
+        assert (await local.client.post(RESPONSES, json=more, headers=a)).status_code == 200
+        forced = ask(RESPONSES, "mine", request_id=first["id"])
+        assert (await local.client.post(RESPONSES, json=forced, headers=b)).status_code == 200
+        kept = (await local.client.get(at, headers=a)).json()
+        assert kept["output"] == first["output"]
+
+
+async def test_a_background_response_can_be_cancelled() -> None:
+    async with open_server(kind=Held) as local:
+        queued = await local.post(RESPONSES, ask(RESPONSES, "hello", background=True))
+        await local.engine.began.wait()
+        at = f"{RESPONSES}/{queued['id']}"
+        cancelled: Any = (await local.client.post(f"{at}/cancel", json={})).json()
+        assert cancelled["status"] == "cancelled"
+        await local.until(lambda: not local.server.under_way and not local.engine.open)
+        assert local.server.tenants.calls("default") == 0

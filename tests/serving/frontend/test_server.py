@@ -1,0 +1,73 @@
+"""The whole server: the page's client works, bugs stay inside, and nothing is left of a load."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrt.request import Call
+from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.serving.frontend.test_identity import ask
+from tests.serving.local import open_server
+
+pytestmark = pytest.mark.engine
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "serve.md").read_text("utf-8")
+APIS = [CHAT, COMPLETIONS, MESSAGES, RESPONSES]
+CLIENTS = 12
+
+
+async def test_the_page_shows_a_client_that_works() -> None:
+    code = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[0]
+    async with open_server(lambda call: "Hello!") as local:
+        said: list[str] = []
+        code = code.replace("http://127.0.0.1:8000", local.url)
+        await asyncio.to_thread(exec, code, {"print": said.append})
+        assert said == ["Hello!"]
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_a_bug_is_a_500_that_says_nothing_of_the_inside(path: str) -> None:
+    def bug(call: Call) -> str:
+        raise RuntimeError("secret")
+
+    async with open_server(bug) as local:
+        for stream in (False, True):
+            answer = await local.client.post(path, json={**ask(path, "hi"), "stream": stream})
+            assert answer.status_code == (200 if stream else 500)
+            assert "the server failed" in answer.text
+            assert "secret" not in answer.text
+        assert not any(row.calls for row in local.runtime.table)
+
+
+async def test_nothing_is_left_of_a_load() -> None:
+    """A dozen clients, two programs each, in all APIs: then all is as it was before."""
+    tls = httpx.create_ssl_context()  # made once: it takes longer than all else
+    async with open_server() as local:
+
+        async def client(name: str) -> None:
+            # One for each: a pool of many connections is slow.
+            async with httpx.AsyncClient(base_url=local.url, verify=tls, timeout=60) as own:
+                for number, path in enumerate(APIS):
+                    said = {"x-agentrt-program": f"{name}-{number % 2}"}
+                    for stream in (False, True):
+                        body: Any = {**ask(path, "hello"), "stream": stream}
+                        answer = await own.post(path, json=body, headers=said)
+                        assert answer.status_code == 200
+                for number in range(2):
+                    await own.delete(f"/v1/sessions/{name}-{number}")
+
+        await client("first")
+        tasks = len(asyncio.all_tasks())
+        await asyncio.gather(*(client(f"c{n}") for n in range(CLIENTS)))
+        assert len(local.engine.calls) == (CLIENTS + 1) * 8
+        assert len(local.runtime.table) == len(local.runtime.runs) == 0
+        assert local.server.tenants.calls("default") == 0
+        assert (await local.runtime.executor.snapshot())["tenants"] == {}
+        await local.until(lambda: len(asyncio.all_tasks()) <= tasks)
+        await local.until(lambda: len(local.engine.ended) == (CLIENTS + 1) * 2)
