@@ -39,6 +39,7 @@ class Front:
 
     app: FastAPI
     names: tuple[str, ...]
+    args: Any = None
 
     @classmethod
     def of(cls, *names: str) -> Front:
