@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,13 @@ _ON_CPU = {
     "disable_log_stats": True,
 }
 _ON_GPU = {"disable_log_stats": True}
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TORCH_LOGS": "-all",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore::FutureWarning:vllm.triton_utils.dispatcher",
+}
+"""A script has its terminal to itself: errors alone are told there."""
 
 _A_MODEL = "give a folder with a config.json, or a hub name such as Qwen/Qwen2.5-7B-Instruct"
 _REASON_CHARACTERS = 240
@@ -79,6 +87,9 @@ def prepare_environment(options: EngineOptions) -> None:
         "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
+    if not options.verbose:
+        defaults |= _QUIET
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
@@ -90,6 +101,7 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     given = given_flags(options.flags)
     check_given(given)
     values: dict[str, Any] = dict(_ON_GPU if on_gpu else _ON_CPU)
+    values["use_tqdm_on_load"] = options.verbose
     limit = None if on_gpu else _context_length(model)
     if limit is not None:
         values["max_model_len"] = min(values["max_model_len"], limit)
