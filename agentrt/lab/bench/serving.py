@@ -36,6 +36,8 @@ TOKENS = 8
 SINGLES = {"calls": 1, "streams": 64}
 """Tokens of a whole answer and of a streamed one, for clients that know nothing of programs."""
 _SINGLES_CLIENTS = 16
+PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+"""Told to both: agentrt would pick a tool parser by itself, and vLLM have none."""
 _CALL_S = 600.0
 _ALONE_S = 20.0
 """A turn with one client takes no longer: its calls are short, and so there are many."""
@@ -146,7 +148,10 @@ class ServingBench:
         repeats: int,
     ) -> None:
         """Start both servers, let them take turns, and stop them."""
-        async with AgentrtServer(options, model) as ours, StockServer(options, model) as stock:
+        async with (
+            AgentrtServer(options, model, PARSER) as ours,
+            StockServer(options, model, PARSER) as stock,
+        ):
             self._progress("starting agentrt serve")
             await ours.start()
             self._progress("starting vLLM's own server")
