@@ -20,7 +20,8 @@ def reply_of(answer: Answer, *, as_json: bool = False) -> Reply:
 
 def _reply(choice: Mapping[str, Any], message: Mapping[str, Any], as_json: bool) -> Reply:
     text = message.get("content") or ""
-    calls, invalid = _tool_calls(message.get("tool_calls") or ())
+    whole = choice.get("finish_reason") != "length"
+    calls, invalid = _tool_calls(message.get("tool_calls") or (), whole=whole)
     return Reply(
         text=text,
         finish_reason=choice.get("finish_reason") or "stop",
@@ -34,14 +35,15 @@ def _reply(choice: Mapping[str, Any], message: Mapping[str, Any], as_json: bool)
 
 
 def _tool_calls(
-    given: Sequence[Mapping[str, Any]],
+    given: Sequence[Mapping[str, Any]], *, whole: bool
 ) -> tuple[tuple[ToolCall, ...], tuple[InvalidToolCall, ...]]:
     calls: list[ToolCall] = []
     invalid: list[InvalidToolCall] = []
     for call in given:
         function, call_id = call["function"], call.get("id") or ""
         name, text = function.get("name") or "", function.get("arguments") or ""
-        arguments = _parsed(text or "{}")
+        # No text stands for no arguments, unless the call was cut off before them.
+        arguments = _parsed(text or "{}" if whole else text)
         if isinstance(arguments, dict):
             calls.append(ToolCall(name, arguments, call_id))
         else:

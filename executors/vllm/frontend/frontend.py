@@ -27,6 +27,7 @@ from agentrt.executors.frontend import (
     stepped,
 )
 from agentrt.executors.info import display_name, is_model, not_served
+from agentrt.executors.vllm._compat.cut_off import read_cut_off
 from agentrt.executors.vllm._compat.frontend import make_app, make_renderer
 from agentrt.executors.vllm.frontend.client import ProgramEngineClient
 from agentrt.executors.vllm.frontend.families import HELD
@@ -76,6 +77,7 @@ class VLLMFrontend(Frontend):
                 renderer = explain_tools(renderer)
             client = ProgramEngineClient(setup, renderer, processor, executor)
             app = await make_app(client, args, setup.tasks)
+            read_cut_off(app.state, client.model_config, renderer.get_tokenizer())
         except (TypeError, ValueError, KeyError, OSError) as error:
             text = f"vLLM's front end for model {setup.model!r} refuses its options: {error}"
             raise ConfigError(text) from error

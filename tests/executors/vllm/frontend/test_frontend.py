@@ -176,7 +176,8 @@ async def test_log_probabilities_are_vllms(ask: Ask) -> None:
 async def test_a_call_that_is_cut_off_is_no_text(ask: Ask) -> None:
     cut = '<tool_call>\n{"name": "weather", "arguments": {"city": "Par'
     _, reply = await ask(cut, tools=[weather], max_tokens=12, stream=False)
-    assert reply.tool_calls == ()
+    assert (reply.text, reply.tool_calls) == ("", ())
+    assert [call.name for call in reply.invalid_tool_calls] == ["weather"]
     assert reply.finish_reason == "length"
 
 
