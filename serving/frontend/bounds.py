@@ -23,7 +23,8 @@ MOST_NODES = 20_000
 """Values in all schemas of a request, nested ones included."""
 MOST_REPEATS = 100_000
 """The sum of lengths and repetitions (``minLength``, ``maxItems``, ``{n,m}`` of a pattern).
-``maxLength`` costs nothing to compile, and Claude Code has tools with half a million.
+``maxLength`` does not count: it takes seconds at most, in a thread of the engine's core, and
+Claude Code has tools with half a million.
 """
 MOST_OPTIONAL = 512
 """Properties of one object that may be left out: compiling them takes time by their square."""

@@ -168,7 +168,7 @@ def chat_format(schema: Any) -> dict[str, Any]:
 
 OPTIONAL = {"type": "object", "properties": {f"p{i}": {} for i in range(MOST_OPTIONAL + 1)}}
 WIDE = {"enum": list(range(MOST_NODES))}
-LONG = {"type": "string", "maxLength": MOST_REPEATS + 1}
+LONG = {"type": "string", "minLength": MOST_REPEATS + 1}
 PATTERN = {"type": "string", "pattern": "a" * (LONGEST_PATTERN + 1)}
 REPEATS = {"type": "string", "pattern": f"(a{{1,{MOST_REPEATS}}}){{2}}"}
 
