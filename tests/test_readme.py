@@ -88,7 +88,7 @@ def test_the_agent_runs_on_the_embedded_engine(
 ) -> None:
     def say(call: Call) -> ToolCall | str:
         asked = call.spec.messages or ()
-        return '{"answer": "Three."}' if len(asked) > 1 else ToolCall("stock", {"item": "lamp"})
+        return "Three." if len(asked) > 1 else ToolCall("stock", {"item": "lamp"})
 
     monkeypatch.setattr(
         "agentrt.executors.vllm.engine.VLLMEngine", lambda options: ScriptedExecutor(say)
