@@ -103,7 +103,9 @@ class VLLMEngine(CoreClient):
             raise config_fault(self.model, error) from error
         # Set here, since vLLM ignores it in a call, and refuses it beside a backend of its own
         # choice, which knows it too. A small model fills a JSON value with blanks without end.
-        config.structured_outputs_config.disable_any_whitespace = True
+        # A model that sees is larger, and its configuration is checked once more in its engine.
+        blanks = config.model_config.is_multimodal_model
+        config.structured_outputs_config.disable_any_whitespace = not blanks
         if not config.model_config.skip_tokenizer_init:
             family = family_of(config, self.options.flags)
             config.structured_outputs_config.reasoning_parser = family.reasoning_parser or ""
