@@ -31,6 +31,7 @@ from agentrt.executors.vllm._compat.scheduling import (
     may_preempt,
     preempt,
 )
+from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
 from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.kv_events import KVEventLog
@@ -64,6 +65,7 @@ class ProgramScheduler(AsyncScheduler):
         if settings.pop("embedded", False):
             leave_interrupts_to_parent()
             die_with_parent()
+        take_samples_back_by_state()
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = self.computed_tokens = 0
