@@ -1,0 +1,106 @@
+"""A coding agent on `agentrt serve` with the real engine and its defaults: its requests are taken,
+and make one program. What the small model says to it is its own affair.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from tests.clients.agents import claude_code
+from tests.clients.wire import Chat, Messages, Responses, Wire, events_of, is_clean
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+START_S = 300.0
+STOP_S = 60.0
+MODEL = "tiny"
+FLAGS = ("--dtype", "float32", "--max-model-len", "8192", "--block-size", "32")
+ASK = "Say hello."
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("serve")
+    prepare_environment(EngineOptions())
+    embedded_model(lambda message: None)
+    command = (sys.executable, "-m", "agentrt.cli", "serve", "--port", "0")
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--served-model-name", MODEL, "--", *FLAGS],
+            cwd=folder,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield url_of(process, log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(STOP_S)
+
+
+def url_of(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + START_S
+    while True:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        found = re.search(rf"serving {MODEL} at (http://\S+)", text)
+        if found:
+            return found[1]
+        assert process.poll() is None, text
+        assert time.monotonic() < deadline, text
+        time.sleep(0.2)  # another process: it is asked, not told
+
+
+def programs(url: str) -> dict[str, Any]:
+    page = httpx.get(f"{url}/programs").json()
+    return {one["id"]: one for one in page["programs"]}
+
+
+def calls_of_the_new_program(url: str, before: dict[str, Any]) -> list[Any]:
+    [program] = programs(url).keys() - before.keys()
+    nodes = httpx.get(f"{url}/programs/{program}").json()["nodes"]
+    return [node for node in nodes if node["kind"] == "call"]
+
+
+def assert_one_after_the_other(calls: list[Any]) -> None:
+    assert calls
+    for place, call in enumerate(calls):
+        assert call["error"] is None
+        assert call["output_tokens"] > 0
+        assert bool(call["parents"]) == (place > 0)
+
+
+async def test_claude_code(url: str, tmp_path: Path) -> None:
+    before = programs(url)
+    short = ("--tools", "Bash", "--system-prompt", "Be brief.", "--max-turns", "2")
+    ended = await claude_code(url, MODEL, tmp_path, ASK, *short, CLAUDE_CODE_MAX_OUTPUT_TOKENS="24")
+    answer = json.loads(ended.out)
+    assert answer.get("api_error_status") is None, ended
+    assert answer["subtype"] in ("success", "error_max_turns"), ended
+    assert_one_after_the_other(calls_of_the_new_program(url, before))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("wire", [Chat(), Responses(), Messages()], ids=lambda wire: wire.path)
+async def test_no_key_of_ours_is_in_an_answer(url: str, wire: Wire, stream: bool) -> None:
+    """Inside, the scheduler's report rides on an output's parameters."""
+    body = {**wire.ask([{"role": "user", "content": ASK}], tools=False), "model": MODEL}
+    body |= {"max_output_tokens" if wire.path == Responses.path else "max_tokens": 8}
+    async with httpx.AsyncClient(base_url=url, timeout=60.0) as client:
+        answer = await client.post(wire.path, json={**body, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    assert is_clean(events_of(answer.text) if stream else answer.json())
