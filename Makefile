@@ -12,7 +12,7 @@ NEXT_BIN := .venv-vllm-$(NEXT)/bin
 NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
 
-.PHONY: help setup setup-next demo test test-engine test-rest test-next mutate lint format clean
+.PHONY: test-differential help setup setup-next demo test test-engine test-rest test-next mutate lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,10 @@ test: lint $(CLIENTS) ## Check the style, the types and the layers, then run all
 
 # Side by side: starting engines takes longest, and two at once have no cores to themselves.
 test-engine: $(INSTALLED)
-	$(BIN)/pytest tests/engine
+	$(BIN)/pytest tests/engine --ignore tests/engine/test_differential.py
+
+test-differential: $(INSTALLED) ## Ask vLLM's own server and ours the same 930 requests (7 minutes)
+	$(BIN)/pytest tests/engine/test_differential.py
 
 test-rest: $(INSTALLED)
 	$(BIN)/pytest --ignore tests/engine

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import resource
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +14,6 @@ from agentrt import Runtime
 from agentrt.executors.base import Executor, last_reply
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench.chaos import Chaos, ChaosConfig
 from agentrt.lab.bench.chaos_programs import ChaosPrograms
@@ -25,7 +21,6 @@ from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import ROUTERS, make_router
 from agentrt.testing.tinymodel import tiny_model
 from tests.engine.lent import Lent, knows_what_they_hold
-from tests.executors.replicas.reading import reading, streamed, whole
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -129,54 +124,6 @@ async def test_an_engine_that_runs_out_of_memory(
         assert replicas.replicas[1].deaths > 0
         alone = [await _reply(Lent(engines[0]), call) for call in calls]
         assert replies == alone
-
-
-LOOK = {
-    "name": "look",
-    "parameters": {
-        "type": "object",
-        "properties": {"at": {"type": "string"}, "far": {"type": "boolean"}},
-        "required": ["at", "far"],
-    },
-}
-
-
-@pytest.mark.parametrize("choice", ["required", "none"])
-async def test_a_stream_goes_on_after_a_kill_as_it_would_have(
-    engines: list[VLLMEngine], choice: str
-) -> None:
-    """The engine that runs it gets a SIGKILL in the middle. Text, token ids, log probabilities
-    and the deltas of a tool call are, put together, those of an engine that lives.
-    """
-    request = {
-        "messages": [{"role": "user", "content": "Look around, here and everywhere."}],
-        "tools": [{"type": "function", "function": LOOK}],
-        "tool_choice": choice,
-        "max_tokens": 600,
-        "temperature": 0.7,
-        "seed": 3,
-        "logprobs": True,
-        "top_logprobs": 2,
-        "return_token_ids": True,
-    }
-    lent = [Lent(engine) for engine in engines[:3] if engine.alive()]
-    replicas = ReplicaSet(lambda i: lent[-1 - i], 2, make_router("least-used"), backoff=LEFT_OUT)
-    await replicas.start(lambda message: None)
-    frontend = await open_frontend(replicas)
-    expected = await streamed(frontend, lent[0], request)
-    pieces = []
-    async with contextlib.aclosing(reading(frontend, replicas, request)) as stream:
-        async for piece in stream:
-            pieces.append(piece)
-            if len(pieces) == 3:
-                [killed] = [replica for replica in replicas.replicas if replica.calls]
-                [pid] = killed.executor.pids()
-                os.kill(pid, signal.SIGKILL)
-    assert killed.reruns == 1
-    assert whole(pieces) == whole(expected)
-    assert len(whole(pieces)["token_ids"]) > 100
-    await frontend.close()
-    await replicas.close()
 
 
 def _address_space(pid: int) -> int:
