@@ -17,10 +17,9 @@ _SERVERS = {
     "port": "--port",
     "api_key": "--api-key-file",
     "served_model_name": "--served-model-name",
-    "model_tag": "--model",
-    "model": "--model",
 }
-"""Flags of `vllm serve` that agentrt has under a name of its own, before the ``--``."""
+"""Flags of `vllm serve` that `agentrt serve` has, before the ``--``, and no other command."""
+_MODELS = ("model_tag", "model")
 _NOT_HERE = (
     *("headless", "api_server_count", "grpc", "grpc_port", "uds", "root_path", "middleware"),
     *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "enable_ssl_refresh", "ssl_cert_reqs"),
@@ -65,8 +64,13 @@ def check_given(given: Mapping[str, Any]) -> None:
         flag = f"--{name.replace('_', '-')}"
         if name in ("scheduler_cls", "scheduling_policy"):
             raise ConfigError("agentrt sets vLLM's scheduler itself; choose with --policy")
+        if name in _MODELS:
+            raise ConfigError(f"{flag} after -- is agentrt's own: give --model before it")
         if name in _SERVERS:
-            raise ConfigError(f"{flag} after -- is agentrt's own: give {_SERVERS[name]} before it")
+            raise ConfigError(
+                f"{flag} after -- says nothing of an engine: only 'agentrt serve' listens, "
+                f"and takes {_SERVERS[name]} before the --"
+            )
         if name in _NOT_HERE:
             raise ConfigError(f"{flag} of 'vllm serve' has no effect here: leave it out")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -85,7 +86,9 @@ async def test_an_ended_session_calls_off_its_calls() -> None:
         whole, stream = [await task for task in asking]
         assert whole.status_code == 409
         assert "its program chat-1 was ended" in whole.json()["error"]["message"]
-        assert '"code": 409' in stream.text
+        errors = [line for line in stream.text.split("\n\n") if '"error"' in line]
+        told = [json.loads(one.removeprefix("data: "))["error"]["code"] for one in errors]
+        assert told == [409]
         assert '"finish_reason":"stop"' not in stream.text
         await is_rid_of(local)
 

@@ -282,8 +282,9 @@ async def test_nothing_of_ours_is_in_an_answer(shared: Runtime, engine: Scripted
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--port", "1"], "give --port before it"),
-        (["--api-key", "k"], "give --api-key-file before it"),
+        (["--port", "1"], "only 'agentrt serve' listens, and takes --port before the --"),
+        (["--api-key", "k"], "takes --api-key-file before the --"),
+        (["--model", "m"], "give --model before it"),
         (["--scheduler-cls", "x"], "choose with --policy"),
         (["--uds", "x"], "has no effect here"),
         (["--no-such-flag"], "no-such-flag"),
