@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from agentrt.errors import AgentrtError, ProgramError
+    from agentrt.interrupts import Tool, tool
     from agentrt.request import Reply, ToolCall
     from agentrt.runtime import Runtime
     from agentrt.scheduler.config import SchedulerConfig
@@ -27,7 +28,9 @@ _HOMES = {
     "Reply": "agentrt.request",
     "Runtime": "agentrt.runtime",
     "SchedulerConfig": "agentrt.scheduler.config",
+    "Tool": "agentrt.interrupts",
     "ToolCall": "agentrt.request",
+    "tool": "agentrt.interrupts",
 }
 
 __all__ = [
@@ -37,10 +40,12 @@ __all__ = [
     "Reply",
     "Runtime",
     "SchedulerConfig",
+    "Tool",
     "ToolCall",
     "__version__",
     "node",
     "program",
+    "tool",
 ]
 
 

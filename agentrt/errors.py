@@ -12,6 +12,15 @@ AgentrtError
 │   ├── EngineDiedError     it came up and died; its calls were lost
 │   └── CallRejectedError   it refused one call (a bad schema, …)
 │       └── PromptTooLongError  its prompt leaves no room in the model's context
+├── ToolError             a tool, a question or an event gave no answer; the program can catch each
+│   ├── UnknownToolError      nobody offers a tool of that name
+│   ├── ToolArgumentsError    the arguments do not fit the tool's schema; nothing was run
+│   ├── ToolFailedError       the tool raised, elsewhere: its type and message are in the text
+│   ├── ToolResultError       the result is too large, no JSON, or does not fit the tool's schema
+│   ├── ToolUnavailableError  who does the work cannot be reached; nothing was run
+│   ├── ToolLostError         who did the work died; whether the tool ran is unknown
+│   ├── InterruptExpiredError it was not over by its deadline. Also a TimeoutError
+│   └── QuestionClosedError   a question was answered, expired or withdrawn already
 ├── CallTimeoutError      a call took longer than it may; it was aborted. Also a TimeoutError
 └── InvariantError        our own bug: state that must not be was seen
 
@@ -79,6 +88,50 @@ class CallRejectedError(EngineError):
 
 class PromptTooLongError(CallRejectedError):
     """A call's prompt leaves no room for an output in the model's context."""
+
+
+class ToolError(AgentrtError):
+    """A tool, a question or an event gave no answer. ``name`` is that of the tool."""
+
+    def __init__(self, message: str, *, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class UnknownToolError(ToolError):
+    """Nobody offers a tool of that name."""
+
+
+class ToolArgumentsError(ToolError):
+    """The arguments do not fit the tool's schema. Nothing was run."""
+
+
+class ToolFailedError(ToolError):
+    """The tool raised in another process. ``type`` is the name of its exception."""
+
+    def __init__(self, message: str, *, name: str = "", type: str = "") -> None:
+        super().__init__(message, name=name)
+        self.type = type
+
+
+class ToolResultError(ToolError):
+    """The tool's result is too large, no JSON, or does not fit the tool's schema."""
+
+
+class ToolUnavailableError(ToolError):
+    """Who does the tool's work cannot be reached. Nothing was run."""
+
+
+class ToolLostError(ToolError):
+    """Who did the tool's work died, or was cut off. Whether the tool ran is unknown."""
+
+
+class InterruptExpiredError(ToolError, TimeoutError):
+    """A tool, a question or an event was not over by its deadline."""
+
+
+class QuestionClosedError(ToolError):
+    """A question to a human was answered, expired or withdrawn already."""
 
 
 class CallTimeoutError(AgentrtError, TimeoutError):

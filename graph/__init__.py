@@ -6,15 +6,18 @@ from agentrt.graph.dag import CriticalPath, ExecutionDAG, Totals
 from agentrt.graph.export import to_json, to_mermaid, to_networkx, write
 from agentrt.graph.frontier import Frontier, calls_before, maximal
 from agentrt.graph.integrity import check_integrity
+from agentrt.graph.interrupt import Interrupt, Progress
 from agentrt.graph.node import Node, NodeKind, NodeState
 
 __all__ = [
     "CriticalPath",
     "ExecutionDAG",
     "Frontier",
+    "Interrupt",
     "Node",
     "NodeKind",
     "NodeState",
+    "Progress",
     "Totals",
     "calls_before",
     "check_integrity",

@@ -32,6 +32,7 @@ class Totals:
     done: int = 0
     failed: int = 0
     cancelled: int = 0
+    expired: int = 0
     interrupted: int = 0
     service_s: float = 0.0
     waiting_s: float = 0.0
@@ -125,6 +126,10 @@ class ExecutionDAG:
     def cancel(self, node_id: int, at: float, report: CallReport | None = None) -> Node:
         """The node was called off; service it used still counts."""
         return self._end(node_id, NodeState.CANCELLED, at, report)
+
+    def expire(self, node_id: int, at: float, error: str) -> Node:
+        """The interrupt was not over by its deadline."""
+        return self._end(node_id, NodeState.EXPIRED, at, None, error)
 
     def close(self, at: float, state: NodeState) -> tuple[Node, ...]:
         """The program ended in ``state``. Cancels whatever is open, and returns those nodes.
@@ -231,6 +236,7 @@ class ExecutionDAG:
         sums.done += node.state is NodeState.DONE
         sums.failed += node.state is NodeState.FAILED
         sums.cancelled += node.state is NodeState.CANCELLED
+        sums.expired += node.state is NodeState.EXPIRED
         sums.interrupted += node.state is NodeState.INTERRUPTED
         sums.service_s += node.service_s
         if report is None:

@@ -2,8 +2,8 @@
 
 The JSON shape (``version`` 1; times in seconds, tokens in the reports):
 
-``program`` {id, type, state, closed_at}, ``nodes`` [every field of `Node`, ``report`` as an
-object or null], ``edges`` [{from, to}], ``critical_path`` {seconds, nodes}.
+``program`` {id, type, state, closed_at}, ``nodes`` [every field of `Node`, ``report`` and
+``interrupt`` as objects or null], ``edges`` [{from, to}], ``critical_path`` {seconds, nodes}.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _SHAPES = {
     NodeKind.CALL: ("[", "]"),
     NodeKind.TOOL: ("([", "])"),
     NodeKind.HUMAN: ("{{", "}}"),
+    NodeKind.EVENT: ("[/", "/]"),
 }
 _PLAIN = frozenset(" .,:/_-+*()=%@!?'")
 _CRITICAL = "classDef critical stroke:#d33,stroke-width:3px"
@@ -62,7 +63,9 @@ def to_networkx(dag: ExecutionDAG) -> networkx.DiGraph[int]:
 
 
 def to_mermaid(dag: ExecutionDAG) -> str:
-    """The DAG as a Mermaid flowchart. Calls are boxes, tools rounded, humans hexagons."""
+    """The DAG as a Mermaid flowchart. Calls are boxes, tools rounded, humans hexagons, events
+    parallelograms.
+    """
     return "\n".join(["flowchart TD", *_body(dag, "n", "    "), f"    {_CRITICAL}", ""])
 
 

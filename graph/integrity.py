@@ -55,7 +55,7 @@ def _sets(dag: ExecutionDAG) -> dict[str, bool]:
     inner = {parent for node in dag.nodes() for parent in node.parents}
     by_state = {state: [n.id for n in dag.nodes() if n.state is state] for state in NodeState}
     sums = dag.totals
-    ends = (sums.done, sums.failed, sums.cancelled, sums.interrupted)
+    ends = (sums.done, sums.failed, sums.cancelled, sums.expired, sums.interrupted)
     return {
         "waiting": sorted(node.id for node in dag.waiting()) == by_state[NodeState.WAITING],
         "running": sorted(node.id for node in dag.running()) == by_state[NodeState.RUNNING],

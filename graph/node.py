@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from agentrt.graph.interrupt import Interrupt
 from agentrt.request import CallReport
 
 
@@ -17,12 +18,14 @@ class NodeKind(StrEnum):
     CALL = "call"
     TOOL = "tool"
     HUMAN = "human"
+    EVENT = "event"
 
 
 class NodeState(StrEnum):
     """Where a node is in its life: waiting, running, then one of its ends.
 
-    ``INTERRUPTED`` is a question to a human that nobody had answered when its program ended.
+    ``EXPIRED`` is an interrupt that was not over by its deadline. ``INTERRUPTED`` is a question to
+    a human that nobody had answered when its program ended.
     """
 
     WAITING = "waiting"
@@ -30,6 +33,7 @@ class NodeState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    EXPIRED = "expired"
     INTERRUPTED = "interrupted"
 
     @property
@@ -51,6 +55,7 @@ class Node:
     here, without this node's own. ``service_s`` is this node's own (0 for interrupts), and
     ``via`` is the parent that ``path_s`` comes from. ``depth`` is the number of edges on
     the longest way here from a root. ``wait`` says, for people, what the node waits on.
+    ``interrupt`` has what is known of a tool, a question or an event.
     """
 
     id: int
@@ -69,6 +74,7 @@ class Node:
     report: CallReport | None = None
     wait: str = ""
     error: str | None = None
+    interrupt: Interrupt | None = None
 
     @property
     def path_end_s(self) -> float:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from agentrt.cli.screen import Screen
 from agentrt.cli.values import read_value
 from agentrt.errors import UsageError
+from agentrt.interrupts.questions import Question
 
 if TYPE_CHECKING:
     from langgraph.types import Interrupt
@@ -46,7 +47,10 @@ class Human:
         self._source = sys.stdin if source is None else source
         self._turn = asyncio.Lock()
 
-    async def __call__(self, program_id: str, question: str) -> str:
+    async def __call__(self, question: Question) -> Any:
+        return question.read(await self._answer(question.program_id, question.text))
+
+    async def _answer(self, program_id: str, question: str) -> str:
         given = self._given.get(program_id, 0)
         self._given[program_id] = given + 1
         if given < len(self._answers):

@@ -1,7 +1,7 @@
 """What a program's author writes with: the decorators, and the context that a program gets.
 
 `definition` has the decorators and the `Program` that they make, `context` what a program acts
-through, `options` what it may say with an LLM call, and `tools` how a function becomes a tool.
+through, and `options` what it may say with an LLM call. Tools are in `agentrt.interrupts`.
 """
 
 from __future__ import annotations

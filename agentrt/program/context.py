@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from agentrt.interrupts import Tool
+from agentrt.interrupts.function import as_tool
+from agentrt.interrupts.questions import UNANSWERED, answer_form
+from agentrt.interrupts.schema import name_of
 from agentrt.program.options import LLMOptions, make_request
 from agentrt.program.stream import ReplyStream
-from agentrt.program.tools import name_of
 from agentrt.request import Message, Reply
 from agentrt.tracking import enter_node
 
@@ -28,10 +31,25 @@ class Emitter(Protocol):
     ) -> AsyncIterator[Mapping[str, Any]]: ...
 
     async def tool(
-        self, name: str, work: Callable[[], Awaitable[T]], after: Iterable[Reply]
-    ) -> T: ...
+        self,
+        tool: Tool,
+        positional: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+        after: Iterable[Reply],
+    ) -> Any: ...
 
-    async def human(self, question: str, after: Iterable[Reply]) -> str: ...
+    async def find_tool(self, name: str) -> Tool: ...
+
+    async def tools(self, transport: str | None) -> list[Tool]: ...
+
+    async def human(
+        self,
+        text: str,
+        schema: Mapping[str, Any] | None,
+        timeout: float | None,
+        default: Any,
+        after: Iterable[Reply],
+    ) -> Any: ...
 
 
 class Context:
@@ -90,7 +108,7 @@ class Context:
 
     async def tool(
         self,
-        function: Callable[..., Any],
+        tool: Callable[..., Any] | Tool | str,
         /,
         *args: Any,
         after: Iterable[Reply] = (),
@@ -99,21 +117,47 @@ class Context:
     ) -> Any:
         """Run a tool as an interrupt: the program is outside the engine meanwhile.
 
-        An async function is awaited, any other runs in a thread. ``timeout`` is in
-        seconds; past it the tool fails with `TimeoutError`.
+        A function is awaited, or runs in a thread; a `Tool` runs where it belongs, with its
+        arguments checked; a name is that of a tool elsewhere, as `tools` lists them. ``timeout``
+        is in seconds for each attempt, in place of the tool's own; past it the tool fails with
+        `InterruptExpiredError`, which is a `TimeoutError`. Raises what the function raises, and
+        another `ToolError` where it runs elsewhere.
         """
+        chosen = await self._emitter.find_tool(tool) if isinstance(tool, str) else as_tool(tool)
+        if timeout is not None:
+            chosen = chosen.but(timeout=timeout)
+        if chosen.spec is not None:
+            args, kwargs = (), chosen.bind(args, kwargs)
+        return await self._emitter.tool(chosen, args, kwargs, after)
 
-        async def work() -> Any:
-            async with asyncio.timeout(timeout):
-                if inspect.iscoroutinefunction(function):
-                    return await function(*args, **kwargs)
-                return await asyncio.to_thread(function, *args, **kwargs)
+    async def tools(self, transport: str | None = None) -> list[Tool]:
+        """The tools that others offer now, for `llm` and `tool`: all, or those of ``transport``,
+        such as ``mqtt`` or ``mcp:github``.
 
-        return await self._emitter.tool(name_of(function), work, after)
+        Raises `UnknownToolError` for a transport that there is not, and `ToolUnavailableError`
+        for one that cannot be reached.
+        """
+        return await self._emitter.tools(transport)
 
-    async def human(self, question: str, *, after: Iterable[Reply] = ()) -> str:
-        """Ask a human, and wait for the answer as long as it takes."""
-        return await self._emitter.human(question, after)
+    async def human(
+        self,
+        question: str,
+        *,
+        schema: Mapping[str, Any] | type | None = None,
+        choices: Sequence[str] = (),
+        timeout: float | None = None,
+        default: Any = UNANSWERED,
+        after: Iterable[Reply] = (),
+    ) -> Any:
+        """Ask a human, and wait for the answer: a text, one of ``choices``, or what fits
+        ``schema`` (a JSON schema, or a pydantic model, which the answer then is).
+
+        Past ``timeout`` (seconds; None is as long as it takes) the answer is ``default``; without
+        one it fails with `InterruptExpiredError`.
+        """
+        wanted, read = answer_form(schema, choices)
+        answer = await self._emitter.human(question, wanted, timeout, default, after)
+        return answer if answer is default else read(answer)
 
     def spawn(
         self,

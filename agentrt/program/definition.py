@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
 from agentrt.errors import ConfigError
+from agentrt.interrupts.schema import name_of
 from agentrt.program.context import Context
-from agentrt.program.tools import name_of
 from agentrt.tracking import enter_node
 
 P = ParamSpec("P")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from agentrt.errors import ConfigError
-from agentrt.program.tools import tool_specs
+from agentrt.interrupts import Tool
+from agentrt.interrupts.schema import tool_specs
 from agentrt.request import Message, ToolSpec
 
 N = TypeVar("N", int, float)
@@ -30,7 +31,7 @@ class LLMOptions(TypedDict, total=False):
     vLLM's chat completions, such as ``top_k``.
     """
 
-    tools: Iterable[Callable[..., Any] | ToolSpec]
+    tools: Iterable[Callable[..., Any] | Tool | ToolSpec]
     tool_choice: str
     parallel_tool_calls: bool
     schema: Mapping[str, Any] | type | None

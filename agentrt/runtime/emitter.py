@@ -1,4 +1,4 @@
-"""Carries one run's nodes into the registry and the engine, and back."""
+"""Carries one run's calls into the registry and the engine, and back."""
 
 from __future__ import annotations
 
@@ -9,40 +9,24 @@ import random
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     Iterator,
     Sequence,
 )
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError, ConfigError
-from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.frontend import Answer, Frontend, Request, calling, stepped
+from agentrt.executors.base import Chunk
+from agentrt.executors.frontend import Answer, Request, calling, stepped
 from agentrt.executors.replies import StreamedAnswer, reply_of
-from agentrt.graph import Node, NodeKind
+from agentrt.graph import Node
 from agentrt.request import Call, CallReport, CallSpec, Reply
-from agentrt.runtime.registry import identity_of, registry_of
-from agentrt.runtime.run import Run
+from agentrt.runtime.interrupts import InterruptEmitter, node_of
+from agentrt.runtime.registry import identity_of
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
-AskHuman = Callable[[str, str], Awaitable[str]]
-"""Called with a program id and a question; the answer resumes the program."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Services:
-    """What the emitters of all runs share."""
-
-    executor: Executor
-    ask_human: AskHuman
-    seed: int
-    frontend: Callable[[], Awaitable[Frontend]]
-    client_calls: dict[asyncio.Task[Any], str] = dataclasses.field(default_factory=dict)
-    """Tasks in the middle of a call of a client program, with the program's id."""
 
 
 async def _outside(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
@@ -105,13 +89,8 @@ class RunCaller:
         )
 
 
-class RunEmitter:
+class RunEmitter(InterruptEmitter):
     """One run's `Emitter`: what the run's own code emits, in its own tasks."""
-
-    def __init__(self, run: Run, services: Services) -> None:
-        self._run = run
-        self._registry = registry_of(run)
-        self._with = services
 
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
         who = RunCaller(self, self._own_scope("llm"), tuple(after))
@@ -128,15 +107,6 @@ class RunEmitter:
                 whole.add(piece)
                 yield piece
         put(who.sign(reply_of(whole.answer(), as_json="response_format" in request)))
-
-    async def tool(self, name: str, work: Callable[[], Awaitable[T]], after: Iterable[Reply]) -> T:
-        return await self._interrupt(NodeKind.TOOL, name, work, after)
-
-    async def human(self, question: str, after: Iterable[Reply]) -> str:
-        async def work() -> str:
-            return await self._with.ask_human(self._run.id, question)
-
-        return await self._interrupt(NodeKind.HUMAN, question, work, after)
 
     # -- calls -------------------------------------------------------------------------
 
@@ -193,7 +163,7 @@ class RunEmitter:
     ) -> AsyncGenerator[Chunk, None]:
         run, registry, executor = self._run, self._registry, self._with.executor
         executor.info.check_served(spec.model)
-        node = registry.begin_call(run, scope, "llm", map(_node_of, after))
+        node = registry.begin_call(run, scope, "llm", map(node_of, after))
         call = self._identify(node, scope, spec)
         over = False
         try:
@@ -226,46 +196,9 @@ class RunEmitter:
         """A seed that depends on the runtime's seed, the program and the node only."""
         return random.Random(f"{self._with.seed}/{self._run.id}/{node.id}").getrandbits(31)
 
-    # -- interrupts --------------------------------------------------------------------
-
-    async def _interrupt(
-        self,
-        kind: NodeKind,
-        name: str,
-        work: Callable[[], Awaitable[T]],
-        after: Iterable[Reply],
-    ) -> T:
-        run, scope, registry = self._run, self._own_scope(name), self._registry
-        node = registry.begin_interrupt(run, scope, kind, name, map(_node_of, after))
-        ended: BaseException | None = None
-        try:
-            return await work()
-        except BaseException as error:
-            ended = error
-            raise
-        finally:
-            registry.end_interrupt(run, scope, node, ended)
-
-    # -- both --------------------------------------------------------------------------
-
-    def _own_scope(self, name: str) -> Scope:
-        scope = tracking.current_scope()
-        if scope is None or scope.owner is not self._run:
-            raise AgentrtError(
-                f"program {self._run.id} emitted {name!r} outside its own tasks; "
-                "a context must not be passed to another program or a bare thread"
-            )
-        return scope
-
 
 def _with_node(chunk: Chunk, program_id: str, node: Node) -> Chunk:
     if chunk.reply is None:
         return chunk
     reply = dataclasses.replace(chunk.reply, node=node.id, program_id=program_id)
     return dataclasses.replace(chunk, reply=reply)
-
-
-def _node_of(reply: Reply) -> int:
-    if reply.node < 0:
-        raise ConfigError("after= takes replies of this program's own calls")
-    return reply.node

@@ -36,6 +36,15 @@ class NodeStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeChanged:
+    """An interrupt waits, starts again, or says how far it is."""
+
+    program_id: str
+    node: Node
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeEnded:
     """A call or an interrupt is over; the node's state says how."""
 
@@ -44,12 +53,13 @@ class NodeEnded:
     at: float
 
 
-Event = ProgramStarted | ProgramEnded | NodeStarted | NodeEnded
+Event = ProgramStarted | ProgramEnded | NodeStarted | NodeChanged | NodeEnded
 
 
 _WHAT = {
     NodeKind.TOOL: ("tool", "returned"),
     NodeKind.HUMAN: ("human", "answered"),
+    NodeKind.EVENT: ("tool", "returned"),  # to an engine, whatever comes back by itself is one
 }
 
 
@@ -60,4 +70,4 @@ def notification_of(event: Event) -> Notification | None:
     node = event.node
     began, ended = _WHAT[node.kind]
     what = ended if isinstance(event, NodeEnded) else began
-    return Notification(event.program_id, what, node.name if node.kind is NodeKind.TOOL else "")
+    return Notification(event.program_id, what, "" if node.kind is NodeKind.HUMAN else node.name)

@@ -13,9 +13,25 @@ from threading import RLock
 from weakref import WeakKeyDictionary
 
 from agentrt import tracking
-from agentrt.graph import ExecutionDAG, Node, NodeKind, NodeState, calls_before
+from agentrt.errors import InterruptExpiredError
+from agentrt.graph import (
+    ExecutionDAG,
+    Interrupt,
+    Node,
+    NodeKind,
+    NodeState,
+    Progress,
+    calls_before,
+)
 from agentrt.request import CallReport, Identity
-from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded, ProgramStarted
+from agentrt.runtime.events import (
+    Event,
+    NodeChanged,
+    NodeEnded,
+    NodeStarted,
+    ProgramEnded,
+    ProgramStarted,
+)
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProcessTable
 from agentrt.tracking.scope import Scope
@@ -134,31 +150,69 @@ class RunRegistry:
     # -- interrupts --------------------------------------------------------------------
 
     def begin_interrupt(
-        self, run: Run, scope: Scope, kind: NodeKind, name: str, after: Iterable[int] = ()
+        self,
+        run: Run,
+        scope: Scope,
+        kind: NodeKind,
+        name: str,
+        after: Iterable[int] = (),
+        interrupt: Interrupt | None = None,
     ) -> Node:
-        """The code in ``scope`` went to a tool, or to a human."""
+        """The code in ``scope`` went to a tool or to a human, or waits for an event."""
         with self.lock:
             node = self._begin(run, scope, kind, name, after)
+            node.interrupt = interrupt
             run.dag.start(node.id, node.created_at)
-            human = kind is NodeKind.HUMAN
-            self.table.interrupt_started(run.row, node.created_at, human=human)
+            self.table.interrupt_started(run.row, node.created_at, kind)
             return node
+
+    def interrupt_waits(self, run: Run, node: Node, why: str) -> None:
+        """Nobody works on it now."""
+        with self.lock:
+            if node.state is NodeState.RUNNING:
+                run.dag.requeue(node.id, why)
+                self._tell(NodeChanged(run.id, node, self.clock()))
+
+    def interrupt_starts(
+        self, run: Run, node: Node, attempt: int, timeout: float | None = None
+    ) -> None:
+        """An attempt began, which may take ``timeout`` seconds."""
+        with self.lock:
+            now = self.clock()
+            if node.interrupt is not None:
+                node.interrupt.attempt, node.interrupt.progress = attempt, None
+                node.interrupt.deadline = None if timeout is None else now + timeout
+            if node.state is NodeState.WAITING:
+                run.dag.start(node.id, now)
+                self._tell(NodeChanged(run.id, node, now))
+
+    def interrupt_progress(self, run: Run, node: Node, progress: Progress) -> None:
+        """It says how far it is. What comes after its end is ignored."""
+        with self.lock:
+            if node.interrupt is not None and not node.state.ended:
+                node.interrupt.progress = progress
+                self._tell(NodeChanged(run.id, node, self.clock()))
 
     def end_interrupt(
         self, run: Run, scope: Scope, node: Node, error: BaseException | None = None
     ) -> None:
-        """The interrupt is over: an `Exception` failed it, any other error cancelled it."""
+        """The interrupt is over: an `Exception` failed it, any other error cancelled it.
+
+        `InterruptExpiredError` says that it was not over by its deadline.
+        """
         with self.lock:
             now = self.clock()
             if not node.state.ended:
                 if error is None:
                     run.dag.finish(node.id, now)
+                elif isinstance(error, InterruptExpiredError):
+                    run.dag.expire(node.id, now, str(error))
                 elif isinstance(error, Exception):
                     run.dag.fail(node.id, now, f"{type(error).__name__}: {error}")
                 else:
                     run.dag.cancel(node.id, now)
-            seconds, human = now - node.created_at, node.kind is NodeKind.HUMAN
-            self.table.interrupt_ended(run.row, now, human=human, seconds=seconds)
+            seconds = now - node.created_at
+            self.table.interrupt_ended(run.row, now, node.kind, seconds=seconds)
             self._leave(run, scope, node, now)
 
     # -- both --------------------------------------------------------------------------

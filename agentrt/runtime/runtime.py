@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,21 +19,29 @@ from agentrt.executors.base import Executor, Notification, Progress
 from agentrt.executors.frontend import Frontend
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.graph import Frontier
+from agentrt.interrupts import ToolTransport
+from agentrt.interrupts.questions import Question, Questions
+from agentrt.interrupts.toolbox import Toolbox
 from agentrt.program import Context, Program
-from agentrt.runtime.emitter import AskHuman, RunEmitter, Services
+from agentrt.runtime.emitter import RunEmitter
 from agentrt.runtime.events import Event, ProgramEnded, notification_of
 from agentrt.runtime.registry import Listener, RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.services import Services
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
 
 
-async def no_human(program_id: str, question: str) -> str:
+AskHuman = Callable[[Question], Awaitable[Any]]
+"""Asks somebody a program's question; the answer resumes the program."""
+
+
+async def no_human(question: Question) -> Any:
     """The default `AskHuman`: there is nobody to ask."""
     raise UsageError(
-        f"program {program_id} asks a human, and there is none here: {question!r}. "
+        f"program {question.program_id} asks a human, and there is none here: {question.text!r}. "
         "Run it on a terminal, or give the answer in advance"
     )
 
@@ -47,15 +55,17 @@ class Runtime:
 
     ``registry`` has the runs of all programs, client programs too, whose code somebody else
     runs. ``model_names`` are what requests may call the first model; by default its own name.
-    ``seed`` makes the seeds that are drawn for sampled calls repeatable. ``ask_human``
-    answers `Context.human`.
+    ``seed`` makes the seeds that are drawn for sampled calls repeatable. ``tools`` are
+    the transports of tools beside those for functions of this process. ``ask_human`` answers
+    `Context.human`; with None, questions wait in ``questions`` for whoever answers them there.
     """
 
     def __init__(
         self,
         executor: Executor,
         *,
-        ask_human: AskHuman = no_human,
+        ask_human: AskHuman | None = no_human,
+        tools: Sequence[ToolTransport] = (),
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         registry: RunRegistry | None = None,
@@ -70,7 +80,9 @@ class Runtime:
         self._ends: set[asyncio.Task[None]] = set()
         self._names: Sequence[str] = model_names
         self._frontend: asyncio.Task[Frontend] | None = None
-        self._services = Services(executor, ask_human, seed, self.frontend)
+        self.toolbox = Toolbox(tools)
+        self.questions = Questions(self.registry.clock, ask_human)
+        self._services = Services(executor, self.frontend, self.toolbox, self.questions, seed)
 
     @property
     def table(self) -> ProcessTable:
@@ -101,6 +113,8 @@ class Runtime:
         self._open = True
         self._follow(self.registry)
         try:
+            with tracking.outside():
+                await self.toolbox.open()
             await self.executor.start(progress)
         except BaseException:
             await self.close()
@@ -120,6 +134,7 @@ class Runtime:
         if left := [*live, *self._ends]:
             await asyncio.wait(left)
         try:
+            await self.toolbox.close()
             await self._close_frontend()
             await self.executor.close()
         finally:

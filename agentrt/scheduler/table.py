@@ -21,6 +21,7 @@ class ProgramState(StrEnum):
 
     RUNNING = "running"
     IN_TOOL = "in tool"
+    WAITING_FOR_EVENT = "waiting for an event"
     WAITING_FOR_HUMAN = "waiting for a human"
     STALE = "stale"
 
@@ -50,6 +51,7 @@ class ProgramRow:
     calls: dict[str, float] = field(default_factory=dict)
     tools: int = 0
     humans: int = 0
+    events: int = 0
     size_hint: float | None = None
     last_arrival: float = 0.0
     last_completion: float = 0.0
@@ -67,6 +69,8 @@ class ProgramRow:
             return ProgramState.RUNNING
         if self.tools:
             return ProgramState.IN_TOOL
+        if self.events:
+            return ProgramState.WAITING_FOR_EVENT
         if self.humans:
             return ProgramState.WAITING_FOR_HUMAN
         if now - self.last_heard >= stale_after_s:
@@ -164,24 +168,27 @@ class ProcessTable:
         row.last_completion = now
         self._touch(row)
 
-    def interrupt_started(self, row: ProgramRow, now: float, *, human: bool) -> None:
-        """A tool call began, or a question to a human."""
-        if human:
-            row.humans += 1
-        else:
-            row.tools += 1
+    def interrupt_started(self, row: ProgramRow, now: float, kind: str) -> None:
+        """A ``tool`` call began, a question to a ``human``, or the wait for an ``event``."""
+        self._count_interrupt(row, kind, 1)
         row.last_arrival = now
         self._touch(row)
 
-    def interrupt_ended(self, row: ProgramRow, now: float, *, human: bool, seconds: float) -> None:
-        """The tool or the human answered after ``seconds``."""
-        if human:
-            row.humans -= 1
-        else:
-            row.tools -= 1
+    def interrupt_ended(self, row: ProgramRow, now: float, kind: str, *, seconds: float) -> None:
+        """It was over after ``seconds``."""
+        self._count_interrupt(row, kind, -1)
         row.interrupt_s += seconds
         row.last_completion = now
         self._touch(row)
+
+    @staticmethod
+    def _count_interrupt(row: ProgramRow, kind: str, by: int) -> None:
+        if kind == "human":
+            row.humans += by
+        elif kind == "event":
+            row.events += by
+        else:
+            row.tools += by
 
     def catch_up(
         self, row: ProgramRow, service_s: float, path_s: float = 0.0, waiting_s: float = 0.0
@@ -198,7 +205,7 @@ class ProcessTable:
         for row in self._rows.values():
             if now - row.last_heard < stale_after_s:
                 break
-            if not (row.calls or row.tools or row.humans):
+            if not (row.calls or row.tools or row.humans or row.events):
                 found.append(row)
         return found
 
@@ -207,7 +214,7 @@ class ProcessTable:
         for program_id, row in self._rows.items():
             if row.program_id != program_id:
                 raise InvariantError(f"row of {row.program_id} is filed under {program_id}")
-            if row.tools < 0 or row.humans < 0:
+            if min(row.tools, row.humans, row.events) < 0:
                 raise InvariantError(f"program {program_id} ended more interrupts than it began")
             if row.path_s > row.service_s + 1e-6:
                 raise InvariantError(f"program {program_id} has a path longer than its service")

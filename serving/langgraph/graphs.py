@@ -8,10 +8,10 @@ from its top, as LangGraph does with a node.
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.func import entrypoint
@@ -21,6 +21,7 @@ from langgraph.types import interrupt
 
 from agentrt.errors import AgentrtError, ProgramLoadError
 from agentrt.integrations.langgraph.graphs import Graph, open_graph
+from agentrt.interrupts import Tool
 from agentrt.program import Context, Emitter, Program
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
@@ -29,7 +30,6 @@ from agentrt.serving.langgraph.storage import Storage
 from agentrt.serving.langgraph.store import TenantStore
 from agentrt.serving.server import Served, ServedProgram, Server
 
-T = TypeVar("T")
 _PROGRAM: ContextVar[Context] = ContextVar("agentrt_native_program")
 _INPUT = "input"
 
@@ -164,9 +164,27 @@ class _InterruptingEmitter:
     ) -> AsyncIterator[Mapping[str, Any]]:
         return self._inner.stream(request, after, put)
 
-    async def tool(self, name: str, work: Callable[[], Awaitable[T]], after: Iterable[Reply]) -> T:
-        return await self._inner.tool(name, work, after)
+    async def tool(
+        self,
+        tool: Tool,
+        positional: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+        after: Iterable[Reply],
+    ) -> Any:
+        return await self._inner.tool(tool, positional, arguments, after)
 
-    async def human(self, question: str, after: Iterable[Reply]) -> str:
-        answer: str = interrupt(question)
-        return answer
+    async def find_tool(self, name: str) -> Tool:
+        return await self._inner.find_tool(name)
+
+    async def tools(self, transport: str | None) -> list[Tool]:
+        return await self._inner.tools(transport)
+
+    async def human(
+        self,
+        text: str,
+        schema: Mapping[str, Any] | None,
+        timeout: float | None,
+        default: Any,
+        after: Iterable[Reply],
+    ) -> Any:
+        return interrupt(text if schema is None else {"question": text, "schema": schema})

@@ -72,6 +72,7 @@ def test_json_has_the_documented_shape(dag: ExecutionDAG) -> None:
         "service_s": 2.0,
         "wait": "",
         "error": None,
+        "interrupt": None,
     }
     assert (failed["state"], failed["error"], failed["report"]) == ("failed", "no net", None)
 

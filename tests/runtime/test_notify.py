@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agentrt import Context, Runtime, program
 from agentrt.executors.base import Notification
+from agentrt.interrupts.questions import Question
 from agentrt.testing.scripted import ScriptedExecutor
 
 
@@ -19,7 +20,7 @@ class Listening(ScriptedExecutor):
 
 
 async def test_a_programs_tools_and_humans_are_told() -> None:
-    async def answer(program_id: str, question: str) -> str:
+    async def answer(question: Question) -> str:
         return "yes"
 
     async def look_up() -> str:

@@ -11,6 +11,7 @@ import pytest
 from agentrt import Context, Reply, Runtime, node, program
 from agentrt.errors import ConfigError, EngineStartError, UsageError
 from agentrt.graph import NodeKind, NodeState, check_integrity
+from agentrt.interrupts.questions import Question, Questions
 from agentrt.program import Program
 from agentrt.runtime.events import NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.runtime.run import RunState
@@ -123,7 +124,7 @@ async def test_a_tool_that_takes_too_long_fails(runtime: Runtime) -> None:
     run = runtime.start(slow)
     with pytest.raises(TimeoutError):
         await run.wait()
-    assert run.dag.node(0).state is NodeState.FAILED
+    assert run.dag.node(0).state is NodeState.EXPIRED
     assert run.row.tools == 0
 
 
@@ -138,7 +139,8 @@ async def test_cancelling_leaves_no_task_and_closes_the_dag(runtime: Runtime) ->
     async def background(ctx: Context) -> None:
         await ctx.human("still there?")
 
-    runtime._services = dataclasses.replace(runtime._services, ask_human=_ask_forever)
+    runtime.questions = Questions(runtime.now, _ask_forever)
+    runtime._services = dataclasses.replace(runtime._services, questions=runtime.questions)
     tasks = asyncio.all_tasks()
     run = runtime.start(stuck)
     while len(run.dag.nodes()) < 2:
@@ -154,7 +156,7 @@ _UNANSWERED: list[asyncio.Event] = []
 """Held here: a task that only itself refers to may be collected."""
 
 
-async def _ask_forever(program_id: str, question: str) -> str:
+async def _ask_forever(question: Question) -> str:
     _UNANSWERED.append(asyncio.Event())
     await _UNANSWERED[-1].wait()
     return ""
@@ -172,12 +174,12 @@ async def test_a_task_that_is_not_awaited_ends_with_its_program(runtime: Runtime
 
 
 async def test_a_human_is_asked_and_answers(runtime: Runtime) -> None:
-    async def ask(program_id: str, question: str) -> str:
-        return f"{question} yes"
+    async def ask(question: Question) -> str:
+        return f"{question.text} yes"
 
     @program
     async def polite(ctx: Context) -> str:
-        return await ctx.human("may I?")
+        return str(await ctx.human("may I?"))
 
     async with Runtime(ScriptedExecutor(), ask_human=ask) as other:
         assert await other.start(polite).wait() == "may I? yes"

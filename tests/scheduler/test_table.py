@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, InvariantError
+from agentrt.graph import NodeKind
 from agentrt.request import CallReport
 from agentrt.scheduler import (
     LevelQueues,
@@ -59,15 +60,18 @@ def test_without_edges_the_path_grows_from_the_scalar() -> None:
 def test_the_state_says_what_a_program_does() -> None:
     table = ProcessTable()
     row = table.start_program("p", "chat", now=0)
-    table.interrupt_started(row, 1, human=True)
+    table.interrupt_started(row, 1, NodeKind.HUMAN)
     assert row.state(2, 100) is ProgramState.WAITING_FOR_HUMAN
-    table.interrupt_started(row, 2, human=False)
+    table.interrupt_started(row, 2, NodeKind.EVENT)
+    assert row.state(2, 100) is ProgramState.WAITING_FOR_EVENT
+    table.interrupt_ended(row, 2, NodeKind.EVENT, seconds=0)
+    table.interrupt_started(row, 2, NodeKind.TOOL)
     assert row.state(2, 100) is ProgramState.IN_TOOL
     table.call_arrived(row, "c", 3)
     assert row.state(3, 100) is ProgramState.RUNNING
     table.call_ended(row, "c", 4, None, CallReport())
-    table.interrupt_ended(row, 5, human=False, seconds=3)
-    table.interrupt_ended(row, 6, human=True, seconds=5)
+    table.interrupt_ended(row, 5, NodeKind.TOOL, seconds=3)
+    table.interrupt_ended(row, 6, NodeKind.HUMAN, seconds=5)
     assert row.interrupt_s == 8
     assert row.state(50, 100) is ProgramState.RUNNING
     assert row.state(106, 100) is ProgramState.STALE
@@ -135,12 +139,14 @@ class Log:
     calls: dict[str, float] = field(default_factory=dict)
     ended: list[CallReport] = field(default_factory=list)
     paths_s: list[float] = field(default_factory=lambda: [0.0])
-    interrupts: list[bool] = field(default_factory=list)
+    interrupts: list[NodeKind] = field(default_factory=list)
     answered_s: float = 0.0
 
     def state(self, now: float, stale_after_s: float) -> ProgramState:
-        if not self.calls and any(not human for human in self.interrupts):
+        if not self.calls and NodeKind.TOOL in self.interrupts:
             return ProgramState.IN_TOOL
+        if not self.calls and NodeKind.EVENT in self.interrupts:
+            return ProgramState.WAITING_FOR_EVENT
         if not self.calls and self.interrupts:
             return ProgramState.WAITING_FOR_HUMAN
         silent_s = now - max([self.started_at, *self.heard])
@@ -170,12 +176,13 @@ class Tables:
         elif event == "end" and log.calls:
             self.end(row, log, list(log.calls)[number % len(log.calls)], number)
         elif event == "ask":
-            self.table.interrupt_started(row, self.now, human=number % 2 == 0)
-            log.interrupts.append(number % 2 == 0)
+            kind = (NodeKind.HUMAN, NodeKind.TOOL, NodeKind.EVENT)[number % 3]
+            self.table.interrupt_started(row, self.now, kind)
+            log.interrupts.append(kind)
             log.heard.append(self.now)
         elif event == "answer" and log.interrupts:
-            human = log.interrupts.pop(number % len(log.interrupts))
-            self.table.interrupt_ended(row, self.now, human=human, seconds=number)
+            kind = log.interrupts.pop(number % len(log.interrupts))
+            self.table.interrupt_ended(row, self.now, kind, seconds=number)
             log.answered_s += number
             log.heard.append(self.now)
         elif event == "leave":
@@ -198,7 +205,10 @@ class Tables:
             log = self.logs[row.program_id]
             assert row.calls == log.calls
             assert row.last_heard == max([log.started_at, *log.heard])
-            assert (row.tools, row.humans) == (log.interrupts.count(False), sum(log.interrupts))
+            counts = tuple(
+                map(log.interrupts.count, (NodeKind.TOOL, NodeKind.HUMAN, NodeKind.EVENT))
+            )
+            assert (row.tools, row.humans, row.events) == counts
             assert row.finished_calls == len(log.ended)
             assert row.service_s == sum(report.service_s for report in log.ended)
             assert row.waiting_s == sum(report.waiting_s for report in log.ended)

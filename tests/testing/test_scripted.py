@@ -215,7 +215,7 @@ async def test_a_tool_call_that_is_cut_off_is_invalid() -> None:
 
 
 async def ask_tools() -> Any:
-    from agentrt.program.tools import tool_specs
+    from agentrt.interrupts.schema import tool_specs
 
     def look(there: bool) -> None:
         """Look."""

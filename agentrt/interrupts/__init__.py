@@ -1,0 +1,21 @@
+"""Interrupts: what a program does outside the engine, and who does it for it.
+
+`tool` has `Tool` and `ToolTransport`, the seam behind which tools run (`local`: in a thread or a
+process; MCP and MQTT in `agentrt.integrations`), `function` the `@tool` decorator, `toolbox` all
+tools that a runtime can reach, `attempts` how one call of a tool is carried through: checked,
+bounded, tried again. `questions` has what humans are asked. What the DAG keeps of an interrupt is
+in `agentrt.graph.interrupt`.
+"""
+
+from __future__ import annotations
+
+from agentrt.interrupts.function import tool
+from agentrt.interrupts.tool import (
+    Tool,
+    ToolContext,
+    ToolOptions,
+    ToolRequest,
+    ToolTransport,
+)
+
+__all__ = ["Tool", "ToolContext", "ToolOptions", "ToolRequest", "ToolTransport", "tool"]

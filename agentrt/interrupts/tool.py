@@ -1,0 +1,191 @@
+"""A tool, and the seam between it and whoever does its work: a thread, a process, MCP, MQTT.
+
+A transport of a new kind subclasses `ToolTransport`. Others find it by the entry point group
+``agentrt.tool_transports``: a function that takes the URL behind ``--tools`` and gives it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from agentrt.errors import ConfigError, ToolArgumentsError, ToolResultError
+from agentrt.graph import Progress
+from agentrt.interrupts.schema import ToolSchema, mistake_in
+from agentrt.request import ToolSpec
+
+Isolation = Literal["thread", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """How calls of a tool are carried out.
+
+    ``timeout`` bounds each attempt (seconds), ``retries`` is how many more attempts a failed one
+    gets, ``concurrency`` how many calls run at once over all programs. An ``idempotent`` tool may
+    run twice for one call without harm: it is tried again when who ran it died, and may start
+    while the model still writes.
+    """
+
+    timeout: float | None = None
+    retries: int = 0
+    concurrency: int | None = None
+    idempotent: bool = False
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not self.timeout > 0:
+            raise ConfigError(f"a tool's timeout must be above 0 seconds, got {self.timeout}")
+        if self.retries < 0:
+            raise ConfigError(f"a tool's retries must be at least 0, got {self.retries}")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ConfigError(f"a tool's concurrency must be at least 1, got {self.concurrency}")
+
+
+class Tool:
+    """A tool: a function of this process, or one that ``transport`` reaches.
+
+    ``spec`` is what a model is told of it, None for a function that no schema fits. Calling a
+    `Tool` calls its function directly, without a program.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        function: Callable[..., Any] | None = None,
+        spec: ToolSpec | None = None,
+        result_schema: Mapping[str, Any] | None = None,
+        options: ToolOptions | None = None,
+        transport: ToolTransport | None = None,
+        isolation: Isolation = "thread",
+        schema: ToolSchema | None = None,
+    ) -> None:
+        self.name = name
+        self._schema = schema
+        self.function = function
+        self.spec = spec
+        self.result_schema = result_schema
+        self.options = options or ToolOptions()
+        self.transport = transport
+        self.isolation: Isolation = isolation
+        if function is not None:
+            functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself."""
+        if self.function is None:
+            raise ConfigError(f"tool {self.name} runs elsewhere: call it with ctx.tool()")
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.name}>"
+
+    def checked(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments as the tool takes them: of a function's own types, from JSON or not.
+
+        Raises `ToolArgumentsError` for those that do not fit.
+        """
+        if self.spec is None:
+            return arguments
+        if self._schema is not None:
+            return self._schema.checked(arguments)
+        if (wrong := mistake_in(arguments, self.spec.parameters)) is not None:
+            raise ToolArgumentsError(f"tool {self.name}: wrong arguments: {wrong}", name=self.name)
+        return arguments
+
+    def check_result(self, result: Any) -> None:
+        """Raise `ToolResultError` for a result that is not what the tool says it returns."""
+        if self.result_schema is None:
+            return
+        if (wrong := mistake_in(result, self.result_schema)) is not None:
+            raise ToolResultError(f"tool {self.name}: wrong result: {wrong}", name=self.name)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments by name, as a model gives them. Raises `ToolArgumentsError`."""
+        if self.function is None:
+            if args:
+                message = f"tool {self.name} takes its arguments by name"
+                raise ToolArgumentsError(message, name=self.name)
+            return dict(kwargs)
+        try:
+            bound = inspect.signature(self.function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ToolArgumentsError(f"tool {self.name}: {error}", name=self.name) from error
+        return dict(bound.arguments)
+
+    def but(self, **changes: Any) -> Tool:
+        """The same tool with other options."""
+        return Tool(
+            self.name,
+            function=self.function,
+            spec=self.spec,
+            result_schema=self.result_schema,
+            options=replace(self.options, **changes),
+            transport=self.transport,
+            isolation=self.isolation,
+            schema=self._schema,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRequest:
+    """One attempt at a call of ``tool``.
+
+    ``arguments`` go by name, and were checked against the tool's schema if it has one.
+    ``positional`` is for plain functions alone. ``key`` is the same for all attempts of one call:
+    whoever gets it twice does the work once. ``timeout`` is in seconds, for this attempt.
+    """
+
+    tool: Tool
+    arguments: Mapping[str, Any]
+    positional: tuple[Any, ...] = ()
+    key: str = ""
+    attempt: int = 1
+    program_id: str = ""
+    tenant: str = "default"
+    timeout: float | None = None
+
+
+class ToolContext(Protocol):
+    """What a tool can say while it runs."""
+
+    def progress(self, progress: Progress) -> None:
+        """Tell how far it is. Quick, and from any thread."""
+
+    async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
+        """Ask a human in the program's name, and wait for an answer that fits ``schema``.
+
+        Raises `InterruptExpiredError`, and `QuestionClosedError` if it is withdrawn.
+        """
+
+
+class ToolTransport(ABC):
+    """Runs tools somewhere. All methods belong to one event loop.
+
+    ``name`` stands in the DAG and in messages: ``thread``, ``mcp:github``, ``mqtt``.
+    """
+
+    name: str
+
+    async def open(self) -> None:  # noqa: B027 - nothing to open is a good default
+        """Get ready. Who does the work may come later, and go: that is no error here."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Leave no task, subscription or process behind. Idempotent."""
+
+    async def tools(self) -> Sequence[Tool]:
+        """The tools that are offered now. Raises `ToolUnavailableError` if that cannot be told."""
+        return ()
+
+    @abstractmethod
+    async def call(self, request: ToolRequest, context: ToolContext) -> Any:
+        """Run one attempt and return its result.
+
+        Cancelling the task stops the work, wherever it is, and returns once nothing of it is
+        left on this side; whoever calls it bounds its time in this way. Raises a `ToolError`, or
+        for a function of this process the function's own.
+        """

@@ -1,0 +1,159 @@
+"""Carries one run's interrupts into the registry, and to whoever does their work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+
+from agentrt import tracking
+from agentrt.errors import AgentrtError, ConfigError
+from agentrt.graph import Interrupt, Node, NodeKind, Progress
+from agentrt.interrupts import Tool, ToolRequest
+from agentrt.interrupts.questions import UNANSWERED, Question
+from agentrt.request import Reply
+from agentrt.runtime.registry import registry_of
+from agentrt.runtime.run import Run
+from agentrt.runtime.services import Services
+from agentrt.tracking.scope import Scope
+
+
+class InterruptEmitter:
+    """What a run's own code does outside the engine: each tool and question is a node."""
+
+    def __init__(self, run: Run, services: Services) -> None:
+        self._run = run
+        self._registry = registry_of(run)
+        self._with = services
+
+    async def tool(
+        self,
+        tool: Tool,
+        positional: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+        after: Iterable[Reply],
+    ) -> Any:
+        """Run a tool and return its result. Raises as `Attempts.run` does."""
+        run, services = self._run, self._with
+        transport, slots = services.toolbox.transport_of(tool), services.toolbox.slots_of(tool)
+        interrupt = Interrupt(
+            transport.name, arguments if tool.spec is not None else None, key=uuid.uuid4().hex
+        )
+        request = ToolRequest(
+            tool,
+            arguments,
+            positional,
+            key=interrupt.key,
+            program_id=run.id,
+            tenant=run.row.tenant,
+            timeout=tool.options.timeout,
+        )
+        scope = self._own_scope(tool.name)
+        async with self._interrupted(NodeKind.TOOL, tool.name, scope, after, interrupt) as node:
+            observer = _Observer(self, node, scope, tool.options.timeout)
+            return await services.attempts.run(request, transport, observer, slots)
+
+    async def find_tool(self, name: str) -> Tool:
+        """The tool of this name that some transport offers. Raises `UnknownToolError`."""
+        with tracking.outside():
+            return await self._with.toolbox.find(name)
+
+    async def tools(self, transport: str | None) -> list[Tool]:
+        """What ``transport`` offers, or all of them. Raises as `Toolbox.tools` does."""
+        with tracking.outside():
+            return await self._with.toolbox.tools(transport)
+
+    async def human(
+        self,
+        text: str,
+        schema: Mapping[str, Any] | None,
+        timeout: float | None,
+        default: Any,
+        after: Iterable[Reply],
+    ) -> Any:
+        """Ask a human. Raises as `Questions.ask` does."""
+        return await self._ask(self._own_scope(text), text, schema, timeout, default, after)
+
+    async def _ask(
+        self,
+        scope: Scope,
+        text: str,
+        schema: Mapping[str, Any] | None,
+        timeout: float | None = None,
+        default: Any = UNANSWERED,
+        after: Iterable[Reply] = (),
+    ) -> Any:
+        run = self._run
+        question = Question(text, run.id, run.type, run.row.tenant, schema)
+        deadline = None if timeout is None else self._registry.clock() + timeout
+        interrupt = Interrupt("human", deadline=deadline, key=question.id, attempt=1)
+        async with self._interrupted(NodeKind.HUMAN, text, scope, after, interrupt):
+            with tracking.outside():
+                return await self._with.questions.ask(question, timeout=timeout, default=default)
+
+    @contextlib.asynccontextmanager
+    async def _interrupted(
+        self,
+        kind: NodeKind,
+        name: str,
+        scope: Scope,
+        after: Iterable[Reply],
+        interrupt: Interrupt,
+    ) -> AsyncIterator[Node]:
+        """Meanwhile the program is outside the engine, by a node of its DAG."""
+        run, registry = self._run, self._registry
+        node = registry.begin_interrupt(run, scope, kind, name, map(node_of, after), interrupt)
+        ended: BaseException | None = None
+        try:
+            yield node
+        except BaseException as error:
+            ended = error
+            raise
+        finally:
+            registry.end_interrupt(run, scope, node, ended)
+
+    def _own_scope(self, name: str) -> Scope:
+        scope = tracking.current_scope()
+        if scope is None or scope.owner is not self._run:
+            raise AgentrtError(
+                f"program {self._run.id} emitted {name!r} outside its own tasks; "
+                "a context must not be passed to another program or a bare thread"
+            )
+        return scope
+
+
+class _Observer:
+    """Tells the registry what becomes of a tool's call, and asks humans for it."""
+
+    def __init__(
+        self, emitter: InterruptEmitter, node: Node, scope: Scope, timeout: float | None
+    ) -> None:
+        self._emitter = emitter
+        self._run, self._registry = emitter._run, emitter._registry
+        self._node, self._scope, self._timeout = node, scope, timeout
+        self._loop = asyncio.get_running_loop()
+
+    def waits(self, why: str) -> None:
+        self._registry.interrupt_waits(self._run, self._node, why)
+
+    def starts(self, attempt: int) -> None:
+        self._registry.interrupt_starts(self._run, self._node, attempt, self._timeout)
+
+    def progress(self, progress: Progress) -> None:
+        self._registry.interrupt_progress(self._run, self._node, progress)
+
+    async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
+        fork = self._scope.fork()
+        try:
+            return await self._emitter._ask(fork, question, schema)
+        finally:
+            self._scope.join(fork)
+
+
+def node_of(reply: Reply) -> int:
+    """The node that a reply came from. Raises `ConfigError` for another program's."""
+    if reply.node < 0:
+        raise ConfigError("after= takes replies of this program's own calls")
+    return reply.node
