@@ -35,7 +35,7 @@ SAYS = "one two three"
 WAIT_S = 20.0
 """What a test waits for is there sooner, or never."""
 
-_SHARED: dict[tuple[str, ...], Any] = {}
+_SHARED: dict[tuple[str | None, tuple[str, ...]], Any] = {}
 
 
 def called(*calls: tuple[str, Any]) -> str:
@@ -44,17 +44,19 @@ def called(*calls: tuple[str, Any]) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-async def engine_and_fronts(flags: tuple[str, ...] = ()) -> tuple[ScriptedEngine, Any]:
+async def engine_and_fronts(
+    flags: tuple[str, ...] = (), model: str | None = None
+) -> tuple[ScriptedEngine, Any]:
     """A started engine, and vLLM's front end on it: made once, since that takes seconds.
 
     A front end makes the calls of whoever asks it, and so serves the servers of all tests.
     """
-    if flags not in _SHARED:
-        model = str(embedded_model(lambda message: None))
-        engine = ScriptedEngine(lambda call: SAYS, model, flags)
+    if (model, flags) not in _SHARED:
+        folder = model or str(embedded_model(lambda message: None))
+        engine = ScriptedEngine(lambda call: SAYS, folder, flags)
         await engine.start(lambda message: None)
-        _SHARED[flags] = engine, await open_frontend(engine, (MODEL,))
-    engine, front = _SHARED[flags]
+        _SHARED[model, flags] = engine, await open_frontend(engine, (MODEL,))
+    engine, front = _SHARED[model, flags]
     return engine, fronts_of(front)
 
 
@@ -117,6 +119,7 @@ async def open_server(
     *,
     kind: type[ScriptedEngine] = ScriptedEngine,
     flags: tuple[str, ...] = (),
+    model: str | None = None,
     slots: int | None = None,
     served: Mapping[str, Served] | None = None,
     limits: Limits | None = None,
@@ -129,7 +132,7 @@ async def open_server(
     apis: Sequence[Any] = (programs,),
 ) -> AsyncIterator[LocalServer]:
     """A server on a free port, until the block ends."""
-    shared, fronts = await engine_and_fronts(flags)
+    shared, fronts = await engine_and_fronts(flags, model)
     fields = {one.name: getattr(shared, one.name) for one in dataclasses.fields(shared)}
     own: dict[str, Any] = {"script": script or shared.script, "slots": slots}
     engine = kind(**{**fields, **own, "calls": [], "aborted_calls": [], "ended": []})

@@ -2,18 +2,26 @@
 
 vLLM's parsers read the two apart: whole, a tool call that was cut off is text with its markup,
 or a call that looks complete and lacks arguments, which an agent would run. As in the stream,
-it becomes a call with the arguments that are there, and ``finish_reason`` stays as it is.
+it becomes a call with the arguments that are there, and ``finish_reason`` stays as it is. A
+message of harmony's (gpt-oss) whose header was cut off has said nothing; theirs is that markup.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import FunctionCall, ToolCall
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.renderers.chat_utils import make_tool_call_id
+
+_HEADER = re.compile(
+    r"(<\|start\|>(assistant)?)?( to(=[^\s<]*)?)?(<\|channel\|>\w*)?( to(=[^\s<]*)?)?"
+    r"( ?(<\|constrain\|>)?\w*)?"
+)
+"""The begin of a message in harmony's format, wherever it ends."""
 
 
 def read_cut_off(state: Any, model_config: Any, tokenizer: Any) -> None:
@@ -70,6 +78,12 @@ def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
                 return reasoning, content, calls
             self.cut_calls = calls  # beside `parse`: with it they would have been complete
             return reasoning, content, None
+
+        def flush(self) -> list[Any]:
+            """What harmony's parser makes of a message that did not end."""
+            segments: list[Any] = super().flush()
+            is_header = segments and segments[0].delta and _HEADER.fullmatch(segments[0].delta)
+            return [] if is_header else segments
 
         def _append_unstreamed_tool_args(self, delta_message: Any) -> None:
             # Arguments that did not begin are not "{}".
@@ -137,10 +151,13 @@ def _with_calls(message: Any, parser: Any = None) -> Any:
 
 
 def _with_complete_calls(message: Any, parser: Any = None) -> Any:
-    """The same with arguments as far as they are JSON, which Anthropic's form has as an object."""
-    for call in getattr(parser, "cut_calls", ()):
-        call.arguments = json.dumps(_as_far_as_json(call.arguments))
-    return _with_calls(message, parser)
+    """The same with arguments as far as they are JSON, which Anthropic's form has as an object:
+    vLLM refuses a request because of what the model wrote.
+    """
+    message = _with_calls(message, parser)
+    for call in message.tool_calls:
+        call.function.arguments = json.dumps(_as_far_as_json(call.function.arguments))
+    return message
 
 
 def _as_far_as_json(arguments: str) -> dict[str, Any]:

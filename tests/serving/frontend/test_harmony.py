@@ -1,0 +1,99 @@
+"""gpt-oss's harmony format through vLLM's front end and all three APIs: streamed, and cut off at
+every token, an answer is what it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.serving.frontend.harmony import encode, harmony_model, vocabulary
+from tests.serving.frontend.reading import APIS, Read
+from tests.serving.local import open_server
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio]
+
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>It is 3 < 4.<|return|>"
+PREAMBLE = "<|channel|>commentary<|message|>Look:<|end|><|start|>assistant"
+GIVEN = '{"city": "Malmö", "days": 3}'
+WEATHER = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+TIME = "<|end|><|start|>assistant to=functions.time<|channel|>commentary json<|message|>{}"
+SAID = {
+    "answer": THOUGHT + FINAL,
+    "one": THOUGHT + PREAMBLE + WEATHER + GIVEN + "<|call|>",
+    "several": THOUGHT + WEATHER + GIVEN + TIME + "<|call|>",
+    "broken": THOUGHT + WEATHER + GIVEN.replace('"Malmö"', "Malmö") + "<|call|>",
+}
+MEANT: dict[str, tuple[str, list[tuple[str, Any]]]] = {
+    "answer": ("It is 3 < 4.", []),
+    "one": ("Look:", [("weather", json.loads(GIVEN))]),
+    "several": ("", [("weather", json.loads(GIVEN)), ("time", {})]),
+}
+ENDS = {
+    "chat": ("length", "tool_calls", "stop"),
+    "responses": ("incomplete", "completed", "completed"),
+    "messages": ("max_tokens", "tool_use", "end_turn"),
+}
+"""How an answer ends that was cut off, that calls a tool, and that is complete."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("harmony")
+    words = vocabulary(folder / "words")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(words))
+        yield str(harmony_model(folder / "model", words))
+
+
+def plain(read: Read, api: str, *, streamed: bool) -> Read:
+    """``read`` with the arguments as values, and without what is known to differ.
+
+    A whole Responses answer has a call as soon as its header is over; its stream has it with
+    the first of its arguments.
+    """
+    calls = [(name, _value(given)) for name, given in read.calls]
+    if api == "responses" and not streamed:
+        calls = [(name, given) for name, given in calls if given != ""]
+    return read._replace(calls=calls)
+
+
+def _value(given: Any) -> Any:
+    try:
+        return json.loads(given)
+    except (TypeError, ValueError):
+        return given
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("kind", SAID)
+async def test_an_output_reads_alike_wherever_it_is_cut_off(
+    model: str, kind: str, api: str
+) -> None:
+    ids = encode(SAID[kind])
+    whole, streamed = APIS[api]
+    cut, *ended = ENDS[api]
+    async with open_server(lambda call: ids, model=model) as server:
+        for limit in range(1, len(ids) + 1):
+            read = plain(await whole(server, limit), api, streamed=False)
+            assert plain(await streamed(server, limit), api, streamed=True) == read
+            assert "<|" not in read.text + read.reasoning, "no markup in the answer"
+            assert read.end == (cut if limit < len(ids) else ended[kind == "answer"])
+    assert read.reasoning == "Hm."
+    if kind in MEANT:
+        assert (read.text, read.calls) == MEANT[kind]
+    else:
+        assert [name for name, _ in read.calls] == ["weather"]
+
+
+async def test_what_follows_no_format_is_kept(model: str) -> None:
+    ids = encode("It is 3.<|return|>")
+    async with open_server(lambda call: ids, model=model) as server:
+        for whole, streamed in APIS.values():
+            read = await whole(server, 50)
+            assert read.text.startswith("It is 3.")
+            assert await streamed(server, 50) == read
