@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -22,6 +22,7 @@ from agentrt.errors import ConfigError
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph.database import Address, Database, open_database
 
+T = TypeVar("T")
 _BUSY_S = 30.0
 _REMEMBERED = 10_000
 """How many runs stay revoked; those that are older do not write any more."""
@@ -76,7 +77,7 @@ class RevocableSaver(BaseCheckpointSaver[str]):
     ) -> RunnableConfig:
         with self.revoked.writing(config) as may:
             if may:
-                return await super().aput(config, checkpoint, metadata, new_versions)
+                return await _whole(super().aput(config, checkpoint, metadata, new_versions))
         return config
 
     async def aput_writes(
@@ -88,7 +89,21 @@ class RevocableSaver(BaseCheckpointSaver[str]):
     ) -> None:
         with self.revoked.writing(config) as may:
             if may:
-                await super().aput_writes(config, writes, task_id, task_path)
+                await _whole(super().aput_writes(config, writes, task_id, task_path))
+
+
+async def _whole(write: Coroutine[Any, Any, T]) -> T:
+    """Carry a write through, even if the task that awaits it is cancelled meanwhile.
+
+    LangGraph's SQLite checkpointer would leave its transaction open, and nobody else could write
+    until it writes again.
+    """
+    writing = asyncio.create_task(write)
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise
 
 
 @dataclass(frozen=True, slots=True)

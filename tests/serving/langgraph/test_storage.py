@@ -1,10 +1,12 @@
-"""What a run writes after it was rolled back."""
+"""What a run writes after it was rolled back, and when it is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +42,43 @@ async def test_what_comes_too_late_is_not_kept(storage: Storage, config: Any, ke
 async def test_who_keeps_a_run_out_waits_for_what_it_is_writing() -> None:
     revoked = RevokedRuns()
     with revoked.writing(LATE) as may:
-        closing = asyncio.create_task(revoked.revoke("late"))
+        revoking = asyncio.create_task(revoked.revoke("late"))
         await asyncio.sleep(0)
         assert may
-        assert not closing.done()
+        assert not revoking.done()
         await revoked.revoke("other")
-    await closing
+    await revoking
     with revoked.writing(LATE) as may:
         assert not may
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "writes"])
+async def test_a_write_that_is_cancelled_halfway_locks_nobody_out(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    connection: Any = storage.saver.conn  # type: ignore[attr-defined]
+    at_commit, go_on, commit = asyncio.Event(), asyncio.Event(), connection.commit
+
+    async def slow_commit() -> None:
+        at_commit.set()
+        await go_on.wait()
+        await commit()
+
+    monkeypatch.setattr(connection, "commit", slow_commit)
+    placed: Any = {"configurable": {**OTHER["configurable"], "checkpoint_id": "1"}}
+    write: Any = (
+        storage.saver.aput(OTHER, empty_checkpoint(), {}, {})
+        if what == "checkpoint"
+        else storage.saver.aput_writes(placed, [("channel", 1)], "task")
+    )
+    writing = asyncio.create_task(write)
+    await at_commit.wait()
+    writing.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait([writing])
+    with closing(sqlite3.connect(storage.database.address.file or "", timeout=0)) as other:
+        other.execute("BEGIN IMMEDIATE")
 
 
 class Node:
