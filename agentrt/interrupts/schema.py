@@ -7,6 +7,7 @@ the function lacks, and gives the whole docstring to the model. Prompts would ch
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
 
@@ -93,16 +94,26 @@ def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
     """The first thing in ``value`` that does not fit a JSON schema, in a line; None if all does."""
     from jsonschema import SchemaError, ValidationError
     from jsonschema.validators import validator_for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
 
     try:
         validator = validator_for(schema)
         validator.check_schema(schema)
-        validator(schema).validate(value)
+        # An empty registry: a schema from elsewhere must not make us fetch what it refers to.
+        validator(schema, registry=Registry()).validate(value)
     except ValidationError as error:
         return f"{error.json_path}: {error.message}"[:500]
     except SchemaError as error:
         return f"its schema is no JSON schema: {error.message}"[:500]
+    except Unresolvable as error:
+        return f"its schema refers to what is not in it: {error}"[:500]
     return None
+
+
+def model_name(name: str) -> str:
+    """A tool's name as models take it: letters, digits, _ and -, at most 64 of them."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -6,6 +6,7 @@ A transport of a new kind subclasses `ToolTransport`. Others find it by the entr
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from abc import ABC, abstractmethod
@@ -48,8 +49,9 @@ class ToolOptions:
 class Tool:
     """A tool: a function of this process, or one that ``transport`` reaches.
 
-    ``spec`` is what a model is told of it, None for a function that no schema fits. Calling a
-    `Tool` calls its function directly, without a program.
+    ``spec`` is what a model is told of it, None for a function that no schema fits. ``remote`` is
+    what its transport calls it, where a model could not or two transports do. Calling a `Tool`
+    calls its function directly, without a program.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Tool:
         transport: ToolTransport | None = None,
         isolation: Isolation = "thread",
         schema: ToolSchema | None = None,
+        remote: str | None = None,
     ) -> None:
         self.name = name
+        self.remote = name if remote is None else remote
         self._schema = schema
         self.function = function
         self.spec = spec
@@ -119,16 +123,16 @@ class Tool:
 
     def but(self, **changes: Any) -> Tool:
         """The same tool with other options."""
-        return Tool(
-            self.name,
-            function=self.function,
-            spec=self.spec,
-            result_schema=self.result_schema,
-            options=replace(self.options, **changes),
-            transport=self.transport,
-            isolation=self.isolation,
-            schema=self._schema,
-        )
+        same = copy.copy(self)
+        same.options = replace(self.options, **changes)
+        return same
+
+    def renamed(self, name: str) -> Tool:
+        """The same tool under another name, for programs and models."""
+        same = copy.copy(self)
+        same.name = name
+        same.spec = None if self.spec is None else replace(self.spec, name=name)
+        return same
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from agentrt.errors import ConfigError, ToolError, UnknownToolError
 from agentrt.interrupts.local import ThreadTransport
+from agentrt.interrupts.schema import model_name
 from agentrt.interrupts.tool import Tool, ToolTransport
 
 
@@ -44,36 +46,40 @@ class Toolbox:
         name = f"{self.transport_of(tool).name}/{tool.name}"
         return self._slots.setdefault(name, asyncio.Semaphore(most))
 
-    async def tools(self, transport: str | None = None) -> list[Tool]:
-        """What ``transport`` offers, or all of them; those that cannot be reached offer none.
+    async def tools(self, *transports: str) -> list[Tool]:
+        """What ``transports`` offer, or all; of all, those that cannot be reached offer none.
 
-        Raises `ToolUnavailableError` if ``transport`` cannot be reached, and `UnknownToolError`
-        if there is none of that name.
+        Of several tools of one name, each gets that of its transport before it:
+        ``github__search``. Raises `ToolUnavailableError` for one of ``transports`` that cannot be
+        reached, and `UnknownToolError` if there is none of that name.
         """
-        if transport is not None:
-            if transport not in self._remote:
+        for name in transports:
+            if name not in self._remote:
                 known = ", ".join(self._remote) or "there is none"
-                message = f"no transport of tools is named {transport!r} ({known})"
-                raise UnknownToolError(message, name=transport)
-            return list(await self._remote[transport].tools())
-        offers = [one.tools() for one in self._remote.values()]
+                message = f"no transport of tools is named {name!r} ({known})"
+                raise UnknownToolError(message, name=name)
+        asked = [self._remote[name].tools() for name in transports or self._remote]
         found: list[Tool] = []
-        for offered in await asyncio.gather(*offers, return_exceptions=True):
-            if isinstance(offered, BaseException):
-                if not isinstance(offered, ToolError):
-                    raise offered
-            else:
+        for offered in await asyncio.gather(*asked, return_exceptions=True):
+            if not isinstance(offered, BaseException):
                 found += offered
-        return found
+            elif transports or not isinstance(offered, ToolError):
+                raise offered
+        names = Counter(one.name for one in found)
+        return [one if names[one.name] == 1 else self._prefixed(one) for one in found]
+
+    def _prefixed(self, tool: Tool) -> Tool:
+        owner = self.transport_of(tool).name.rpartition(":")[2]
+        return tool.renamed(model_name(f"{owner}__{tool.name}"))
 
     async def find(self, name: str) -> Tool:
-        """The tool of this name, such as ``drill`` or ``mqtt/drill`` where two transports have
+        """The tool of this name, such as ``drill``, or ``mqtt/drill`` where two transports have
         it. Raises `UnknownToolError`.
         """
-        known = {f"{self.transport_of(one).name}/{one.name}": one for one in await self.tools()}
+        known = {f"{self.transport_of(one).name}/{one.remote}": one for one in await self.tools()}
         if name in known:
             return known[name]
-        fitting = [full for full, one in known.items() if one.name == name]
+        fitting = [full for full, one in known.items() if name in (one.name, one.remote)]
         if len(fitting) == 1:
             return known[fitting[0]]
         if fitting:

@@ -40,7 +40,7 @@ class Emitter(Protocol):
 
     async def find_tool(self, name: str) -> Tool: ...
 
-    async def tools(self, transport: str | None) -> list[Tool]: ...
+    async def tools(self, *transports: str) -> list[Tool]: ...
 
     async def human(
         self,
@@ -130,14 +130,19 @@ class Context:
             args, kwargs = (), chosen.bind(args, kwargs)
         return await self._emitter.tool(chosen, args, kwargs, after)
 
-    async def tools(self, transport: str | None = None) -> list[Tool]:
-        """The tools that others offer now, for `llm` and `tool`: all, or those of ``transport``,
-        such as ``mqtt`` or ``mcp:github``.
+    async def tools(self, *transports: str) -> list[Tool]:
+        """The tools that others offer now, for `llm` and `tool`: all, or those of ``transports``,
+        such as ``mqtt`` or ``mcp:github``. Where several have one name, that of its transport
+        comes before it: ``github__search``.
 
         Raises `UnknownToolError` for a transport that there is not, and `ToolUnavailableError`
         for one that cannot be reached.
         """
-        return await self._emitter.tools(transport)
+        return await self._emitter.tools(*transports)
+
+    async def mcp(self, server: str, /, *others: str) -> list[Tool]:
+        """The tools of these servers of the ``--mcp`` file, as `tools` gives them."""
+        return await self.tools(*(f"mcp:{name}" for name in (server, *others)))
 
     async def human(
         self,

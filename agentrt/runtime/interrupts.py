@@ -60,10 +60,10 @@ class InterruptEmitter:
         with tracking.outside():
             return await self._with.toolbox.find(name)
 
-    async def tools(self, transport: str | None) -> list[Tool]:
-        """What ``transport`` offers, or all of them. Raises as `Toolbox.tools` does."""
+    async def tools(self, *transports: str) -> list[Tool]:
+        """What ``transports`` offer, or all of them. Raises as `Toolbox.tools` does."""
         with tracking.outside():
-            return await self._with.toolbox.tools(transport)
+            return await self._with.toolbox.tools(*transports)
 
     async def human(
         self,

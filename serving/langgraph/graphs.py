@@ -176,8 +176,8 @@ class _InterruptingEmitter:
     async def find_tool(self, name: str) -> Tool:
         return await self._inner.find_tool(name)
 
-    async def tools(self, transport: str | None) -> list[Tool]:
-        return await self._inner.tools(transport)
+    async def tools(self, *transports: str) -> list[Tool]:
+        return await self._inner.tools(*transports)
 
     async def human(
         self,

@@ -1,0 +1,63 @@
+"""Several transports offer tools: their names, for programs and models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agentrt.errors import ToolArgumentsError, ToolUnavailableError, UnknownToolError
+from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
+from agentrt.interrupts.schema import mistake_in
+from agentrt.interrupts.toolbox import Toolbox
+from agentrt.request import ToolSpec
+
+
+class Offering(ToolTransport):
+    """Offers tools of these names; None cannot be reached."""
+
+    def __init__(self, name: str, names: Sequence[str] | None) -> None:
+        self.name = name
+        self._names = names
+
+    async def tools(self) -> Sequence[Tool]:
+        if self._names is None:
+            raise ToolUnavailableError(f"{self.name} is away")
+        return [Tool(one, spec=ToolSpec(one, "", {}), transport=self) for one in self._names]
+
+    async def call(self, request: ToolRequest, context: ToolContext) -> Any:
+        raise NotImplementedError
+
+
+TOOLBOX = Toolbox(
+    [Offering("mcp:a b", ["search", "add"]), Offering("mqtt", ["search"]), Offering("gone", None)]
+)
+
+
+async def test_a_name_that_two_transports_have_gets_the_transports_before_it() -> None:
+    tools = await TOOLBOX.tools()
+    assert [tool.name for tool in tools] == ["a_b__search", "add", "mqtt__search"]
+    assert [tool.spec.name for tool in tools if tool.spec] == [tool.name for tool in tools]
+    assert [tool.name for tool in await TOOLBOX.tools("mcp:a b")] == ["search", "add"]
+
+
+async def test_a_tool_is_found_by_any_name_that_is_its_alone() -> None:
+    for name in ("add", "a_b__search", "mcp:a b/search", "mqtt/search"):
+        assert (await TOOLBOX.find(name)).remote == name.rpartition("_")[2].rpartition("/")[2]
+    with pytest.raises(UnknownToolError, match="say which, mcp:a b/search or mqtt/search"):
+        await TOOLBOX.find("search")
+
+
+async def test_what_is_asked_for_by_name_must_be_there() -> None:
+    with pytest.raises(ToolUnavailableError, match="gone is away"):
+        await TOOLBOX.tools("mqtt", "gone")
+    with pytest.raises(UnknownToolError, match="no transport of tools is named 'mcp:c'"):
+        await TOOLBOX.tools("mcp:c")
+
+
+def test_a_schema_from_elsewhere_makes_us_fetch_nothing() -> None:
+    tool = Tool("x", spec=ToolSpec("x", "", {"$ref": "http://127.0.0.1:1/schema.json"}))
+    with pytest.raises(ToolArgumentsError, match="refers to what is not in it"):
+        tool.checked({})
+    assert mistake_in(1, {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}) is None
