@@ -31,8 +31,9 @@ def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
     """
     from agentrt.serving import langgraph, observability
     from agentrt.serving.programs.api import api as programs
+    from agentrt.serving.questions.api import api as questions
 
-    return [programs, langgraph.api_with(_auth_of(projects)), observability.api]
+    return [programs, questions, langgraph.api_with(_auth_of(projects)), observability.api]
 
 
 def _auth_of(projects: Sequence[Path]) -> Auth | None:

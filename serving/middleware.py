@@ -21,6 +21,7 @@ _OPEN_FOLDER = "/dashboard/"
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_QUESTIONS = "/v1/questions/"
 _DRAIN_RETRY_S = "5"
 _BEARER = "bearer "
 
@@ -71,7 +72,7 @@ class Middleware:
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> ASGIApp | None:
         """The error response for a request that may not pass."""
         path, server = scope["path"], self._server
-        if server.draining and scope["method"] not in _SAFE_METHODS:
+        if server.draining and not _goes_on(scope["method"], path):
             return error_response(
                 path,
                 503,
@@ -105,6 +106,11 @@ class Middleware:
         tenant = self._server.keys.tenant_of(_key(headers))
         is_open = path in OPEN_PATHS or path.startswith(_OPEN_FOLDER)
         return DEFAULT_TENANT if tenant is None and is_open else tenant
+
+
+def _goes_on(method: str, path: str) -> bool:
+    """Whether a server that drains still takes the request: an answer ends what runs."""
+    return method in _SAFE_METHODS or path.startswith(_QUESTIONS)
 
 
 class TooLargeError(HTTPException):

@@ -14,6 +14,7 @@ from fastapi import APIRouter
 from agentrt.program import Program
 from agentrt.runtime import Runtime
 from agentrt.serving.programs.client_programs import ClientPrograms
+from agentrt.serving.questions.asked import ServerQuestions
 from agentrt.serving.tenants import Tenants
 
 
@@ -80,6 +81,7 @@ class Server:
     server finishes what runs and takes nothing new; ``under_way`` has the tasks to wait for that
     belong to no request (an API adds and removes them). ``tenants`` has each tenant's limits and
     use; with ``keys``, requests without a key are refused. ``programs`` are the clients' own.
+    ``questions`` are what programs and graphs ask humans.
     """
 
     runtime: Runtime
@@ -92,8 +94,10 @@ class Server:
     keys: KeyCheck | None = None
     bounds: Bounds = field(default_factory=Bounds)
     programs: ClientPrograms = field(init=False)
+    questions: ServerQuestions = field(init=False)
 
     def __post_init__(self) -> None:
+        self.questions = ServerQuestions(self.runtime)
         self.programs = ClientPrograms(
             self.runtime,
             self.tenants.limits,

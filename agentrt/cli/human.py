@@ -48,7 +48,7 @@ class Human:
         self._turn = asyncio.Lock()
 
     async def __call__(self, question: Question) -> Any:
-        return question.read(await self._answer(question.program_id, question.text))
+        return question.form.parse(await self._answer(question.program_id, question.text))
 
     async def _answer(self, program_id: str, question: str) -> str:
         given = self._given.get(program_id, 0)

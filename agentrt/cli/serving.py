@@ -142,7 +142,7 @@ class Serving:
         )
         apis = load_apis(job.projects)
         names = () if job.name is None else (job.name,)
-        runtime = Runtime(admission, seed=job.seed, model_names=names)
+        runtime = Runtime(admission, ask_human=None, seed=job.seed, model_names=names)
         make_room(_THREADS)
         async with self.screen.showing():
             await start_engine(runtime, self.screen.progress, self.log)

@@ -3,8 +3,8 @@
 `tool` has `Tool` and `ToolTransport`, the seam behind which tools run (`local`: in a thread or a
 process; MCP and MQTT in `agentrt.integrations`), `function` the `@tool` decorator, `toolbox` all
 tools that a runtime can reach, `attempts` how one call of a tool is carried through: checked,
-bounded, tried again. `questions` has what humans are asked. What the DAG keeps of an interrupt is
-in `agentrt.graph.interrupt`.
+bounded, tried again. `questions` has what humans are asked, `answers` what they may answer. What
+the DAG keeps of an interrupt is in `agentrt.graph.interrupt`.
 """
 
 from __future__ import annotations

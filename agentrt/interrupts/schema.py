@@ -92,22 +92,32 @@ def _fields(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
     """The first thing in ``value`` that does not fit a JSON schema, in a line; None if all does."""
-    from jsonschema import SchemaError, ValidationError
+    from jsonschema import ValidationError
     from jsonschema.validators import validator_for
     from referencing import Registry
     from referencing.exceptions import Unresolvable
 
+    if (wrong := mistake_in_schema(schema)) is not None:
+        return f"its schema is no JSON schema: {wrong}"[:500]
     try:
-        validator = validator_for(schema)
-        validator.check_schema(schema)
         # An empty registry: a schema from elsewhere must not make us fetch what it refers to.
-        validator(schema, registry=Registry()).validate(value)
+        validator_for(schema)(schema, registry=Registry()).validate(value)
     except ValidationError as error:
         return f"{error.json_path}: {error.message}"[:500]
-    except SchemaError as error:
-        return f"its schema is no JSON schema: {error.message}"[:500]
     except Unresolvable as error:
         return f"its schema refers to what is not in it: {error}"[:500]
+    return None
+
+
+def mistake_in_schema(schema: Mapping[str, Any]) -> str | None:
+    """What makes ``schema`` no JSON schema, in a line; None if it is one."""
+    from jsonschema import SchemaError
+    from jsonschema.validators import validator_for
+
+    try:
+        validator_for(schema).check_schema(schema)
+    except SchemaError as error:
+        return f"{error.json_path}: {error.message}"[:500]
     return None
 
 

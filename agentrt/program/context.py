@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from agentrt.errors import ConfigError, InterruptExpiredError
 from agentrt.interrupts import Tool
+from agentrt.interrupts.answers import AnswerForm, answer_form
 from agentrt.interrupts.function import as_tool
-from agentrt.interrupts.questions import UNANSWERED, answer_form
 from agentrt.interrupts.schema import name_of
 from agentrt.program.options import LLMOptions, make_request
 from agentrt.program.stream import ReplyStream
@@ -19,6 +21,7 @@ from agentrt.tracking import enter_node
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_NO_DEFAULT: Any = object()
 
 
 class Emitter(Protocol):
@@ -45,9 +48,8 @@ class Emitter(Protocol):
     async def human(
         self,
         text: str,
-        schema: Mapping[str, Any] | None,
+        form: AnswerForm,
         timeout: float | None,
-        default: Any,
         after: Iterable[Reply],
     ) -> Any: ...
 
@@ -149,20 +151,27 @@ class Context:
         question: str,
         *,
         schema: Mapping[str, Any] | type | None = None,
-        choices: Sequence[str] = (),
+        choices: Sequence[Any] | None = None,
         timeout: float | None = None,
-        default: Any = UNANSWERED,
+        default: Any = _NO_DEFAULT,
         after: Iterable[Reply] = (),
     ) -> Any:
         """Ask a human, and wait for the answer: a text, one of ``choices``, or what fits
-        ``schema`` (a JSON schema, or a pydantic model, which the answer then is).
+        ``schema``: a JSON schema, or a type that pydantic knows, such as a model, which the
+        answer then is.
 
         Past ``timeout`` (seconds; None is as long as it takes) the answer is ``default``; without
-        one it fails with `InterruptExpiredError`.
+        one that raises `InterruptExpiredError`. Raises `ConfigError` for what cannot be asked.
         """
-        wanted, read = answer_form(schema, choices)
-        answer = await self._emitter.human(question, wanted, timeout, default, after)
-        return answer if answer is default else read(answer)
+        form = answer_form(schema, choices)
+        if timeout is not None and not 0 < timeout < math.inf:
+            raise ConfigError(f"a question's timeout must be above 0 seconds, got {timeout}")
+        try:
+            return await self._emitter.human(question, form, timeout, after)
+        except InterruptExpiredError:
+            if default is _NO_DEFAULT:
+                raise
+            return default
 
     def spawn(
         self,

@@ -12,7 +12,8 @@ from agentrt import tracking
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.graph import Interrupt, Node, NodeKind, Progress
 from agentrt.interrupts import Tool, ToolRequest
-from agentrt.interrupts.questions import UNANSWERED, Question
+from agentrt.interrupts.answers import AnswerForm, answer_form
+from agentrt.interrupts.questions import Question
 from agentrt.request import Reply
 from agentrt.runtime.registry import registry_of
 from agentrt.runtime.run import Run
@@ -68,30 +69,28 @@ class InterruptEmitter:
     async def human(
         self,
         text: str,
-        schema: Mapping[str, Any] | None,
+        form: AnswerForm,
         timeout: float | None,
-        default: Any,
         after: Iterable[Reply],
     ) -> Any:
         """Ask a human. Raises as `Questions.ask` does."""
-        return await self._ask(self._own_scope(text), text, schema, timeout, default, after)
+        return await self._ask(self._own_scope(text), text, form, timeout, after)
 
     async def _ask(
         self,
         scope: Scope,
         text: str,
-        schema: Mapping[str, Any] | None,
+        form: AnswerForm,
         timeout: float | None = None,
-        default: Any = UNANSWERED,
         after: Iterable[Reply] = (),
     ) -> Any:
         run = self._run
-        question = Question(text, run.id, run.type, run.row.tenant, schema)
+        question = Question(text, run.id, run.type, run.row.tenant, form)
         deadline = None if timeout is None else self._registry.clock() + timeout
         interrupt = Interrupt("human", deadline=deadline, key=question.id, attempt=1)
         async with self._interrupted(NodeKind.HUMAN, text, scope, after, interrupt):
             with tracking.outside():
-                return await self._with.questions.ask(question, timeout=timeout, default=default)
+                return await self._with.questions.ask(question, timeout=timeout)
 
     @contextlib.asynccontextmanager
     async def _interrupted(
@@ -147,7 +146,7 @@ class _Observer:
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
         fork = self._scope.fork()
         try:
-            return await self._emitter._ask(fork, question, schema)
+            return await self._emitter._ask(fork, question, answer_form(schema))
         finally:
             self._scope.join(fork)
 

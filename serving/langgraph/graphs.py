@@ -22,6 +22,7 @@ from langgraph.types import interrupt
 from agentrt.errors import AgentrtError, ProgramLoadError
 from agentrt.integrations.langgraph.graphs import Graph, open_graph
 from agentrt.interrupts import Tool
+from agentrt.interrupts.answers import AnswerForm
 from agentrt.program import Context, Emitter, Program
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
@@ -182,9 +183,10 @@ class _InterruptingEmitter:
     async def human(
         self,
         text: str,
-        schema: Mapping[str, Any] | None,
+        form: AnswerForm,
         timeout: float | None,
-        default: Any,
         after: Iterable[Reply],
     ) -> Any:
-        return interrupt(text if schema is None else {"question": text, "schema": schema})
+        if form.schema is None:  # clients of LangGraph may answer with any JSON
+            return interrupt(text)
+        return form.accept(interrupt({"question": text, "schema": form.schema}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -14,13 +15,16 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from agentrt.interrupts.questions import Question
 from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run, RunState
+from agentrt.scheduler.table import ProgramState
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.errors import ApiError, client_gone
 from agentrt.serving.programs.tasks import ClientGoneError, Tasks
+from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import ServedProgram, Server
 from agentrt.serving.tenants import BusyError
 
@@ -33,19 +37,28 @@ _AHEAD = 1024
 
 @dataclass(slots=True, eq=False)
 class ServedRun:
-    """A run that a client started."""
+    """A run that a client started. ``questions`` are its open ones, by their ids."""
 
     run: Run
     tenant: str
     late: asyncio.TimerHandle | None = None
     is_late: bool = False
-    watchers: set[asyncio.Queue[Event]] = field(default_factory=set)
+    watchers: set[asyncio.Queue[Event | Asked]] = field(default_factory=set)
+    questions: dict[str, Asked] = field(default_factory=dict)
 
-    def watch(self) -> asyncio.Queue[Event]:
-        """The run's events from now on."""
-        box: asyncio.Queue[Event] = asyncio.Queue(_AHEAD)
+    def watch(self) -> asyncio.Queue[Event | Asked]:
+        """The run's events from now on, and its questions as they open and are closed."""
+        box: asyncio.Queue[Event | Asked] = asyncio.Queue(_AHEAD)
         self.watchers.add(box)
         return box
+
+    def tell(self, what: Event | Asked) -> None:
+        """Tell all who watch. Who is slow misses some, but not the end."""
+        for box in self.watchers:
+            if not box.full() or isinstance(what, ProgramEnded):
+                if box.full():
+                    box.get_nowait()
+                box.put_nowait(what)
 
 
 class ProgramRuns:
@@ -56,6 +69,7 @@ class ProgramRuns:
         self._runtime = server.runtime
         self._runs: OrderedDict[str, ServedRun] = OrderedDict()
         self._runtime.registry.listen(self._saw)
+        self._runtime.questions.listen(self._asked)
 
     def start(self, program: Program, tenant: str, body: RunRequest) -> ServedRun:
         """Start a program. Raises `BusyError` where the tenant is at a limit."""
@@ -94,6 +108,7 @@ class ProgramRuns:
     async def close(self) -> None:
         """Cancel what runs."""
         self._runtime.registry.unlisten(self._saw)
+        self._runtime.questions.unlisten(self._asked)
         tasks = [one.run.task for one in self._runs.values() if one.run.task is not None]
         for task in tasks:
             task.cancel()
@@ -110,11 +125,17 @@ class ProgramRuns:
             return
         if isinstance(event, ProgramEnded) and one.late is not None:
             one.late.cancel()
-        for box in one.watchers:
-            if not box.full() or isinstance(event, ProgramEnded):
-                if box.full():
-                    box.get_nowait()
-                box.put_nowait(event)
+        one.tell(event)
+
+    def _asked(self, question: Question) -> None:
+        one = self._runs.get(question.program_id)
+        if one is None:
+            return
+        asked = self._server.questions.of_programs.seen(question)
+        one.questions.pop(asked.id, None)
+        if asked.state == "open":
+            one.questions[asked.id] = asked
+        one.tell(asked)
 
 
 def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks) -> None:
@@ -130,7 +151,8 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks)
     async def start_run(request: Request, name: str, body: RunRequest) -> Response:
         """Start a program; its result comes when it has ended.
 
-        With ``stream`` come events: a ``node`` for each that begins or ends, then the ``run``.
+        With ``stream`` come events: a ``node`` for each that begins or ends, a ``question`` to a
+        human as it opens and is closed, then the ``run``.
         With ``wait`` false the answer is the run as it begins. A client that goes while it
         waits or reads cancels the run.
         """
@@ -204,7 +226,8 @@ def describe_run(one: ServedRun) -> dict[str, Any]:
         "id": run.id,
         "object": "program.run",
         "program": run.type,
-        "state": str(run.state),
+        "state": _state(run),
+        "questions": [asked.to_json() for asked in one.questions.values()],
         "calls": run.row.finished_calls,
         "output_tokens": run.row.usage.output_tokens,
         "result": _plain(run.result) if run.state is RunState.DONE else None,
@@ -215,6 +238,12 @@ def describe_run(one: ServedRun) -> dict[str, Any]:
     elif one.is_late:
         described["error"] = {"type": "DeadlineExceeded", "message": "the run was over its time"}
     return described
+
+
+def _state(run: Run) -> str:
+    """Its state; one that does nothing but wait for a human says so."""
+    doing = run.row.state(0.0, math.inf) if run.state is RunState.RUNNING else None
+    return str(doing if doing is ProgramState.WAITING_FOR_HUMAN else run.state)
 
 
 def _plain(value: Any) -> Any:
@@ -232,12 +261,14 @@ def _plain(value: Any) -> Any:
 
 
 async def _events(
-    one: ServedRun, box: asyncio.Queue[Event]
+    one: ServedRun, box: asyncio.Queue[Event | Asked]
 ) -> AsyncGenerator[dict[str, str], None]:
-    """The run's nodes as they begin and end, and the run at its end."""
+    """The run's nodes as they begin and end, its questions, and the run at its end."""
     try:
         while not isinstance(event := await box.get(), ProgramEnded):
-            if isinstance(event, NodeStarted | NodeEnded):
+            if isinstance(event, Asked):
+                yield {"event": "question", "data": json.dumps(event.to_json())}
+            elif isinstance(event, NodeStarted | NodeEnded):
                 yield {"event": "node", "data": json.dumps(_node(event))}
         yield {"event": "run", "data": json.dumps(describe_run(one))}
     finally:

@@ -139,7 +139,7 @@ async def open_server(
     own_limits = limits_of or {}
     tenants = Tenants(asyncio.get_running_loop().time, limits or Limits(), lambda: own_limits)
     admission = AdmissionController(engine, tenants, is_shared=is_shared, isolate=isolate)
-    async with Runtime(admission) as runtime:
+    async with Runtime(admission, ask_human=None) as runtime:
         server = Server(
             runtime,
             (MODEL,),

@@ -1,0 +1,84 @@
+"""The routes of questions to humans: which are open, one of them, and an answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from agentrt.errors import QuestionClosedError, ToolArgumentsError
+from agentrt.serving.middleware import tenant_of
+from agentrt.serving.programs.errors import ApiError, OpenAIRoute
+from agentrt.serving.questions.asked import Viewer, Wanted
+from agentrt.serving.server import Server
+
+_MOST_BYTES = 1024 * 1024
+"""The largest answer."""
+_MOST_LISTED = 1000
+
+Id = Annotated[str | None, Query(max_length=300)]
+
+
+@asynccontextmanager
+async def api(server: Server) -> AsyncIterator[APIRouter]:
+    """The questions of ``server``."""
+    router = APIRouter(prefix="/v1", route_class=OpenAIRoute, tags=["questions"])
+    questions = server.questions
+
+    @router.get("/questions", response_model=None)
+    async def list_questions(
+        request: Request,
+        program: Id = None,
+        thread: Id = None,
+        limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
+    ) -> Response:
+        """The open questions of programs and of graphs' threads, the latest first."""
+        found = await questions.open(_viewer(request), Wanted(program, thread, limit))
+        return JSONResponse({"object": "list", "data": [one.to_json() for one in found]})
+
+    @router.get("/questions/{question_id}", response_model=None)
+    async def retrieve_question(request: Request, question_id: str) -> Response:
+        """A question, and its state; a program's is known for a while after it was closed."""
+        found = await questions.find(_viewer(request), question_id)
+        if found is None:
+            raise _unknown(question_id)
+        return JSONResponse(found.to_json())
+
+    @router.post("/questions/{question_id}", response_model=None)
+    async def answer_question(request: Request, question_id: str) -> Response:
+        """Answer with ``{"answer": …}``, or with the answer itself as the body's JSON.
+
+        The first answer counts; a later one gets 409. One that does not fit the question's
+        schema gets 422, and the question stays open.
+        """
+        value = await _answer_in(request)
+        try:
+            done = await questions.answer(_viewer(request), question_id, value)
+        except ToolArgumentsError as error:
+            raise ApiError(422, str(error), param="answer", code="invalid_answer") from error
+        except QuestionClosedError as error:
+            raise ApiError(409, str(error), code="question_closed") from error
+        if done is None:
+            raise _unknown(question_id)
+        return JSONResponse(done)
+
+    yield router
+
+
+def _viewer(request: Request) -> Viewer:
+    return Viewer(None if request.state.operator else tenant_of(request), request)
+
+
+def _unknown(question_id: str) -> ApiError:
+    return ApiError(404, f"there is no question {question_id[:100]!r}", code="not_found")
+
+
+async def _answer_in(request: Request) -> Any:
+    if len(await request.body()) > _MOST_BYTES:
+        raise ApiError(413, f"an answer has at most {_MOST_BYTES} bytes", code="body_too_large")
+    body = await request.json()
+    return body["answer"] if isinstance(body, dict) and body.keys() == {"answer"} else body

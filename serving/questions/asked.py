@@ -1,0 +1,176 @@
+"""The questions of a server: those of its programs, and those of other sources, as one list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.requests import Request
+
+from agentrt.errors import QuestionClosedError
+from agentrt.interrupts.answers import AnswerForm
+from agentrt.interrupts.questions import Question
+from agentrt.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question as those see it who may answer. Times are seconds since 1970.
+
+    One of a program has the ``program`` that waits, one of a graph the ``thread``; ``type`` is
+    the name of either.
+    """
+
+    id: str
+    text: str
+    type: str
+    tenant: str
+    form: AnswerForm = field(default_factory=AnswerForm)
+    program: str | None = None
+    thread: str | None = None
+    state: str = "open"
+    created_at: float = 0.0
+    expires_at: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As clients get it."""
+        return {
+            "id": self.id,
+            "object": "question",
+            "state": self.state,
+            "question": self.text,
+            "schema": self.form.schema,
+            "type": self.type,
+            "program": self.program,
+            "thread": self.thread,
+            "tenant": self.tenant,
+            "created_at": round(self.created_at, 3),
+            "expires_at": None if self.expires_at is None else round(self.expires_at, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who asks for questions, or answers: a tenant, or with None the operator, who sees all.
+
+    ``request`` is theirs, where it came over HTTP.
+    """
+
+    tenant: str | None = None
+    request: Request | None = None
+
+    def sees(self, tenant: str) -> bool:
+        """Whether they may see, and answer, what is asked in this tenant's name."""
+        return self.tenant is None or self.tenant == tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which questions: of one program, or one thread; the latest ``limit`` of them."""
+
+    program: str | None = None
+    thread: str | None = None
+    limit: int = 100
+
+
+class QuestionSource(Protocol):
+    """Somebody who asks."""
+
+    async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
+        """What is open, the latest first."""
+
+    async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
+        """A question of this source that the viewer may see, open or closed."""
+
+    async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
+        """Answer. What this returns is told to whoever answered.
+
+        Raises `ToolArgumentsError` for an answer that does not fit, and `QuestionClosedError`.
+        """
+
+
+class ProgramQuestions:
+    """The questions of a runtime's programs."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
+        found = [
+            self.seen(one)
+            for one in reversed(self._runtime.questions.open.values())
+            if viewer.sees(one.tenant) and wanted.program in (None, one.program_id)
+        ]
+        return [] if wanted.thread is not None else found[: wanted.limit]
+
+    async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
+        questions = self._runtime.questions
+        found = questions.open.get(question_id) or questions.closed.get(question_id)
+        return self.seen(found) if found is not None and viewer.sees(found.tenant) else None
+
+    async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
+        self._runtime.questions.answer(asked.id, value)
+        return {}
+
+    def seen(self, question: Question) -> Asked:
+        """A question of the runtime as people see it."""
+        since_1970 = time.time() - self._runtime.now()
+        return Asked(
+            question.id,
+            question.text,
+            question.program_type,
+            question.tenant,
+            question.form,
+            program=question.program_id,
+            state=question.state,
+            created_at=since_1970 + question.at,
+            expires_at=None if question.deadline is None else since_1970 + question.deadline,
+        )
+
+
+class ServerQuestions:
+    """All questions. ``changes`` counts what opened and closed: whoever shows them looks at it.
+
+    The server's other APIs add their ``sources``, and count in ``changes`` what happens there.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.of_programs = ProgramQuestions(runtime)
+        self.sources: list[QuestionSource] = [self.of_programs]
+        self.changes = 0
+        runtime.questions.listen(self._changed)
+
+    async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
+        """What is open, the latest first."""
+        found = [one for source in self.sources for one in await source.open(viewer, wanted)]
+        return sorted(found, key=lambda one: one.created_at, reverse=True)[: wanted.limit]
+
+    async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
+        """The question, if the viewer may see it; it may be closed."""
+        return (await self._find(viewer, question_id))[1]
+
+    async def answer(self, viewer: Viewer, question_id: str, value: Any) -> dict[str, Any] | None:
+        """Answer; what came of it as JSON, None for a question that there is not.
+
+        Raises `ToolArgumentsError` for an answer that does not fit, and `QuestionClosedError`.
+        """
+        source, asked = await self._find(viewer, question_id)
+        if source is None or asked is None:
+            return None
+        if asked.state != "open":
+            raise QuestionClosedError(f"question {question_id} was {asked.state} already")
+        more = await source.answer(viewer, asked, value)
+        return {"id": asked.id, "object": "question", "state": "answered", **more}
+
+    async def _find(
+        self, viewer: Viewer, question_id: str
+    ) -> tuple[QuestionSource | None, Asked | None]:
+        for source in self.sources:
+            if (asked := await source.find(viewer, question_id)) is not None:
+                return source, asked
+        return None, None
+
+    def _changed(self, question: Question) -> None:
+        self.changes += 1
