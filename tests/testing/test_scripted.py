@@ -263,7 +263,7 @@ async def test_cancelled_program_leaves_nothing_behind() -> None:
 
     @program
     async def endless(ctx: Context) -> None:
-        await ctx.llm("count", max_tokens=1_000_000, ignore_eos=True)
+        await ctx.llm("count", max_tokens=20_000, ignore_eos=True)
 
     async with Runtime(executor) as runtime:
         run = runtime.start(endless)
