@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,18 @@ settings.register_profile("same", derandomize=True)
 # `make mutate` only asks whether a test fails, not for the shortest story in which it does.
 settings.register_profile("mutate", derandomize=True, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("same")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_collections() -> Iterator[None]:
+    """Keep what is alive after a file's tests out of later garbage collections.
+
+    What a whole run imports and remembers makes each full one take a second, and some tests ask
+    for dozens.
+    """
+    yield
+    gc.collect(1)
+    gc.freeze()
 
 
 @pytest.fixture
