@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from agentrt.errors import AgentrtError, ProgramError
-    from agentrt.interrupts import Tool, tool
+    from agentrt.interrupts import Progress, Tool, ToolContext, tool
     from agentrt.request import Reply, ToolCall
     from agentrt.runtime import Runtime
     from agentrt.scheduler.config import SchedulerConfig
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "AgentrtError": "agentrt.errors",
     "ProgramError": "agentrt.errors",
+    "Progress": "agentrt.interrupts",
     "Reply": "agentrt.request",
     "Runtime": "agentrt.runtime",
     "SchedulerConfig": "agentrt.scheduler.config",
     "Tool": "agentrt.interrupts",
     "ToolCall": "agentrt.request",
+    "ToolContext": "agentrt.interrupts",
     "tool": "agentrt.interrupts",
 }
 
@@ -37,11 +39,13 @@ __all__ = [
     "AgentrtError",
     "Context",
     "ProgramError",
+    "Progress",
     "Reply",
     "Runtime",
     "SchedulerConfig",
     "Tool",
     "ToolCall",
+    "ToolContext",
     "__version__",
     "node",
     "program",

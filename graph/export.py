@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +91,25 @@ def write(dags: ExecutionDAG | Sequence[ExecutionDAG], path: str | os.PathLike[s
 
 
 def _node_json(node: Node) -> dict[str, Any]:
-    fields = asdict(node)
+    interrupt = node.interrupt
+    # Arguments are not to be copied as asdict does, which fails for a lock or an open file.
+    fields = asdict(replace(node, interrupt=None))
+    if interrupt is not None:
+        given = interrupt.arguments
+        fields["interrupt"] = asdict(replace(interrupt, arguments=None))
+        fields["interrupt"]["arguments"] = None if given is None else _plain(given)
     fields["kind"] = node.kind.value
     fields["state"] = node.state.value
     fields["parents"] = list(node.parents)
     return fields
+
+
+def _plain(arguments: Mapping[str, Any]) -> Any:
+    """Arguments as JSON: a function of this process may be given anything."""
+    try:
+        return json.loads(json.dumps(dict(arguments), default=repr, skipkeys=True))
+    except (ValueError, RecursionError):  # it contains itself
+        return repr(arguments)
 
 
 def _edges(dag: ExecutionDAG) -> Iterator[tuple[int, int]]:
@@ -133,7 +147,7 @@ def _label(node: Node) -> str:
     else:
         call = node.kind is NodeKind.CALL
         seconds = node.service_s if call else node.ended_at - node.created_at
-        last = f"{seconds:.3g} s" if node.error is None else f"{seconds:.3g} s, failed"
+        last = f"{seconds:.3g} s" if node.error is None else f"{seconds:.3g} s, {node.state}"
     return "<br/>".join(_escape(part) for part in (node.name, node.scope, last) if part)
 
 

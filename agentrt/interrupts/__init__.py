@@ -9,13 +9,17 @@ the DAG keeps of an interrupt is in `agentrt.graph.interrupt`.
 
 from __future__ import annotations
 
+from agentrt.graph import Progress
+from agentrt.interrupts.context import ToolContext
 from agentrt.interrupts.function import tool
-from agentrt.interrupts.tool import (
-    Tool,
-    ToolContext,
-    ToolOptions,
-    ToolRequest,
-    ToolTransport,
-)
+from agentrt.interrupts.tool import Tool, ToolOptions, ToolRequest, ToolTransport
 
-__all__ = ["Tool", "ToolContext", "ToolOptions", "ToolRequest", "ToolTransport", "tool"]
+__all__ = [
+    "Progress",
+    "Tool",
+    "ToolContext",
+    "ToolOptions",
+    "ToolRequest",
+    "ToolTransport",
+    "tool",
+]

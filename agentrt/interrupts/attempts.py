@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
-from tenacity import AsyncRetrying, RetryCallState, stop_after_attempt, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, wait_exponential_jitter
 
 from agentrt.errors import (
     InterruptExpiredError,
@@ -17,13 +18,15 @@ from agentrt.errors import (
     ToolResultError,
     UnknownToolError,
 )
-from agentrt.interrupts.tool import Tool, ToolContext, ToolRequest, ToolTransport
+from agentrt.interrupts.context import ToolContext
+from agentrt.interrupts.tool import Tool, ToolRequest, ToolTransport
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 20.0
 _AFTER_DEATHS = 2
 """Attempts that an idempotent tool gets beyond its retries when who ran it died."""
 _NEVER_AGAIN = (ToolArgumentsError, UnknownToolError, ToolResultError)
+_MAY_HAVE_RUN = (ToolLostError, InterruptExpiredError)
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -38,6 +41,14 @@ class Observer(ToolContext, Protocol):
         """An attempt runs from now on."""
 
 
+class Slots(asyncio.Semaphore):
+    """A limit to what runs at once; ``what`` is waited for at the limit, in words."""
+
+    def __init__(self, most: int, what: str) -> None:
+        super().__init__(most)
+        self.what = what
+
+
 @dataclass(frozen=True, slots=True)
 class Attempts:
     """How calls are tried. ``sleep`` waits between attempts (seconds)."""
@@ -49,74 +60,92 @@ class Attempts:
         request: ToolRequest,
         transport: ToolTransport,
         observer: Observer,
-        slots: asyncio.Semaphore | None = None,
+        slots: Sequence[Slots] = (),
     ) -> Any:
-        """The result of the first attempt that succeeds.
+        """The result of the first attempt that succeeds; each needs one of all ``slots``.
 
         Raises `ToolArgumentsError` before anything is run, `InterruptExpiredError` past the
         tool's time, and otherwise what the last attempt raised.
         """
         tool = request.tool
         request = replace(request, arguments=tool.checked(request.arguments))
-        retrying = AsyncRetrying(
-            sleep=self.sleep,
-            stop=stop_after_attempt(1 + tool.options.retries + _AFTER_DEATHS),
-            wait=wait_exponential_jitter(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=_FIRST_PAUSE_S),
-            retry=_may_retry(tool),
-            before_sleep=lambda state: observer.waits(_why(state)),
-            reraise=True,
-        )
-        async for attempt in retrying:
+        once = partial(_attempt, request, transport, observer, slots)
+        # To set the library up takes longer than a call in a thread: only where one failed.
+        try:
+            return await once(1)
+        except Exception as error:
+            if not _may_retry(tool, error, 1):
+                raise
+            failed = error
+        async for attempt in self._retrying(tool, observer):
             with attempt:
-                number = attempt.retry_state.attempt_number
-                async with _turn(tool, slots, observer):
-                    observer.starts(number)
-                    result = await _bounded(replace(request, attempt=number), transport, observer)
-                tool.check_result(result)
+                if (number := attempt.retry_state.attempt_number) == 1:
+                    raise failed
+                result = await once(number)
         return result
 
+    def _retrying(self, tool: Tool, observer: Observer) -> AsyncRetrying:
+        def may(state: RetryCallState) -> bool:
+            return _may_retry(tool, _error(state), state.attempt_number)
 
-def _may_retry(tool: Tool) -> Callable[[RetryCallState], bool]:
-    retries, idempotent = tool.options.retries, tool.options.idempotent
+        def tell(state: RetryCallState) -> None:
+            observer.waits(f"attempt {state.attempt_number} failed: {_error(state)}")
 
-    def may(state: RetryCallState) -> bool:
-        error = state.outcome.exception() if state.outcome is not None else None
-        if not isinstance(error, Exception) or isinstance(error, _NEVER_AGAIN):
-            return False
-        if isinstance(error, ToolLostError) and not idempotent:
-            return False  # it may have run
-        more = _AFTER_DEATHS if isinstance(error, ToolLostError) else 0
-        return state.attempt_number <= retries + more
-
-    return may
+        return AsyncRetrying(
+            sleep=self.sleep,
+            wait=wait_exponential_jitter(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=_FIRST_PAUSE_S),
+            retry=may,
+            before_sleep=tell,
+        )
 
 
-def _why(state: RetryCallState) -> str:
-    error = state.outcome.exception() if state.outcome is not None else None
-    return f"attempt {state.attempt_number} failed: {error}"
+def _may_retry(tool: Tool, error: BaseException | None, attempt: int) -> bool:
+    """Whether a call is tried again whose attempt failed in this way."""
+    if not isinstance(error, Exception) or isinstance(error, _NEVER_AGAIN):
+        return False
+    if isinstance(error, _MAY_HAVE_RUN) and not tool.options.idempotent:
+        return False
+    more = _AFTER_DEATHS if isinstance(error, ToolLostError) else 0
+    return attempt <= tool.options.retries + more
+
+
+def _error(state: RetryCallState) -> BaseException | None:
+    return None if state.outcome is None else state.outcome.exception()
+
+
+async def _attempt(
+    request: ToolRequest,
+    transport: ToolTransport,
+    observer: Observer,
+    slots: Sequence[Slots],
+    number: int,
+) -> Any:
+    async with contextlib.AsyncExitStack() as held:
+        for one in slots:
+            if one.locked():
+                observer.waits(f"for {one.what}")
+            await held.enter_async_context(one)
+        observer.starts(number)
+        if number > 1:
+            request = replace(request, attempt=number)
+        if request.timeout is None or transport.keeps_time:
+            result = await transport.call(request, observer)
+        else:
+            async with in_time(request):
+                result = await transport.call(request, observer)
+    request.tool.check_result(result)
+    return result
 
 
 @contextlib.asynccontextmanager
-async def _turn(
-    tool: Tool, slots: asyncio.Semaphore | None, observer: Observer
-) -> AsyncIterator[None]:
-    if slots is None:
-        yield
-        return
-    if slots.locked():
-        observer.waits(f"for one of {tool.options.concurrency} calls of {tool.name}")
-    async with slots:
-        yield
-
-
-async def _bounded(request: ToolRequest, transport: ToolTransport, observer: Observer) -> Any:
-    """One attempt, within its time."""
-    expired = asyncio.timeout(request.timeout)
+async def in_time(request: ToolRequest) -> AsyncIterator[None]:
+    """Bound the body by the attempt's time. Raises `InterruptExpiredError`."""
+    bound = asyncio.timeout(request.timeout)
     try:
-        async with expired:
-            return await transport.call(request, observer)
+        async with bound:
+            yield
     except TimeoutError as error:
-        if not expired.expired():
+        if not bound.expired():
             raise
         name = request.tool.name
         raise InterruptExpiredError(

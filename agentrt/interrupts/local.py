@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentrt.interrupts.tool import ToolContext, ToolRequest, ToolTransport
+from agentrt.errors import ToolFailedError
+from agentrt.graph import Progress
+from agentrt.interrupts.context import ToolContext, context_parameter
+from agentrt.interrupts.tool import ToolRequest, ToolTransport
 
 
 class ThreadTransport(ToolTransport):
@@ -18,8 +22,38 @@ class ThreadTransport(ToolTransport):
     name = "thread"
 
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
-        function = request.tool.function
+        function, arguments = request.tool.function, request.arguments
         assert function is not None
+        if (name := context_parameter(function)) is not None:
+            arguments = {**arguments, name: _ThreadContext(context)}
         if inspect.iscoroutinefunction(function):
-            return await function(*request.positional, **request.arguments)
-        return await asyncio.to_thread(function, *request.positional, **request.arguments)
+            return await function(*request.positional, **arguments)
+        return await asyncio.to_thread(_run, function, request.positional, arguments)
+
+
+def _run(
+    function: Callable[..., Any], positional: tuple[Any, ...], arguments: Mapping[str, Any]
+) -> Any:
+    try:
+        return function(*positional, **arguments)
+    except (SystemExit, KeyboardInterrupt, StopIteration) as error:
+        # As the result of a task, these would end the event loop, or never arrive.
+        raised = f"{type(error).__name__}: {error}"
+        raise ToolFailedError(f"the tool raised {raised}", type=type(error).__name__) from error
+
+
+class _ThreadContext:
+    """A context for a function that may run in another thread, or on a loop of its own."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+
+    def progress(self, progress: Progress) -> None:
+        self._context.progress(progress)
+
+    async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
+        asking = self._context.ask(question, schema)
+        if asyncio.get_running_loop() is self._loop:
+            return await asking
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asking, self._loop))

@@ -7,11 +7,14 @@ the function lacks, and gives the whole docstring to the model. Prompts would ch
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_type_hints
+from functools import lru_cache
+from typing import Annotated, Any, get_type_hints
 
 from agentrt.errors import ConfigError, ToolArgumentsError
+from agentrt.interrupts.context import context_parameter
 from agentrt.request import ToolSpec
 
 
@@ -46,22 +49,35 @@ class ToolSchema:
         from pydantic.errors import PydanticUserError
 
         self.name = name or name_of(function)
+        self.context = context_parameter(function)
         self._doc = inspect.getdoc(function) or ""
+        self._signature = _signature(function, self.context)
         try:
-            self._model = create_model(
-                self.name, __config__=ConfigDict(extra="forbid"), **_fields(self.name, function)
-            )
+            fields = _fields(self.name, function, self._signature)
+            config = ConfigDict(extra="forbid")
+            self._model = create_model(self.name, __config__=config, **fields)
             self._parameters = self._model.model_json_schema()
         except PydanticUserError as error:
             raise ConfigError(
                 f"tool {self.name} has a parameter that JSON cannot carry: {error}"
             ) from error
+        self._names = dict(zip(fields, self._signature.parameters, strict=True))
         self._parameters.pop("title", None)
 
     def spec(self) -> ToolSpec:
         """The function's name, its docstring's first paragraph, its typed parameters."""
         doc = self._doc.split("\n\n")[0].replace("\n", " ")
         return ToolSpec(self.name, doc, self._parameters)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments by name, as a model gives them. Raises `ToolArgumentsError`."""
+        if not args:
+            return dict(kwargs)  # `checked` sees what is missing or too much
+        try:
+            return self._signature.bind_partial(*args, **kwargs).arguments
+        except TypeError as error:
+            message = f"tool {self.name}: wrong arguments: {error}"
+            raise ToolArgumentsError(message, name=self.name) from error
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments in the function's own types. Raises `ToolArgumentsError`."""
@@ -76,49 +92,75 @@ class ToolSchema:
             )
             message = f"tool {self.name}: wrong arguments: {wrong}"
             raise ToolArgumentsError(message, name=self.name) from error
-        return {name: getattr(model, name) for name in model.model_fields_set}
+        return {self._names[field]: getattr(model, field) for field in model.model_fields_set}
 
 
-def _fields(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    hints = get_type_hints(function)
+def _signature(function: Callable[..., Any], context: str | None) -> inspect.Signature:
+    whole = inspect.signature(function)
+    return whole.replace(parameters=[p for p in whole.parameters.values() if p.name != context])
+
+
+def _fields(
+    name: str, function: Callable[..., Any], signature: inspect.Signature
+) -> dict[str, Any]:
+    """A model's fields. Their own names say nothing, since a parameter may have any name."""
+    from pydantic import Field
+
+    hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ConfigError(f"tool {name} takes *{parameter.name}: name its parameters")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ConfigError(f"tool {name} takes {parameter.name} by position only: drop the /")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hints.get(parameter.name, str), default)
+        hint = hints.get(parameter.name, str)
+        fields[f"p{len(fields)}"] = Annotated[hint, Field(alias=parameter.name)], default
     return fields
 
 
 def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """The first thing in ``value`` that does not fit a JSON schema, in a line; None if all does."""
+    """The first thing in ``value`` that does not fit a JSON schema, in a line; None if all does.
+
+    A schema from elsewhere is not trusted: nothing that it refers to is fetched.
+    """
     from jsonschema import ValidationError
-    from jsonschema.validators import validator_for
-    from referencing import Registry
     from referencing.exceptions import Unresolvable
 
     if (wrong := mistake_in_schema(schema)) is not None:
         return f"its schema is no JSON schema: {wrong}"[:500]
     try:
-        # An empty registry: a schema from elsewhere must not make us fetch what it refers to.
-        validator_for(schema)(schema, registry=Registry()).validate(value)
+        _validator(json.dumps(schema)).validate(value)
     except ValidationError as error:
         return f"{error.json_path}: {error.message}"[:500]
     except Unresolvable as error:
         return f"its schema refers to what is not in it: {error}"[:500]
+    except RecursionError:
+        return "it or its schema is nested without end"
     return None
 
 
 def mistake_in_schema(schema: Mapping[str, Any]) -> str | None:
     """What makes ``schema`` no JSON schema, in a line; None if it is one."""
     from jsonschema import SchemaError
-    from jsonschema.validators import validator_for
 
     try:
-        validator_for(schema).check_schema(schema)
+        _validator(json.dumps(schema))
     except SchemaError as error:
         return f"{error.json_path}: {error.message}"[:500]
     return None
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Any:
+    """A checked schema: to check that takes longer than to check a value."""
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    read = json.loads(schema)
+    made = validator_for(read)
+    made.check_schema(read)
+    return made(read, registry=Registry())
 
 
 def model_name(name: str) -> str:

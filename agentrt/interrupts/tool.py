@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from agentrt.errors import ConfigError, ToolArgumentsError, ToolResultError
-from agentrt.graph import Progress
+from agentrt.interrupts.context import ToolContext
 from agentrt.interrupts.schema import ToolSchema, mistake_in
 from agentrt.request import ToolSpec
 
@@ -28,8 +27,8 @@ class ToolOptions:
 
     ``timeout`` bounds each attempt (seconds), ``retries`` is how many more attempts a failed one
     gets, ``concurrency`` how many calls run at once over all programs. An ``idempotent`` tool may
-    run twice for one call without harm: it is tried again when who ran it died, and may start
-    while the model still writes.
+    run twice for one call without harm: only such a tool is tried again after its time was over
+    or when who ran it died, and it may start while the model still writes.
     """
 
     timeout: float | None = None
@@ -69,7 +68,7 @@ class Tool:
     ) -> None:
         self.name = name
         self.remote = name if remote is None else remote
-        self._schema = schema
+        self.schema = schema
         self.function = function
         self.spec = spec
         self.result_schema = result_schema
@@ -95,8 +94,8 @@ class Tool:
         """
         if self.spec is None:
             return arguments
-        if self._schema is not None:
-            return self._schema.checked(arguments)
+        if self.schema is not None:
+            return self.schema.checked(arguments)
         if (wrong := mistake_in(arguments, self.spec.parameters)) is not None:
             raise ToolArgumentsError(f"tool {self.name}: wrong arguments: {wrong}", name=self.name)
         return arguments
@@ -110,16 +109,12 @@ class Tool:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments by name, as a model gives them. Raises `ToolArgumentsError`."""
-        if self.function is None:
-            if args:
-                message = f"tool {self.name} takes its arguments by name"
-                raise ToolArgumentsError(message, name=self.name)
-            return dict(kwargs)
-        try:
-            bound = inspect.signature(self.function).bind(*args, **kwargs)
-        except TypeError as error:
-            raise ToolArgumentsError(f"tool {self.name}: {error}", name=self.name) from error
-        return dict(bound.arguments)
+        if self.schema is not None:
+            return self.schema.bind(args, kwargs)
+        if args:
+            message = f"tool {self.name} takes its arguments by name"
+            raise ToolArgumentsError(message, name=self.name)
+        return dict(kwargs)
 
     def but(self, **changes: Any) -> Tool:
         """The same tool with other options."""
@@ -154,26 +149,17 @@ class ToolRequest:
     timeout: float | None = None
 
 
-class ToolContext(Protocol):
-    """What a tool can say while it runs."""
-
-    def progress(self, progress: Progress) -> None:
-        """Tell how far it is. Quick, and from any thread."""
-
-    async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
-        """Ask a human in the program's name, and wait for an answer that fits ``schema``.
-
-        Raises `InterruptExpiredError`, and `QuestionClosedError` if it is withdrawn.
-        """
-
-
 class ToolTransport(ABC):
     """Runs tools somewhere. All methods belong to one event loop.
 
-    ``name`` stands in the DAG and in messages: ``thread``, ``mcp:github``, ``mqtt``.
+    ``name`` stands in the DAG and in messages: ``thread``, ``mcp:github``, ``mqtt``. At most
+    ``concurrency`` attempts run at once; others wait, and that does not count as their time.
+    One that ``keeps_time`` ends attempts at `ToolRequest.timeout` by itself, with `in_time`.
     """
 
     name: str
+    concurrency: int | None = None
+    keeps_time = False
 
     async def open(self) -> None:  # noqa: B027 - nothing to open is a good default
         """Get ready. Who does the work may come later, and go: that is no error here."""
@@ -191,5 +177,5 @@ class ToolTransport(ABC):
 
         Cancelling the task stops the work, wherever it is, and returns once nothing of it is
         left on this side; whoever calls it bounds its time in this way. Raises a `ToolError`, or
-        for a function of this process the function's own.
+        what the function raised.
         """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AsyncExitStack
 
 from agentrt.errors import ConfigError, ToolError, UnknownToolError
+from agentrt.interrupts.attempts import Slots
 from agentrt.interrupts.local import ThreadTransport
 from agentrt.interrupts.schema import model_name
 from agentrt.interrupts.tool import Tool, ToolTransport
@@ -22,7 +23,7 @@ class Toolbox:
             names = ", ".join(one.name for one in transports)
             raise ConfigError(f"each transport of tools needs a name of its own: {names}")
         self._thread = ThreadTransport()
-        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._slots: dict[Hashable, Slots] = {}
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
@@ -39,12 +40,22 @@ class Toolbox:
         """Who runs this tool."""
         return tool.transport or self._thread
 
-    def slots_of(self, tool: Tool) -> asyncio.Semaphore | None:
-        """How many more calls of this tool may run now; None for any number."""
-        if (most := tool.options.concurrency) is None:
-            return None
-        name = f"{self.transport_of(tool).name}/{tool.name}"
-        return self._slots.setdefault(name, asyncio.Semaphore(most))
+    def slots_of(self, tool: Tool) -> list[Slots]:
+        """What an attempt at this tool needs one of: none, where any number may run at once."""
+        transport = self.transport_of(tool)
+        limits: list[tuple[Hashable, int, str]] = []
+        if (most := tool.options.concurrency) is not None:
+            # Two functions may have one name. A tool elsewhere is another object in each listing.
+            key: Hashable = tool.schema or (transport.name, tool.remote)
+            limits.append((key, most, f"one of {most} calls of {tool.name}"))
+        if (most := transport.concurrency) is not None:
+            limits.append((transport, most, f"one of {most} places of {transport.name}"))
+        return [self._slots_of(*limit) for limit in limits]
+
+    def _slots_of(self, key: Hashable, most: int, what: str) -> Slots:
+        if key not in self._slots:
+            self._slots[key] = Slots(most, what)
+        return self._slots[key]
 
     async def tools(self, *transports: str) -> list[Tool]:
         """What ``transports`` offer, or all; of all, those that cannot be reached offer none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
@@ -13,12 +14,16 @@ from agentrt.errors import AgentrtError, ConfigError
 from agentrt.graph import Interrupt, Node, NodeKind, Progress
 from agentrt.interrupts import Tool, ToolRequest
 from agentrt.interrupts.answers import AnswerForm, answer_form
+from agentrt.interrupts.local import ThreadTransport
 from agentrt.interrupts.questions import Question
 from agentrt.request import Reply
 from agentrt.runtime.registry import registry_of
 from agentrt.runtime.run import Run
 from agentrt.runtime.services import Services
 from agentrt.tracking.scope import Scope
+
+_MARK = uuid.uuid4().hex
+_KEYS = itertools.count()
 
 
 class InterruptEmitter:
@@ -39,14 +44,14 @@ class InterruptEmitter:
         """Run a tool and return its result. Raises as `Attempts.run` does."""
         run, services = self._run, self._with
         transport, slots = services.toolbox.transport_of(tool), services.toolbox.slots_of(tool)
-        interrupt = Interrupt(
-            transport.name, arguments if tool.spec is not None else None, key=uuid.uuid4().hex
-        )
+        # Whoever gets the key elsewhere may know those of other runtimes.
+        key = f"{_MARK}-{next(_KEYS)}"
+        interrupt = Interrupt(transport.name, arguments if tool.spec is not None else None, key=key)
         request = ToolRequest(
             tool,
             arguments,
             positional,
-            key=interrupt.key,
+            key=key,
             program_id=run.id,
             tenant=run.row.tenant,
             timeout=tool.options.timeout,
@@ -54,7 +59,10 @@ class InterruptEmitter:
         scope = self._own_scope(tool.name)
         async with self._interrupted(NodeKind.TOOL, tool.name, scope, after, interrupt) as node:
             observer = _Observer(self, node, scope, tool.options.timeout)
-            return await services.attempts.run(request, transport, observer, slots)
+            # A function of this process may emit nodes of its own; nothing else belongs to the run.
+            inside = isinstance(transport, ThreadTransport)
+            with contextlib.nullcontext() if inside else tracking.outside():
+                return await services.attempts.run(request, transport, observer, slots)
 
     async def find_tool(self, name: str) -> Tool:
         """The tool of this name that some transport offers. Raises `UnknownToolError`."""

@@ -169,9 +169,12 @@ class RunRegistry:
     def interrupt_waits(self, run: Run, node: Node, why: str) -> None:
         """Nobody works on it now."""
         with self.lock:
+            if node.state.ended:
+                return
             if node.state is NodeState.RUNNING:
                 run.dag.requeue(node.id, why)
-                self._tell(NodeChanged(run.id, node, self.clock()))
+            node.wait = why
+            self._tell(NodeChanged(run.id, node, self.clock()))
 
     def interrupt_starts(
         self, run: Run, node: Node, attempt: int, timeout: float | None = None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Lock
 
 import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.graph import (
     ExecutionDAG,
+    Interrupt,
     NodeKind,
     NodeState,
+    Progress,
     to_json,
     to_mermaid,
     to_networkx,
@@ -162,3 +165,22 @@ def test_another_suffix_is_refused(dag: ExecutionDAG, tmp_path: Path) -> None:
         "name a file that ends in .json (data) or .mmd (a Mermaid drawing)"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_of_any_kind_are_exported(dag: ExecutionDAG) -> None:
+    """A function of this process may be given a lock, or what contains itself."""
+    lock, circle = Lock(), list[object]()
+    circle.append(circle)
+    for arguments in ({"n": 1, "lock": lock}, {"circle": circle}):
+        node = dag.add(NodeKind.TOOL, "drill", "main", (), 6.0)
+        node.interrupt = Interrupt("thread", arguments, attempt=2, progress=Progress(1, 3))
+    odd, circular = (node["interrupt"] for node in to_json(dag)["nodes"][-2:])
+    assert odd["arguments"] == {"n": 1, "lock": repr(lock)}
+    assert circular["arguments"] == "{'circle': [[...]]}"
+    assert odd["progress"] == {"done": 1, "total": 3, "message": ""}
+
+
+def test_a_drawing_tells_what_was_late_from_what_failed(dag: ExecutionDAG) -> None:
+    dag.expire(dag.add(NodeKind.TOOL, "drill", "main", (), 6.0).id, 8.0, "late")
+    assert "1.5 s, failed" in to_mermaid(dag)
+    assert "drill<br/>main<br/>2 s, expired" in to_mermaid(dag)

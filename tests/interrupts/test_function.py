@@ -1,0 +1,178 @@
+"""A function as a tool: its schema, its arguments in its own types, and what it may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from agentrt import Context, Progress, Runtime, ToolContext, program, tool
+from agentrt.errors import ConfigError, ToolArgumentsError, ToolFailedError
+from agentrt.interrupts.questions import Question
+from agentrt.testing.scripted import ScriptedExecutor
+
+
+class Material(Enum):
+    WOOD = "wood"
+    STEEL = "steel"
+
+
+class Hole(BaseModel):
+    mm: int
+    material: Material = Material.WOOD
+
+
+@tool
+def drill(hole: Hole, depth: Annotated[float, Field(gt=0)], *, speed: int = 3) -> str:
+    """Drill a hole.
+
+    Not for models.
+    """
+    return f"{hole.mm} {hole.material.name} {depth} {speed}"
+
+
+async def run(body: Callable[[Context], Any], answer: str = "yes") -> Any:
+    async def ask(question: Question) -> str:
+        return answer
+
+    @program
+    async def main(ctx: Context) -> Any:
+        return await body(ctx)
+
+    async with Runtime(ScriptedExecutor(), ask_human=ask) as runtime:
+        started = runtime.start(main)
+        result = await started.wait()
+        return result, started
+
+
+def test_a_tools_schema_is_its_functions() -> None:
+    assert drill.spec is not None
+    assert (drill.spec.name, drill.spec.description) == ("drill", "Drill a hole.")
+    parameters = drill.spec.parameters
+    assert list(parameters["properties"]) == ["hole", "depth", "speed"]
+    assert parameters["required"] == ["hole", "depth"]
+    assert parameters["additionalProperties"] is False
+    assert parameters["properties"]["depth"] == {
+        "exclusiveMinimum": 0,
+        "title": "Depth",
+        "type": "number",
+    }
+
+
+async def test_arguments_from_json_come_in_the_functions_types() -> None:
+    given: dict[str, Any] = {"hole": {"mm": 3, "material": "steel"}, "depth": 2}
+    assert (await run(lambda ctx: ctx.tool(drill, **given)))[0] == "3 STEEL 2.0 3"
+    assert (await run(lambda ctx: ctx.tool(drill, Hole(mm=4), 1.5, speed=9)))[0] == "4 WOOD 1.5 9"
+    assert drill(Hole(mm=1), 1) == "1 WOOD 1 3"  # without a program: the function itself
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"depth": 1}, "hole: Field required"),
+        ({"hole": {"mm": "x"}, "depth": 1}, "hole.mm: Input should be a valid integer"),
+        ({"hole": {"mm": 1}, "depth": 0}, "depth: Input should be greater than 0"),
+        ({"hole": {"mm": 1}, "depth": 1, "p0": 2}, "p0: Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_arguments_are_named(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ToolArgumentsError, match=f"tool drill: wrong arguments: {says}"):
+        drill.checked(given)
+
+
+def test_too_many_arguments_are_refused() -> None:
+    with pytest.raises(ToolArgumentsError, match="too many positional arguments"):
+        drill.bind((1, 2, 3), {})
+    with pytest.raises(ToolArgumentsError, match="multiple values for argument 'hole'"):
+        drill.bind((1,), {"hole": 2})
+
+
+def test_a_parameter_may_have_any_name() -> None:
+    @tool
+    def odd(json: str, model_config: int, _private: int, schema: str = "s") -> None: ...
+
+    given = {"json": "a", "model_config": 1, "_private": 2}
+    assert odd.checked(given) == given
+    assert odd.spec is not None
+    assert list(odd.spec.parameters["properties"]) == ["json", "model_config", "_private", "schema"]
+
+
+def test_functions_that_no_schema_fits_are_refused() -> None:
+    def every(*args: int) -> None: ...
+    def by_position(a: int, /) -> None: ...
+    def handle(file: Callable[[], int]) -> None: ...
+
+    for function, says in (
+        (every, r"tool every takes \*args: name its parameters"),
+        (by_position, "takes a by position only: drop the /"),
+        (handle, "has a parameter that JSON cannot carry"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            tool(function)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"timeout": 0}, "timeout must be above 0 seconds, got 0"),
+        ({"retries": -1}, "retries must be at least 0, got -1"),
+        ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
+        ({"isolation": "cage"}, "isolation can be thread or process, not 'cage'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        tool(**options)(lambda: None)
+
+
+@tool
+def in_a_thread(context: ToolContext, n: int) -> str:
+    import asyncio
+
+    context.progress(Progress(n, 10, "drilling"))
+    return str(asyncio.run(context.ask("Go on?")))
+
+
+@tool
+async def on_the_loop(n: int, context: ToolContext | None = None) -> str:
+    assert context is not None
+    context.progress(Progress(n, 10, "drilling"))
+    return str(await context.ask("Go on?"))
+
+
+def plain(n: int, how: ToolContext) -> str:
+    return in_a_thread.function(how, n)  # type: ignore[misc, no-any-return]
+
+
+@pytest.mark.parametrize("which", [in_a_thread, on_the_loop, plain])
+async def test_a_running_tool_says_how_far_it_is_and_asks(which: Any) -> None:
+    answer, started = await run(lambda ctx: ctx.tool(which, n=3), answer="go")
+    assert answer == "go"
+    tool_node, question = started.dag.nodes()
+    assert tool_node.interrupt.progress == Progress(3, 10, "drilling")
+    assert (question.name, question.state) == ("Go on?", "done")
+
+
+def test_models_are_told_nothing_of_the_context() -> None:
+    for one in (in_a_thread, on_the_loop):
+        assert one.spec is not None
+        assert list(one.spec.parameters["properties"]) == ["n"]
+    with pytest.raises(ToolArgumentsError, match="Extra inputs"):
+        in_a_thread.checked({"n": 1, "context": 2})
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), StopIteration("x"), KeyboardInterrupt()])
+async def test_what_would_end_the_event_loop_only_fails_the_tool(error: BaseException) -> None:
+    @tool
+    def leave() -> None:
+        raise error
+
+    async def caught(ctx: Context) -> str:
+        with pytest.raises(ToolFailedError, match="the tool raised") as got:
+            await ctx.tool(leave)
+        return got.value.type
+
+    assert (await run(caught))[0] == type(error).__name__
