@@ -149,7 +149,7 @@ def _check_packages() -> None:
 
     from agentrt.errors import ConfigError
 
-    for package in ("fastapi", "uvicorn", "httptools", "sse_starlette", "jsonschema"):
+    for package in ("fastapi", "uvicorn", "httptools", "sse_starlette", "jsonschema", "uvloop"):
         if find_spec(package) is None:
             raise ConfigError(f"a server needs the package {package}; install agentrt[serve]")
 

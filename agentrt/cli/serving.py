@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import uvloop
 
 from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
 from agentrt.cli.engines import Fleet, engine_options, make_executor
@@ -31,7 +33,7 @@ from agentrt.serving.tenants import KeyRing, Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
 _THREADS = 64
 """A quarter of the threads that programs' synchronous code may block at once."""
@@ -107,7 +109,7 @@ def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
     with opened_output(verbose=job.engine.verbose) as (log, screen, last_words):
         serving = Serving(job, listener, keys, drain, screen, log, tell)
         executor = make_executor(job.engine, fleet, screen.progress)
-        Interrupts(last_words, drain).run(serving.run(executor))
+        Interrupts(last_words, drain, uvloop.new_event_loop).run(serving.run(executor))
     if drain.first is not None:
         raise StoppedError(drain.first, "stopped: what ran has ended")
     return 0
@@ -169,7 +171,7 @@ class Serving:
             bounds=job.bounds,
         )
 
-    async def _serve(self, server: Server, app: FastAPI, fronts: Sequence[Front]) -> None:
+    async def _serve(self, server: Server, app: ASGIApp, fronts: Sequence[Front]) -> None:
         stop = asyncio.Event()
         serving = asyncio.create_task(self.listener.serve(app, server.bounds), name="http")
         stopping = asyncio.create_task(stop.wait(), name="signals")
@@ -182,6 +184,9 @@ class Serving:
             with self.drain.possible(drain):
                 for front in fronts:
                     self.tell(f"{front.names[0]}: {front.args.family}")
+                # What is here by now stays: no collection need look at it, as in vLLM's server.
+                gc.collect()
+                gc.freeze()
                 self.tell(self._announcement(server))
                 await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():

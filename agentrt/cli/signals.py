@@ -66,14 +66,21 @@ class Drain:
 
 
 class Interrupts:
-    """Runs one coroutine; a first signal cancels it, a second one ends the process at once.
+    """Runs one coroutine on a loop of its own; a first signal cancels it, a second one ends the
+    process at once.
 
     ``last_words`` writes a line for people when there is no time left to return. A signal that
     ``drain`` takes does not count: whatever comes after it is the first one.
     """
 
-    def __init__(self, last_words: Callable[[str], None], drain: Drain | None = None) -> None:
+    def __init__(
+        self,
+        last_words: Callable[[str], None],
+        drain: Drain | None = None,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    ) -> None:
         self.number: int | None = None
+        self._new_loop = new_loop
         self._drain = drain
         self._last_words = last_words
         self._over = threading.Event()
@@ -85,7 +92,7 @@ class Interrupts:
 
         Processes that ``main`` left behind are ended.
         """
-        loop = self._loop = asyncio.new_event_loop()
+        loop = self._loop = self._new_loop()
         task = self._task = loop.create_task(main)
         before = {number: signal.signal(number, self._caught) for number in SIGNALS}
         try:
