@@ -17,11 +17,13 @@ from starlette.types import ASGIApp
 from agentrt import __version__
 from agentrt.errors import ConfigError
 from agentrt.serving.error_responses import error_response, is_openai
-from agentrt.serving.middleware import Middleware
+from agentrt.serving.middleware import Middleware, server_failed
 from agentrt.serving.server import Api, Server
 
 if TYPE_CHECKING:
     from langgraph_sdk import Auth
+
+    from agentrt.serving.frontend.dispatch import FrontendApp
 
 
 def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
@@ -50,14 +52,13 @@ def _auth_of(projects: Sequence[Path]) -> Auth | None:
 
 @asynccontextmanager
 async def opened_app(
-    server: Server, apis: Sequence[Api], rest: ASGIApp | None = None
-) -> AsyncIterator[FastAPI]:
+    server: Server, apis: Sequence[Api], rest: FrontendApp | None = None
+) -> AsyncIterator[ASGIApp]:
     """The application with its ``apis`` open; their tasks end with the block.
 
     What has none of their paths goes to ``rest``.
     """
     app = FastAPI(title="agentrt", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Middleware, server=server)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
     async with AsyncExitStack() as stack:
@@ -65,12 +66,11 @@ async def opened_app(
             app.include_router(await stack.enter_async_context(api(server)))
         if rest is not None:
             app.router.default = rest
-        yield app
+        yield Middleware(app, server, {} if rest is None else dict.fromkeys(rest.paths, rest))
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """A bug of ours: the log gets its traceback, the client learns nothing of it."""
-    return error_response(request.url.path, 500, "the server failed", code="internal_error")
+    return server_failed(request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -1,13 +1,15 @@
-"""ASGI middleware that every request passes first: request id, draining, API key, body size."""
+"""What every request passes first: request id, draining, API key, body size. Then its route."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from urllib.parse import unquote
 from uuid import uuid4
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.serving.error_responses import error_response
@@ -33,14 +35,16 @@ def tenant_of(request: Request) -> str:
 
 
 class Middleware:
-    """Admits requests to ``app``, or answers with an error.
+    """Admits requests to ``app``, or answers with an error. Those at a path that ``direct`` has go
+    to its application, past the many routes and the middleware of ``app``.
 
     ``scope["state"]`` gets the ``tenant``, whether it is an ``operator``, and the ``request_id``.
     """
 
-    def __init__(self, app: ASGIApp, server: Server) -> None:
+    def __init__(self, app: ASGIApp, server: Server, direct: Mapping[str, ASGIApp]) -> None:
         self._app = app
         self._server = server
+        self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,9 +54,12 @@ class Middleware:
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
         left = most = self._server.bounds.body_bytes
+        is_begun = False
 
         async def send_with_id(message: Message) -> None:
+            nonlocal is_begun
             if message["type"] == "http.response.start":
+                is_begun = True
                 own = (b"x-request-id", request_id.encode("ascii"))
                 message["headers"] = [*message.get("headers", ()), own]
             await send(message)
@@ -66,8 +73,14 @@ class Middleware:
                     raise TooLargeError(most)
             return message
 
-        app = self._check(scope, headers) or self._app
-        await app(scope, receive_bounded, send_with_id)
+        path = scope["path"]
+        app = self._check(scope, headers) or self._direct.get(path, self._app)
+        try:
+            await app(scope, receive_bounded, send_with_id)
+        except Exception:  # a bug of ours: the log gets its traceback, the client nothing of it
+            if not is_begun:
+                await server_failed(path)(scope, receive, send_with_id)
+            raise
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> ASGIApp | None:
         """The error response for a request that may not pass."""
@@ -111,6 +124,11 @@ class Middleware:
 def _goes_on(method: str, path: str) -> bool:
     """Whether a server that drains still takes the request: an answer ends what runs."""
     return method in _SAFE_METHODS or path.startswith(_QUESTIONS)
+
+
+def server_failed(path: str) -> Response:
+    """The answer to a request that a bug of ours ended."""
+    return error_response(path, 500, "the server failed", code="internal_error")
 
 
 class TooLargeError(HTTPException):

@@ -7,7 +7,6 @@ from typing import Any, Protocol, cast
 
 from fastapi import FastAPI
 from pydantic_core import from_json
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -49,13 +48,16 @@ def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
 class FrontendApp:
     """vLLM's front ends as one ASGI application behind the server's own routes.
 
-    When ``strict``, fields that vLLM would ignore are refused.
+    When ``strict``, fields that vLLM would ignore are refused. At ``paths`` vLLM answers, and
+    nobody else; there are others, such as that of one response.
     """
 
     def __init__(self, server: Server, fronts: Sequence[Front], *, strict: bool = False) -> None:
         self._server = server
         self._known = [KnownFields(front.app) for front in fronts if strict]
         self._fronts = tuple(fronts)
+        every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
+        self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
         self._store = ResponseStore(server.runtime.now)
         for front in fronts:
             if (responses := front.app.state.openai_serving_responses) is not None:
@@ -76,7 +78,7 @@ class FrontendApp:
             await refusal(scope, receive, send)
 
     async def _serve(self, request: Request, send: Send) -> None:
-        path, tenant = request.url.path, tenant_of(request)
+        path, tenant = request.scope["path"], tenant_of(request)
         lists = path == _MODELS or path.startswith(f"{_MODELS}/")
         if lists and request.method == "GET":
             response = JSONResponse(await self._models(path.removeprefix(_MODELS).strip("/")))
@@ -160,9 +162,11 @@ async def _model(request: Request, fields: Mapping[str, Any]) -> str | None:
 
 def _handed_on(request: Request) -> Scope:
     """The request as vLLM sees it: its id is the server's own."""
-    scope = {name: request.scope[name] for name in request.scope.keys() - {"router", "endpoint"}}
-    scope["headers"] = list(scope["headers"])
-    MutableHeaders(scope=scope)["x-request-id"] = request.state.request_id
+    given = [header for header in request.scope["headers"] if header[0] != b"x-request-id"]
+    own = (b"x-request-id", request.state.request_id.encode("ascii"))
+    scope = {**request.scope, "headers": [*given, own]}
+    for name in ("router", "endpoint"):  # of our own application, where it was asked first
+        scope.pop(name, None)
     return scope
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import ASGIApp
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import ConfigError, EngineDiedError
@@ -57,7 +57,7 @@ async def other(ctx: Context) -> None:
 class Served:
     """An app with this API alone, a client for it, and its server."""
 
-    def __init__(self, app: FastAPI, server: Server) -> None:
+    def __init__(self, app: ASGIApp, server: Server) -> None:
         self.server = server
         self.runtime = server.runtime
         transport = httpx.ASGITransport(app)
