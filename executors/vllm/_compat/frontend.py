@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
+_METRICS = "PrometheusInstrumentatorMiddleware"
+
 
 def make_arg_parser(parser: Any) -> Any:
     """The parser of `vllm serve`'s flags."""
@@ -21,11 +23,16 @@ def make_arg_parser(parser: Any) -> Any:
 
 
 async def make_app(client: Any, args: Namespace, tasks: tuple[Any, ...]) -> FastAPI:
-    """vLLM's application on an engine client, with its state."""
+    """vLLM's application on an engine client, with its state.
+
+    It measures nothing: its metrics would cost every request, and nobody is shown them.
+    """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
 
     app = build_app(args, tasks, client.model_config)
+    own = [one for one in app.user_middleware if getattr(one.cls, "__name__", "") != _METRICS]
+    app.user_middleware = own
     await init_app_state(client, app.state, args, tasks)
     return app
 
