@@ -29,16 +29,10 @@ from agentrt.tracking.scope import Scope
 T = TypeVar("T")
 
 
-async def _outside(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Read ``items`` so that a task which that starts belongs to no program."""
-    async with contextlib.aclosing(items):
-        while True:
-            with tracking.outside():
-                try:
-                    item = await anext(items)
-                except StopAsyncIteration:
-                    return
-            yield item
+async def _outside(items: AsyncGenerator[T, None]) -> T | None:
+    """The next of ``items``, None after the last; a task that this starts belongs to no program."""
+    with tracking.outside():
+        return await anext(items, None)
 
 
 @dataclasses.dataclass(slots=True)
@@ -120,23 +114,20 @@ class RunEmitter(InterruptEmitter):
         """
         making = self.make(spec, scope, (), stream=stream)
         async with contextlib.aclosing(making) as chunks:
-            while True:
-                with self._registered():  # another task may read each piece
-                    chunk = await anext(chunks, None)
-                if chunk is None:
-                    return
+            while (chunk := await self._found(chunks)) is not None:
                 yield chunk
 
-    @contextlib.contextmanager
-    def _registered(self) -> Iterator[None]:
-        """Let a runtime that closes find the task, since no run of its own has it."""
-        task = asyncio.current_task()
+    async def _found(self, chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
+        """The next of ``chunks``. A runtime that closes finds the task that waits for it, which
+        may be another each time, and is in no run of its own.
+        """
+        task, calls = asyncio.current_task(), self._with.client_calls
         assert task is not None
-        self._with.client_calls[task] = self._run.id
+        calls[task] = self._run.id
         try:
-            yield
+            return await anext(chunks, None)
         finally:
-            self._with.client_calls.pop(task, None)
+            calls.pop(task, None)
 
     def caller(self, scope: Scope) -> RunCaller:
         """A client program's code in ``scope``, as who makes calls through a front end."""
@@ -153,9 +144,8 @@ class RunEmitter(InterruptEmitter):
         """The same in pieces. Closing the generator aborts the calls."""
         with tracking.outside():
             frontend = await self._with.frontend()
-        pieces = stepped(who, frontend.chat_stream(request))
-        async with contextlib.aclosing(_outside(pieces)) as steps:
-            async for piece in steps:
+        async with contextlib.aclosing(stepped(who, frontend.chat_stream(request))) as pieces:
+            while (piece := await _outside(pieces)) is not None:
                 yield piece
 
     async def make(
@@ -168,7 +158,7 @@ class RunEmitter(InterruptEmitter):
         over = False
         try:
             async with contextlib.aclosing(executor.generate(call, stream=stream)) as chunks:
-                async for chunk in _outside(chunks):
+                while (chunk := await _outside(chunks)) is not None:
                     if chunk.reply is not None:
                         over = True
                         registry.end_call(run, scope, node, chunk.reply.report)

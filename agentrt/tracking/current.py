@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from agentrt.tracking.scope import Scope
@@ -42,13 +41,20 @@ def scope_of(task: asyncio.Task[Any] | None) -> Scope | None:
     return getattr(task, "scope", None)
 
 
-@contextmanager
-def _inside(scope: Scope | None) -> Iterator[Scope | None]:
-    token = SCOPE.set(scope)
-    try:
-        yield scope
-    finally:
-        SCOPE.reset(token)
+class _Inside(AbstractContextManager[Scope | None]):
+    """A class, and no generator: this is done for every piece of an output."""
+
+    __slots__ = ("_scope", "_token")
+
+    def __init__(self, scope: Scope | None) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> Scope | None:
+        self._token = SCOPE.set(self._scope)
+        return self._scope
+
+    def __exit__(self, *error: object) -> None:
+        SCOPE.reset(self._token)
 
 
 def enter_node(name: str) -> AbstractContextManager[Scope | None]:
@@ -57,7 +63,7 @@ def enter_node(name: str) -> AbstractContextManager[Scope | None]:
     Outside any program this does nothing, so that a node function can be tested alone.
     """
     scope = current_scope()
-    return _inside(None if scope is None else scope.within(name))
+    return _Inside(None if scope is None else scope.within(name))
 
 
 def enter(scope: Scope | None) -> None:
@@ -82,4 +88,4 @@ def outside() -> AbstractContextManager[object]:
     For what programs share, such as an engine that starts its reader task inside the first
     call.
     """
-    return _inside(None)
+    return _Inside(None)

@@ -50,10 +50,10 @@ class RequestCaller:
             raise CalledOffError(run.id)
         scope = self._entry.scope()
         made = self._runtime.emitter(run).chunks(spec, scope, stream=stream)
-        self._open[made] = None
         try:
             async with contextlib.aclosing(made):
                 while (chunk := await self._next(made)) is not None:
+                    self._open[made] = None
                     yield chunk
         except asyncio.CancelledError:
             if run.ended_at is None or self.is_gone:
@@ -90,8 +90,6 @@ class RequestCaller:
             raise CallTimeoutError(
                 f"program {run.id} is over its deadline; its calls were aborted"
             ) from error
-        finally:
-            self._open[made] = None
 
     async def close(self) -> None:
         """Abort the calls that nobody reads to their end, and wait until they are over."""

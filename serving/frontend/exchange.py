@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from agentrt.serving.programs.identity import read_claim
 from agentrt.serving.server import Server
 
 _OK = 200
-_STREAM = "text/event-stream"
+_STREAM = b"text/event-stream"
 _ERROR = b"event: error"
 
 
@@ -46,10 +46,9 @@ class Exchange:
     _entry: Entry = field(init=False)
     _caller: RequestCaller = field(init=False)
     _answer: Answer = field(init=False)
+    _start: Message = field(init=False)
     _body: bytes = b""
     _size: int = 0
-    _status: int = 0
-    _start: Message = field(init=False)
     _is_stream: bool = False
     _is_left: bool = False
 
@@ -63,21 +62,30 @@ class Exchange:
         Before it begins, raises `BusyError` where the tenant is at a limit, and `ApiError` where
         its program is over.
         """
-        self._enter(Headers(scope=scope))
+        self._entry = self._enter(Headers(scope=scope))
         caller = self._caller = RequestCaller(self.server.runtime, self._entry)
-
-        async def send_read(message: Message) -> None:
-            for one in self._read(message):
-                await send(one)
 
         async def receive_watched() -> Message:
             message = await receive()
             caller.is_gone = message["type"] == "http.disconnect"
             return message
 
+        async def send_heard(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._begin(message)
+                if message["status"] == _OK:
+                    await send(message)
+            elif self._start["status"] == _OK:
+                self._hear(message)
+                await send(message)
+            else:
+                self._body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    await self._refuse(send)
+
         try:
             with calling(caller):
-                await app(scope, receive_watched, send_read)
+                await app(scope, receive_watched, send_heard)
         except Exception as error:
             if not self._is_stream:
                 raise
@@ -89,14 +97,16 @@ class Exchange:
                 await caller.close()
                 self._leave()
 
-    def _enter(self, headers: Headers) -> None:
+    # -- the request -------------------------------------------------------------------
+
+    def _enter(self, headers: Headers) -> Entry:
         hashes = self._hashes()
         session_id = self.fields.get("session_id")
         claim = read_claim(headers, session_id if isinstance(session_id, str) else None)
         tenants = self.server.tenants
         tenants.enter(self.tenant, self.calls)
         try:
-            self._entry = self.server.programs.enter(self.tenant, claim, hashes)
+            return self.server.programs.enter(self.tenant, claim, hashes)
         except BaseException:
             tenants.leave(self.tenant, self.calls)
             raise
@@ -112,50 +122,42 @@ class Exchange:
 
     # -- the answer --------------------------------------------------------------------
 
-    def _read(self, message: Message) -> Iterator[Message]:
-        """The message, as it goes to the client; a refusal's first waits for its body."""
-        if message["type"] == "http.response.start":
-            self._start = message
-            self._status = message["status"]
-            if self._status == _OK:
-                self._begin(message)
-                yield message
-            return
+    def _begin(self, start: Message) -> None:
+        """The answer's head, which gets the program. That of a refusal waits for its body."""
+        self._start = start
+        if start["status"] == _OK:
+            headers = start["headers"] = list(start.get("headers", ()))
+            kinds = [value for name, value in headers if name == b"content-type"]
+            self._is_stream = any(kind.startswith(_STREAM) for kind in kinds)
+            program = self._entry.program.run.id.encode("ascii", "replace")
+            headers.append((b"x-agentrt-program", program))
+
+    def _hear(self, message: Message) -> None:
+        """Read a piece of the answer; at its end the request is left."""
         body = message.get("body", b"")
         self._size += len(body)
-        if self._status == _OK:
-            self._hear(body, is_last=not message.get("more_body", False))
-            if self.path == MESSAGES and body.startswith(_ERROR) and self._caller.error:
-                # vLLM's converter does not know errors, and says so at length.
-                body = broken_off(self.path, self._caller.error)
-            yield {**message, "body": body}
-            return
-        self._body += body
-        if not message.get("more_body", False):
-            body = clearer(self.path, self._status, self._body)
-            headers = [one for one in self._start["headers"] if one[0] != b"content-length"]
-            length = (b"content-length", str(len(body)).encode())
-            yield {**self._start, "headers": [*headers, length, *retry_headers(self._status)]}
-            yield {**message, "body": body}
-
-    def _begin(self, message: Message) -> None:
-        headers = Headers(raw=message.get("headers", []))
-        self._is_stream = headers.get("content-type", "").startswith(_STREAM)
-        program = self._entry.program.run.id.encode("ascii", "replace")
-        message["headers"] = [*message.get("headers", ()), (b"x-agentrt-program", program)]
-
-    def _hear(self, body: bytes, *, is_last: bool) -> None:
-        """Read a piece of the answer; at its end the request is left."""
         if self._is_left or self._caller.is_gone:  # vLLM answers nothing to those who went
             return
         if self._is_stream:
             self._answer.feed(body)
+            if self.path == MESSAGES and body.startswith(_ERROR) and self._caller.error:
+                # vLLM's converter does not know errors, and says so at length.
+                message["body"] = broken_off(self.path, self._caller.error)
         else:
             self._body += body
-            if is_last:
+            if not message.get("more_body", False):
                 self._answer.read(self._body)
         if self._answer.is_over and not self.fields.get("background"):
             self._leave()  # before its client can go on from it
+
+    async def _refuse(self, send: Send) -> None:
+        """Answer with vLLM's refusal, in clearer words."""
+        status = self._start["status"]
+        body = clearer(self.path, status, self._body)
+        headers = [one for one in self._start["headers"] if one[0] != b"content-length"]
+        headers += [(b"content-length", str(len(body)).encode()), *retry_headers(status)]
+        await send({**self._start, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     def _leave(self) -> None:
         """The calls are over, and where their chats stand is known."""

@@ -31,7 +31,7 @@ from agentrt.errors import (
     EngineDiedError,
     NotServedError,
 )
-from agentrt.executors.base import Executor, FrontSetup
+from agentrt.executors.base import Chunk, Executor, FrontSetup
 from agentrt.executors.frontend import CALLER, Caller, NoProgram, caller
 from agentrt.executors.vllm._compat.frontend import render_prompt
 from agentrt.executors.vllm.frontend.heard import Heard
@@ -89,10 +89,10 @@ class ProgramEngineClient(EngineClient):
             prompt = await render_prompt(self.renderer, self.model_config, prompt)
         made = self._one if getattr(params, "n", 1) == 1 else self._several
         try:
-            async with contextlib.aclosing(made(who, prompt, params, options)) as outputs:
-                async for output in outputs:
-                    output.request_id = request_id
-                    yield output
+            async with contextlib.aclosing(made(who, prompt, params, options)) as chunks:
+                async for chunk in chunks:
+                    chunk.output.request_id = request_id
+                    yield chunk.output
         except CallRejectedError as error:
             refusal = error.__cause__
             if isinstance(refusal, VLLMError | ValueError):  # in its own words, and its own fields
@@ -101,14 +101,11 @@ class ProgramEngineClient(EngineClient):
         except AgentrtError as error:
             raise as_vllm(error) from error
 
-    async def _one(
+    def _one(
         self, who: Caller, prompt: Any, params: Any, options: Mapping[str, Any]
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[Chunk, None]:
         stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
-        spec = self._spec(prompt, params, options)
-        async with contextlib.aclosing(who.chunks(spec, stream=stream)) as chunks:
-            async for chunk in chunks:
-                yield chunk.output
+        return who.chunks(self._spec(prompt, params, options), stream=stream)
 
     def _spec(self, prompt: Any, params: Any, options: Mapping[str, Any]) -> CallSpec:
         spec = CallSpec(
@@ -130,7 +127,7 @@ class ProgramEngineClient(EngineClient):
 
     async def _several(
         self, who: Caller, prompt: Any, params: Any, options: Mapping[str, Any]
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[Chunk, None]:
         """``n`` choices are calls beside each other, put together as one request's outputs."""
         queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
@@ -139,8 +136,9 @@ class ProgramEngineClient(EngineClient):
             own.n = 1
             own.seed = None if params.seed is None else params.seed + index
             try:
-                async for output in self._one(one, prompt, own, options):
-                    queue.put_nowait((index, output))
+                async with contextlib.aclosing(self._one(one, prompt, own, options)) as chunks:
+                    async for chunk in chunks:
+                        queue.put_nowait((index, chunk.output))
             except Exception as error:
                 queue.put_nowait((index, error))
 
@@ -148,7 +146,7 @@ class ProgramEngineClient(EngineClient):
             tasks = [asyncio.create_task(feed(index, one)) for index, one in enumerate(each)]
             try:
                 async for output in _merged(queue, params):
-                    yield output
+                    yield Chunk("", output=output)
             finally:
                 for task in tasks:
                     task.cancel()
