@@ -144,12 +144,17 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
     """A dependency that sets ``request.state.caller``. Raises what the hook raises."""
 
     async def dependency(request: Request) -> None:
-        user, hook = None, authenticate_hook(auth)
-        if hook is not None:
-            user = User(await hook(**_arguments(hook, await _facts(request))))
-        request.state.caller = Caller(tenant_of(request), user, auth)
+        request.state.caller = await caller_of(request, auth, tenant_of(request))
 
     return dependency
+
+
+async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Caller:
+    """Who a request is from. Raises what the hook raises."""
+    user, hook = None, authenticate_hook(auth)
+    if hook is not None:
+        user = User(await hook(**_arguments(hook, await _facts(request))))
+    return Caller(tenant, user, auth)
 
 
 def _caller(request: Request) -> Caller:

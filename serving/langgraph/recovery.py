@@ -16,7 +16,6 @@ subgraph, which adds checkpoints of its own meanwhile.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,11 +37,9 @@ from agentrt.serving.langgraph._compat import (
     writes_since,
 )
 from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.interrupts import is_answer_map
 from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.storage import Storage
-
-_INTERRUPT_ID = re.compile("[0-9a-f]{32}")
-"""LangGraph tells a map from interrupts to answers by such keys from one answer."""
 
 # -- origins ------------------------------------------------------------------------------
 
@@ -200,7 +197,7 @@ class _Progress:
 
     def left_of(self, resume: Any) -> Any:
         """The answers that no task has taken, or None."""
-        if not (isinstance(resume, dict) and all(map(_INTERRUPT_ID.fullmatch, resume))):
+        if not is_answer_map(resume):
             return None if self.moved or self.answered else resume
         left = {key: value for key, value in resume.items() if not self._took(key)}
         return left if left or not resume else None

@@ -13,6 +13,7 @@ from langgraph_sdk import Auth
 
 from agentrt import __version__
 from agentrt.serving.langgraph.auth import authenticate
+from agentrt.serving.langgraph.questions import ThreadQuestions
 from agentrt.serving.langgraph.responses import JSON, Route
 from agentrt.serving.langgraph.run_queue import MAX_RUNNING, RunQueue, open_queue
 from agentrt.serving.langgraph.run_routes import RunRoutes
@@ -31,7 +32,13 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
         state = await stack.enter_async_context(open_tenant_state(server))
         queue = await stack.enter_async_context(open_queue(state))
         await stack.enter_async_context(sweeping(state))
-        yield _routes(state, queue, auth)
+        starts = StartRoutes(state, queue)
+        questions = ThreadQuestions(state, starts, auth)
+        server.questions.sources.append(questions)
+        try:
+            yield _routes(state, queue, starts, auth)
+        finally:
+            server.questions.sources.remove(questions)
 
 
 def _widen_default_executor() -> None:
@@ -42,7 +49,9 @@ def _widen_default_executor() -> None:
     asyncio.get_running_loop().set_default_executor(pool)
 
 
-def _routes(state: TenantState, queue: RunQueue, auth: Auth | None) -> APIRouter:
+def _routes(
+    state: TenantState, queue: RunQueue, starts: StartRoutes, auth: Auth | None
+) -> APIRouter:
     public = APIRouter(route_class=Route, tags=["langgraph"])
     public.add_api_route("/ok", ok)
     public.add_api_route("/info", info)
@@ -52,7 +61,7 @@ def _routes(state: TenantState, queue: RunQueue, auth: Auth | None) -> APIRouter
     state.assistants.add_to(guarded)
     # The more specific path comes first: /threads/search is no thread.
     ThreadRoutes(state, queue).add_to(guarded)
-    StartRoutes(state, queue).add_to(guarded)
+    starts.add_to(guarded)
     RunRoutes(state, queue).add_to(guarded)
     StoreRoutes(state.storage.store).add_to(guarded)
     router = APIRouter()

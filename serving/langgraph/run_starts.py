@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
@@ -96,20 +97,20 @@ class StartRoutes:
     # -- three ways to follow a run ----------------------------------------------------
 
     async def _background(self, caller: Caller, thread: UUID | None, body: RunBody) -> JSON:
-        row, _ = await self._start(caller, thread, body)
+        row, _ = await self.start(caller, thread, body)
         return JSON(run_json(row), headers=headers_of(row))
 
     async def _until_end(
         self, caller: Caller, thread: UUID | None, body: RunBody, request: Request
     ) -> StreamingResponse:
-        row, live = await self._start(caller, thread, body)
+        row, live = await self.start(caller, thread, body)
         on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
         return result_response(live, request, headers_of(row, "join"), on_leave)
 
     async def _stream(
         self, caller: Caller, thread: UUID | None, body: RunBody
     ) -> EventSourceResponse:
-        row, live = await self._start(caller, thread, body)
+        row, live = await self.start(caller, thread, body)
         on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
         return event_stream(
             live.log.follow(0),
@@ -120,10 +121,11 @@ class StartRoutes:
 
     # -- into the queue ----------------------------------------------------------------
 
-    async def _start(
-        self, caller: Caller, thread: UUID | None, body: RunBody
+    async def start(
+        self, caller: Caller, thread: UUID | None, body: RunBody, answers: str | None = None
     ) -> tuple[Row[Any], LiveRun]:
-        """Enter a run, in ``thread`` or in a new one of its own.
+        """Enter a run, in ``thread`` or in a new one of its own. ``answers`` is the id of the
+        interrupt that it answers: if that is not open, this raises 409.
 
         Raises 404, 409 or 422 for a bad request, 429 if the queue is full, 503 on a server that
         is stopping, and `BusyError` if the tenant is at a limit.
@@ -131,7 +133,7 @@ class StartRoutes:
         assistant = await self._assistant(caller, thread, body)
         with self._reserve(caller.tenant):
             self._state.server.tenants.ask(caller.tenant)
-            return await self._enter(caller, thread, body, assistant)
+            return await self._enter(caller, thread, body, assistant, answers)
 
     async def _assistant(
         self, caller: Caller, thread: UUID | None, body: RunBody
@@ -150,10 +152,15 @@ class StartRoutes:
         return self._queue.reserve(tenant, most, runs)
 
     async def _enter(
-        self, caller: Caller, thread: UUID | None, body: RunBody, assistant: Mapping[str, Any]
+        self,
+        caller: Caller,
+        thread: UUID | None,
+        body: RunBody,
+        assistant: Mapping[str, Any],
+        answers: str | None = None,
     ) -> tuple[Row[Any], LiveRun]:
         new, only = await _new_run(caller, thread, body, assistant)
-        row, others = await self._state.runs.enter(new, only)
+        row, others = await self._state.runs.enter(replace(new, answers=answers), only)
         for other in others:
             live = self._queue.get(other)
             if live is not None and new.columns["multitask_strategy"] == "interrupt":

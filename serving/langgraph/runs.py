@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, timestamp
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, runs
 from agentrt.serving.langgraph.threads import add_thread, change_thread, find_thread
@@ -47,7 +48,8 @@ class RunRecord:
 class NewRun:
     """A run to be created, in ``thread`` or in a new one, which may be ``temporary``.
 
-    ``make_thread``: the thread is created if it does not exist.
+    ``make_thread``: the thread is created if it does not exist. ``answers`` is the id of the
+    interrupt that the run answers, if it must be open.
     """
 
     thread: UUID | None
@@ -55,6 +57,7 @@ class NewRun:
     kwargs: Fields
     temporary: bool
     make_thread: bool
+    answers: str | None = None
 
 
 def run_json(row: sa.Row[Any]) -> dict[str, Any]:
@@ -77,18 +80,23 @@ def record_of(row: sa.Row[Any]) -> RunRecord:
 
 
 class Runs:
-    """The runs of all tenants; every request of a client names its tenant."""
+    """The runs of all tenants; every request of a client names its tenant.
 
-    def __init__(self, database: Database) -> None:
+    ``asks`` is told when a run enters a thread with questions to a human.
+    """
+
+    def __init__(self, database: Database, asks: Callable[[], None] = lambda: None) -> None:
         self._database = database
+        self._asks = asks
 
     async def enter(self, new: NewRun, only: Filter) -> tuple[sa.Row[Any], list[str]]:
         """A new, pending run, and the ids of those that are active in its thread.
 
-        Raises 404 if there is no such thread, and 409 where the strategy is to reject.
+        Raises 404 if there is no such thread, 409 where the strategy is to reject, or the run
+        answers what is not open.
         """
         thread, run_id, now = new.thread or uuid4(), str(uuid4()), time.time()
-        active = sa.select(runs.c.run_id).where(
+        active = sa.select(runs.c.run_id, runs.c.kwargs).where(
             runs.c.thread_id == str(thread), runs.c.status.in_(ACTIVE)
         )
         row = {
@@ -102,9 +110,13 @@ class Runs:
             "updated_at": now,
         }
         async with self._database.writing() as connection:
-            await _prepare_thread(connection, thread, new, only)
-            found = await connection.execute(active.order_by(runs.c.number))
-            others = list(found.scalars())
+            by_task = (await _prepare_thread(connection, thread, new, only))._mapping["interrupts"]
+            found = (await connection.execute(active.order_by(runs.c.number))).all()
+            others = [one.run_id for one in found]
+            if new.answers is not None and not is_open(
+                new.answers, by_task, [json.loads(one.kwargs) for one in found]
+            ):
+                raise conflict(f"interrupt {new.answers} of thread {thread} was answered already")
             if others and new.columns["multitask_strategy"] == "reject":
                 raise conflict(
                     f"thread {thread} has a run that has not ended; wait for it, or choose "
@@ -114,6 +126,8 @@ class Runs:
             stored = (
                 await connection.execute(sa.select(runs).where(runs.c.run_id == run_id))
             ).one()
+        if by_task:
+            self._asks()
         return stored, others
 
     async def get(self, tenant: str, thread: UUID, run: UUID) -> sa.Row[Any]:
@@ -179,8 +193,8 @@ class Runs:
 
 async def _prepare_thread(
     connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter
-) -> None:
-    """Create the run's thread if that was asked for, and make it busy."""
+) -> sa.Row[Any]:
+    """Create the run's thread if that was asked for, and make it busy; how it was before."""
     tenant, given = new.columns["tenant"], new.columns["metadata"]
     if new.thread is None:
         await add_thread(connection, tenant, thread, given, temporary=new.temporary)
@@ -194,6 +208,7 @@ async def _prepare_thread(
     metadata = {**row._mapping["metadata"], **about}
     changed = {"status": "busy", "metadata": metadata, "updated_at": time.time()}
     await change_thread(connection, thread, changed)
+    return row
 
 
 def _changed(run_id: str, **values: Any) -> sa.Update:

@@ -58,8 +58,14 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
         stack.enter_context(lend(Portal.borrow(server.runtime)))
         graphs = await stack.enter_async_context(open_graphs(server, storage))
         database = storage.database
+        asks = server.questions.changed
         yield TenantState(
-            server, storage, graphs, Assistants(database, graphs), Threads(database), Runs(database)
+            server,
+            storage,
+            graphs,
+            Assistants(database, graphs),
+            Threads(database, asks),
+            Runs(database, asks),
         )
 
 

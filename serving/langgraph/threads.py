@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -33,10 +33,14 @@ def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 class Threads:
-    """The threads of all tenants; every request names its tenant."""
+    """The threads of all tenants; every request names its tenant.
 
-    def __init__(self, database: Database) -> None:
+    ``asks`` is told when a thread has new questions to a human, or none any more.
+    """
+
+    def __init__(self, database: Database, asks: Callable[[], None] = lambda: None) -> None:
         self._database = database
+        self._asks = asks
 
     async def get(self, tenant: str, key: UUID, only: Filter = None) -> sa.Row[Any]:
         """The thread, or 404."""
@@ -97,9 +101,13 @@ class Threads:
             active = sa.select(sa.func.count()).select_from(runs)
             active = active.where(runs.c.thread_id == key, runs.c.status.in_(ACTIVE))
             busy = (await connection.execute(active)).scalar_one() > 0
+            asked = sa.select(threads.c.interrupts).where(threads.c.thread_id == key)
+            before = (await connection.execute(asked)).scalar()
             status = "busy" if busy else state["status"]
             changed = {**state, "status": status, "updated_at": now, "state_updated_at": now}
             await change_thread(connection, UUID(key), changed)
+        if before or state.get("interrupts"):
+            self._asks()
 
     async def remove(self, keys: Collection[str]) -> None:
         """Delete our rows of threads, their runs and events."""
@@ -109,6 +117,7 @@ class Threads:
             sa.delete(runs).where(runs.c.thread_id.in_(keys)),
             sa.delete(threads).where(threads.c.thread_id.in_(keys)),
         )
+        self._asks()
 
     async def left_over(self, before: float) -> list[str]:
         """The temporary threads whose runs had all ended at that time."""

@@ -19,8 +19,8 @@ from agentrt.runtime import Runtime
 class Asked:
     """A question as those see it who may answer. Times are seconds since 1970.
 
-    One of a program has the ``program`` that waits, one of a graph the ``thread``; ``type`` is
-    the name of either.
+    One of a program has the ``program`` that waits, one of a graph the ``thread`` and the
+    ``value`` that its `interrupt` was called with; ``type`` is the name of either.
     """
 
     id: str
@@ -30,6 +30,7 @@ class Asked:
     form: AnswerForm = field(default_factory=AnswerForm)
     program: str | None = None
     thread: str | None = None
+    value: Any = None
     state: str = "open"
     created_at: float = 0.0
     expires_at: float | None = None
@@ -45,6 +46,7 @@ class Asked:
             "type": self.type,
             "program": self.program,
             "thread": self.thread,
+            "value": self.value,
             "tenant": self.tenant,
             "created_at": round(self.created_at, 3),
             "expires_at": None if self.expires_at is None else round(self.expires_at, 3),
@@ -133,14 +135,18 @@ class ProgramQuestions:
 class ServerQuestions:
     """All questions. ``changes`` counts what opened and closed: whoever shows them looks at it.
 
-    The server's other APIs add their ``sources``, and count in ``changes`` what happens there.
+    The server's other APIs add their ``sources``, and say when there is a change.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self.of_programs = ProgramQuestions(runtime)
         self.sources: list[QuestionSource] = [self.of_programs]
         self.changes = 0
-        runtime.questions.listen(self._changed)
+        runtime.questions.listen(lambda question: self.changed())
+
+    def changed(self) -> None:
+        """Some question opened, or was closed."""
+        self.changes += 1
 
     async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
         """What is open, the latest first."""
@@ -171,6 +177,3 @@ class ServerQuestions:
             if (asked := await source.find(viewer, question_id)) is not None:
                 return source, asked
         return None, None
-
-    def _changed(self, question: Question) -> None:
-        self.changes += 1

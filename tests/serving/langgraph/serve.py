@@ -17,7 +17,8 @@ from agentrt import Runtime
 from agentrt.program import Program
 from agentrt.serving.app import opened_app
 from agentrt.serving.langgraph import api
-from agentrt.serving.server import Api, ServedGraph, ServedProgram, Server
+from agentrt.serving.questions.api import api as questions
+from agentrt.serving.server import Api, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import TURN_S
 
@@ -53,7 +54,12 @@ def served(things: dict[str, Any]) -> dict[str, ServedGraph | ServedProgram]:
 
 
 @contextmanager
-def serving(things: dict[str, Any], database: str | Path, own: Api = api) -> Iterator[Serving]:
+def serving(
+    things: dict[str, Any],
+    database: str | Path,
+    own: Api = api,
+    keys: KeyCheck | None = None,
+) -> Iterator[Serving]:
     """Serve graphs and programs until the block's end."""
     where = str(database) if ":" in str(database) else f"sqlite:{database}"
     it = Serving()
@@ -65,8 +71,8 @@ def serving(things: dict[str, Any], database: str | Path, own: Api = api) -> Ite
     async def main() -> None:
         it.loop = asyncio.get_running_loop()
         async with Runtime(it.executor) as runtime:
-            it.server = Server(runtime, ("scripted",), served(things), where)
-            async with opened_app(it.server, [own]) as app:
+            it.server = Server(runtime, ("scripted",), served(things), where, keys=keys)
+            async with opened_app(it.server, [questions, own]) as app:
                 config = uvicorn.Config(app, log_level="warning", lifespan="off")
                 web = uvicorn.Server(config)
                 task = asyncio.create_task(web.serve(sockets=[listening]))

@@ -16,6 +16,7 @@ from agentrt.serving.programs.api import api as programs
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import KeyCheck, ServedProgram
 from tests.serving.local import LocalServer, open_server
+from tests.serving.tenants.plain_keys import PlainKeys
 
 
 class Order(BaseModel):
@@ -32,16 +33,6 @@ async def waiter(ctx: Context, timeout: float | None = None) -> str:
 @program
 async def greeter(ctx: Context) -> str:
     return str(await ctx.human("Who is there?"))
-
-
-class Keys:
-    """Keys that are the tenants' names; ``root`` is an operator."""
-
-    def tenant_of(self, key: str) -> str | None:
-        return key or None
-
-    def is_operator(self, tenant: str) -> bool:
-        return tenant == "root"
 
 
 @asynccontextmanager
@@ -93,6 +84,7 @@ async def test_a_run_that_waits_says_so_and_goes_on_when_it_is_answered() -> Non
             "type": "waiter",
             "program": run["id"],
             "thread": None,
+            "value": None,
             "tenant": "default",
             "created_at": question["created_at"],
             "expires_at": None,
@@ -181,7 +173,7 @@ async def test_an_answer_after_the_timeout_and_one_to_a_cancelled_program_get_40
 
 
 async def test_another_tenant_sees_and_answers_nothing() -> None:
-    async with serving(Keys()) as local:
+    async with serving(PlainKeys()) as local:
         run = await start(local, "greeter", "ann")
         [question] = await listed(local, "ann")
         assert question["tenant"] == "ann"

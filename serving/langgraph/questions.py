@@ -1,0 +1,187 @@
+"""The open interrupts of threads as questions: an answer starts the run that resumes the thread."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import HTTPException
+from langgraph_sdk import Auth
+from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
+
+from agentrt.errors import QuestionClosedError, ToolArgumentsError
+from agentrt.interrupts.answers import AnswerForm
+from agentrt.interrupts.schema import mistake_in_schema
+from agentrt.serving.langgraph.auth import Caller, caller_of
+from agentrt.serving.langgraph.bodies import Command, Config, ThreadRunBody
+from agentrt.serving.langgraph.interrupts import interrupts_in, is_open
+from agentrt.serving.langgraph.responses import BadJSONError, check_json
+from agentrt.serving.langgraph.run_starts import StartRoutes
+from agentrt.serving.langgraph.tables import ACTIVE, has, runs, threads
+from agentrt.serving.langgraph.tenant_state import TenantState
+from agentrt.serving.questions.asked import Asked, Viewer, Wanted
+
+_ID = re.compile("([0-9a-f]{32})-([0-9a-f]{32})")
+_COLUMNS = (
+    threads.c.thread_id,
+    threads.c.tenant,
+    threads.c.metadata,
+    threads.c.interrupts,
+    threads.c.state_updated_at,
+)
+_RESTS = ("interrupted", "busy", "error")
+"""The statuses of threads that may have open interrupts."""
+_CONFLICT = 409
+
+
+class ThreadQuestions:
+    """A `QuestionSource`: what the threads in the database ask.
+
+    A question's id has the thread's and the interrupt's, since copies of a thread have the same
+    interrupts. Nothing is kept in memory: a server that starts finds all questions again.
+    """
+
+    def __init__(self, state: TenantState, starts: StartRoutes, auth: Auth | None) -> None:
+        self._state = state
+        self._database = state.storage.database
+        self._starts = starts
+        self._auth = auth
+
+    async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
+        if wanted.program is not None:
+            return []
+        try:
+            caller = await self._caller(viewer, viewer.tenant or "")
+            conditions = await self._visible(viewer, caller, "search", wanted.thread)
+        except (HookHTTPException, HTTPException):
+            return []  # whom the hooks refuse may still see the questions of programs
+        c = threads.c
+        conditions += [c.status.in_(_RESTS), sa.cast(c.interrupts, sa.Text) != "{}"]
+        query = sa.select(*_COLUMNS).where(*conditions).order_by(c.state_updated_at.desc())
+        rows = await self._database.rows(query.limit(wanted.limit))
+        active = await self._active([row.thread_id for row in rows])
+        return [
+            _asked(row, interrupt)
+            for row in rows
+            for interrupt in interrupts_in(row.interrupts)
+            if is_open(interrupt["id"], row.interrupts, active[row.thread_id])
+        ][: wanted.limit]
+
+    async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
+        match = _ID.fullmatch(question_id)
+        if match is None:
+            return None
+        thread, interrupt_id = str(UUID(match[1])), match[2]
+        with _hook_errors():
+            caller = await self._caller(viewer, viewer.tenant or "")
+            conditions = await self._visible(viewer, caller, "read", thread)
+        row = await self._database.first(sa.select(*_COLUMNS).where(*conditions))
+        if row is None:
+            return None
+        for interrupt in interrupts_in(row.interrupts):
+            if interrupt["id"] == interrupt_id:
+                active = (await self._active([thread]))[thread]
+                is_answered = not is_open(interrupt_id, row.interrupts, active)
+                return _asked(row, interrupt, "answered" if is_answered else "open")
+        return _asked(row, {"id": interrupt_id, "value": ""}, "closed")
+
+    async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
+        asked.form.accept(value)
+        try:
+            check_json(value)
+        except BadJSONError as error:
+            raise ToolArgumentsError(f"the answer cannot be stored: {error}") from error
+        assert asked.thread is not None
+        interrupt_id = asked.id.partition("-")[2]
+        with _hook_errors():
+            caller = await self._caller(viewer, asked.tenant)
+            body = await self._resuming(asked.thread, {interrupt_id: value})
+            try:
+                run, _ = await self._starts.start(caller, UUID(asked.thread), body, interrupt_id)
+            except HTTPException as error:
+                if error.status_code != _CONFLICT:
+                    raise
+                raise QuestionClosedError(str(error.detail)) from error
+        return {"thread": asked.thread, "run": run.run_id}
+
+    async def _resuming(self, thread: str, resume: dict[str, Any]) -> ThreadRunBody:
+        """The run that goes on: of the assistant, and with the config and the context, of the
+        thread's last run.
+        """
+        query = sa.select(runs).where(runs.c.thread_id == thread).order_by(runs.c.number.desc())
+        last = await self._database.first(query)
+        if last is None:
+            raise QuestionClosedError(f"thread {thread} has no run that could be resumed")
+        kwargs = json.loads(last.kwargs)
+        return ThreadRunBody(
+            assistant_id=last.assistant_id,
+            command=Command(resume=resume),
+            config=Config(**kwargs.get("config") or {}),
+            context=kwargs.get("context"),
+            after_seconds=0,
+        )
+
+    async def _caller(self, viewer: Viewer, tenant: str) -> Caller:
+        if viewer.request is None:
+            return Caller(tenant, None, self._auth)
+        return await caller_of(viewer.request, self._auth, tenant)
+
+    async def _visible(
+        self, viewer: Viewer, caller: Caller, action: str, thread: str | None
+    ) -> list[sa.ColumnElement[bool]]:
+        """The conditions for threads that may be seen. Raises what the hooks raise."""
+        about = {"thread_id": UUID(thread)} if thread and action == "read" else {}
+        only = await caller.authorize("threads", action, about)
+        conditions: list[sa.ColumnElement[bool]] = [~threads.c.temporary]
+        if viewer.tenant is not None:
+            conditions.append(threads.c.tenant == viewer.tenant)
+        if thread is not None:
+            conditions.append(threads.c.thread_id == thread)
+        if only:
+            conditions.append(has(threads.c.metadata, only))
+        return conditions
+
+    async def _active(self, keys: Sequence[str]) -> Mapping[str, list[Mapping[str, Any]]]:
+        """The kwargs of these threads' runs that have not ended."""
+        c = runs.c
+        query = sa.select(c.thread_id, c.kwargs).where(c.thread_id.in_(keys), c.status.in_(ACTIVE))
+        found: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for row in await self._database.rows(query):
+            found[row.thread_id].append(json.loads(row.kwargs))
+        return found
+
+
+@contextmanager
+def _hook_errors() -> Iterator[None]:
+    """Raise what an authentication hook raises as an error of HTTP."""
+    try:
+        yield
+    except HookHTTPException as error:
+        raise HTTPException(error.status_code, error.detail, dict(error.headers or {})) from error
+
+
+def _asked(row: sa.Row[Any], interrupt: Mapping[str, Any], state: str = "open") -> Asked:
+    """An interrupt of a thread as people see it."""
+    value = interrupt["value"]
+    given = value if isinstance(value, dict) else {}
+    text = value if isinstance(value, str) else given.get("question")
+    schema = interrupt.get("response_schema") or given.get("schema")
+    if not isinstance(schema, dict) or mistake_in_schema(schema) is not None:
+        schema = {}  # LangGraph takes any answer
+    return Asked(
+        f"{UUID(row.thread_id).hex}-{interrupt['id']}",
+        text if isinstance(text, str) else json.dumps(value, ensure_ascii=False),
+        str(row.metadata.get("graph_id", "")),
+        row.tenant,
+        AnswerForm(schema),
+        thread=row.thread_id,
+        value=value,
+        state=state,
+        created_at=row.state_updated_at,
+    )
