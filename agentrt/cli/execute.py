@@ -17,6 +17,7 @@ from agentrt.cli.human import Human
 from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.cli.screen import Screen
 from agentrt.cli.signals import Drain
+from agentrt.cli.tools import NO_TOOLS, ToolSources
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind
@@ -30,7 +31,7 @@ _THREADS = 32
 @dataclass(frozen=True, slots=True)
 class Job:
     """What `agentrt run` was asked for. ``timeout`` is seconds for each program, ``dashboard``
-    the port of its page (0: any).
+    the port of its page (0: any), ``tools`` where programs find tools beside their own.
     """
 
     plan: Plan
@@ -40,6 +41,7 @@ class Job:
     answers: Sequence[str] = ()
     dag: Path | None = None
     dashboard: int | None = None
+    tools: ToolSources = NO_TOOLS
     timed_out: set[str] = field(default_factory=set)
 
 
@@ -72,7 +74,8 @@ async def execute(
     cancelled, it cancels the programs and stops the engine.
     """
     human = Human(job.answers, screen)
-    runtime = Runtime(executor, ask_human=human, seed=job.seed)
+    tools = job.tools.transports(screen.announce)
+    runtime = Runtime(executor, ask_human=human, tools=tools, seed=job.seed)
     policy = job.options.scheduler.policy
     async with screen.showing(), job.plan.opened(human) as starts:
         if not starts:

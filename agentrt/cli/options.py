@@ -155,6 +155,17 @@ scheduling_options = _together(
         "and cost keep that of programs in a tool call.  [default: lru]",
     ),
 )
+tool_options = _together(
+    grouped("Tools")(
+        "--mcp",
+        "mcp_files",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Programs may use the tools of the MCP servers in this file, which is as desktop "
+        'clients have it: {"mcpServers": {"NAME": {"command": …} or {"url": …}}}.',
+    ),
+)
 graph_options = _together(
     langgraph(
         "--thread",

@@ -18,6 +18,7 @@ from agentrt.cli.options import (
     model_option,
     scheduling_options,
     seed_option,
+    tool_options,
 )
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ _GRAPH_FLAGS = {
     help="Cancel a program that takes longer.",
 )
 @seed_option
+@tool_options
 @scheduling_options
 @graph_options
 @model_option
@@ -120,9 +122,10 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     from agentrt.cli.engines import engine_options, read_fleet
     from agentrt.cli.execute import Job
     from agentrt.cli.load import load_program
+    from agentrt.cli.tools import read_tools
 
     engine = engine_options(options, engine_flags)
-    given = _check_values(options)
+    given, tools = _check_values(options), read_tools(options)
     fleet = read_fleet(options)
     plan = _plan(load_program(target), given, options)
     job = Job(
@@ -133,6 +136,7 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
         answers=options["answers"],
         dag=options["dag"],
         dashboard=options["dashboard"],
+        tools=tools,
     )
     return _run(job, fleet, as_json=options["as_json"])
 

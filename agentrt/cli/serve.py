@@ -14,6 +14,7 @@ from agentrt.cli.options import (
     grouped,
     model_option,
     scheduling_options,
+    tool_options,
 )
 
 _EPILOG = """\b
@@ -115,6 +116,7 @@ _server, _tenants = grouped("Server"), grouped("Tenants")
     help="A client's program that was not heard of for so long has ended; one that the server "
     "found out from a conversation, after an eighth of it.  [default: 900]",
 )
+@tool_options
 @scheduling_options
 @model_option
 @batch_option

@@ -20,6 +20,7 @@ from agentrt.cli.faults import StoppedError
 from agentrt.cli.load import Found, GraphTarget, load_all, project_of
 from agentrt.cli.screen import Screen
 from agentrt.cli.signals import SIGNALS, Drain, Interrupts
+from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
@@ -55,6 +56,7 @@ class ServeJob:
     limits: Limits = field(default_factory=Limits)
     bounds: Bounds = field(default_factory=Bounds)
     drain_s: float = 30.0
+    tools: ToolSources = NO_TOOLS
 
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
@@ -84,6 +86,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         limits=Limits(calls=options["max_calls"], programs=options["max_programs"]),
         bounds=Bounds(body_bytes=options["max_body"], idle_s=idle, silent_idle_s=idle / 8),
         drain_s=options["drain_timeout"],
+        tools=read_tools(options),
     )
 
 
@@ -144,7 +147,13 @@ class Serving:
         )
         apis = load_apis(job.projects)
         names = () if job.name is None else (job.name,)
-        runtime = Runtime(admission, ask_human=None, seed=job.seed, model_names=names)
+        runtime = Runtime(
+            admission,
+            ask_human=None,
+            tools=job.tools.transports(self.tell),
+            seed=job.seed,
+            model_names=names,
+        )
         make_room(_THREADS)
         async with self.screen.showing():
             await start_engine(runtime, self.screen.progress, self.log)

@@ -1,0 +1,244 @@
+"""The connection to one MCP server: a task opens it, keeps it, and opens it again when it ends.
+
+The SDK's scopes must be left by the task that entered them: calls, which come from tasks of
+programs, only use what this one task owns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import anyio
+from mcp.client import Client
+from mcp.client.session import ElicitationFnT
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import Implementation
+
+from agentrt import __version__
+from agentrt.errors import ToolUnavailableError
+from agentrt.integrations.mcp.config import HttpServer, Server
+from agentrt.integrations.mcp.http import HttpClient
+from agentrt.integrations.mcp.stdio import Stderr, opened_stdio
+
+if TYPE_CHECKING:
+    from mcp.client._transport import ReadStream, TransportStreams
+
+Mode = Literal["auto", "legacy", "2026-07-28"]
+_OPENED_WITHIN_S = 60.0
+"""A first start may install the server."""
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 30.0
+_SHORT_PAUSE_S = 1.0
+"""For as long as that, calls wait for a server that is started again; for longer they do not."""
+_STEADY_S = 30.0
+"""A connection that lasted so long was a good one."""
+_INFO = Implementation(name="agentrt", version=__version__)
+
+
+class Connection:
+    """The connection to ``server``. ``tell`` gets a line for people when it goes, and comes back.
+
+    ``elicited`` answers what the server asks; ``largest`` bounds one message of an HTTP server.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        elicited: ElicitationFnT,
+        tell: Callable[[str], None],
+        *,
+        largest: int,
+        mode: Mode = "auto",
+    ) -> None:
+        self.server = server
+        self._who = f"MCP server {server.name!r}"
+        self._elicited = elicited
+        self._tell = tell
+        self._largest = largest
+        self._mode: Mode = mode
+        self._client: asyncio.Future[Client | str] | None = None  # or why there is none
+        self._task: asyncio.Task[None] | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._ended = asyncio.Event()
+        self._open_since: float | None = None
+        self._is_away = False
+        self._pauses = 0
+
+    def open(self) -> None:
+        """Start to connect."""
+        self._scope = anyio.CancelScope()
+        self._client = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep(self._scope), name=f"mcp/{self.server.name}")
+
+    async def close(self) -> None:
+        """Disconnect; a server that is a command is stopped. Idempotent."""
+        if self._scope is not None and self._task is not None:
+            self._scope.cancel()
+            await asyncio.wait([self._task])
+
+    async def client(self) -> Client:
+        """The open connection; one that is being opened is waited for.
+
+        Raises `ToolUnavailableError` if there is none now.
+        """
+        if self._client is None:
+            raise ToolUnavailableError(f"{self._who} was not opened")
+        client = await asyncio.shield(self._client)
+        if isinstance(client, str):
+            raise ToolUnavailableError(client)
+        return client
+
+    def is_over(self, client: Client) -> bool:
+        """Whether ``client`` is not the open connection any more."""
+        future = self._client
+        return future is None or not future.done() or future.result() is not client
+
+    def reset(self, client: Client | None = None) -> None:
+        """The connection that ``client`` was (by default the open one) is over: open another."""
+        future = self._client
+        assert future is not None
+        if not future.done() or isinstance(future.result(), str):
+            return
+        if client is None or future.result() is client:
+            self._renew()
+            self._ended.set()
+
+    async def _keep(self, scope: anyio.CancelScope) -> None:
+        try:
+            with scope:
+                while True:
+                    reason = await self._stay_connected()
+                    await anyio.sleep(self._went(reason))
+                    self._renew()
+        finally:
+            self._settle(f"{self._who} was closed")
+
+    async def _stay_connected(self) -> str:
+        """Connect, stay until it is over, and return why. Raises nothing but cancellation."""
+        stderr, self._ended, self._open_since = Stderr(), asyncio.Event(), None
+        error: BaseException | None = None
+        with anyio.CancelScope(deadline=anyio.current_time() + _OPENED_WITHIN_S) as attempt:
+            try:
+                async with self._connected(stderr) as client:
+                    attempt.deadline = math.inf
+                    self._came(client)
+                    await self._ended.wait()
+            except Exception as raised:  # the SDK's groups, a command that is not there, …
+                error = raised
+        if attempt.cancelled_caught:
+            return f"it did not answer within {_OPENED_WITHIN_S:g} s"
+        return _why(error, stderr.last_line)
+
+    def _connected(self, stderr: Stderr) -> Client:
+        return Client(
+            self._streams(stderr),
+            mode=self._mode,
+            elicitation_callback=self._elicited,
+            client_info=_INFO,
+        )
+
+    @asynccontextmanager
+    async def _streams(self, stderr: Stderr) -> AsyncIterator[TransportStreams]:
+        async with self._opened(stderr) as (read, write):
+            yield _Watched(read, self.reset), write
+
+    def _opened(self, stderr: Stderr) -> AbstractAsyncContextManager[TransportStreams]:
+        if isinstance(self.server, HttpServer):
+            return self._opened_http(self.server)
+        return opened_stdio(self.server, stderr)
+
+    @asynccontextmanager
+    async def _opened_http(self, server: HttpServer) -> AsyncIterator[TransportStreams]:
+        async with (
+            HttpClient(dict(server.headers)) as http,
+            streamable_http_client(
+                server.url, http_client=http, max_sse_event_size=self._largest
+            ) as streams,
+        ):
+            yield streams
+
+    def _came(self, client: Client) -> None:
+        assert self._client is not None
+        self._open_since = anyio.current_time()
+        self._client.set_result(client)
+        if self._is_away:
+            self._tell(f"{self._who} is there again")
+        self._is_away = False
+
+    def _went(self, reason: str) -> float:
+        """It is over, or could not be opened. Returns the pause before the next try (seconds)."""
+        since = self._open_since
+        if since is not None and anyio.current_time() - since > _STEADY_S:
+            self._pauses = 0
+        pause = min(_FIRST_PAUSE_S * 2.0**self._pauses, _LONGEST_PAUSE_S)
+        self._pauses += 1
+        away = f"{self._who} cannot be reached: {reason}; it is tried again"
+        if since is None or pause > _SHORT_PAUSE_S:
+            self._settle(away)
+        else:
+            self.reset()
+        if not self._is_away:
+            self._tell(away)
+        self._is_away = True
+        return pause
+
+    def _renew(self) -> None:
+        """From now on, calls wait."""
+        if self._client is None or self._client.done():
+            self._client = asyncio.get_running_loop().create_future()
+
+    def _settle(self, reason: str) -> None:
+        """From now on, calls fail for this reason."""
+        self._renew()
+        assert self._client is not None
+        self._client.set_result(reason)
+
+
+class _Watched:
+    """A read stream that says when its reader is through with it."""
+
+    def __init__(self, stream: ReadStream[Any], ended: Callable[[], None]) -> None:
+        self._stream = stream
+        self._ended = ended
+
+    @property
+    def last_context(self) -> Any:
+        """The context in which the last item was sent, where the stream has it."""
+        return getattr(self._stream, "last_context", None)
+
+    async def receive(self) -> Any:
+        return await self._stream.receive()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await self._stream.__anext__()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended()
+        await self._stream.aclose()
+
+
+def _why(error: BaseException | None, last_words: str) -> str:
+    """Why a connection is over, in a line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    reason = "it ended" if error is None else str(error) or type(error).__name__
+    return f"{reason} (its last words: {last_words})" if last_words else reason

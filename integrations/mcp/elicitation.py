@@ -1,0 +1,103 @@
+"""What a server asks in the middle of a call (an elicitation) becomes a question to a human, in
+the name of the program that made the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp.client import ClientRequestContext
+from mcp.types import ElicitRequestParams, ElicitRequestURLParams, ElicitResult
+
+from agentrt.errors import InterruptExpiredError, QuestionClosedError
+from agentrt.interrupts import ToolContext
+
+_ACTIONS = ("accept", "decline", "cancel")
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A call under way. ``error`` is why a question of it could not be asked."""
+
+    context: ToolContext
+    tenant: str
+    error: Exception | None = None
+    asking: set[asyncio.Task[Any]] = field(default_factory=set)
+
+
+_CALL: contextvars.ContextVar[Call | None] = contextvars.ContextVar("agentrt_mcp", default=None)
+
+
+class Elicitations:
+    """Finds out which call a server's question belongs to, and asks it."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Call, None] = {}
+
+    @contextlib.contextmanager
+    def under_way(self, call: Call) -> Iterator[None]:
+        """Meanwhile the server may ask in the name of ``call``; its open questions end with it."""
+        self._calls[call] = None
+        token = _CALL.set(call)
+        try:
+            yield
+        finally:
+            _CALL.reset(token)
+            del self._calls[call]
+            for task in call.asking:
+                task.cancel()
+
+    async def __call__(
+        self, context: ClientRequestContext, params: ElicitRequestParams
+    ) -> ElicitResult:
+        """The human's answer. A question that is withdrawn is declined, a late one cancelled."""
+        call = self._caller()
+        if call is None:
+            return ElicitResult(action="cancel")
+        task = asyncio.ensure_future(_ask(call.context, params))
+        call.asking.add(task)
+        try:
+            return await task
+        except QuestionClosedError:
+            return ElicitResult(action="decline")
+        except InterruptExpiredError:
+            return ElicitResult(action="cancel")
+        except Exception as error:  # there is nobody to ask: the call says so at its end
+            call.error = error
+            return ElicitResult(action="cancel")
+        finally:
+            call.asking.discard(task)
+            task.cancel()
+
+    def _caller(self) -> Call | None:
+        """The call that the question belongs to.
+
+        An old server on stdio does not say: of several calls it is the first one's, but no
+        tenant may see the question of another.
+        """
+        if (call := _CALL.get()) is not None:
+            return call
+        if len({call.tenant for call in self._calls}) != 1:
+            return None
+        return next(iter(self._calls))
+
+
+async def _ask(context: ToolContext, params: ElicitRequestParams) -> ElicitResult:
+    if isinstance(params, ElicitRequestURLParams):
+        return await _confirm(context, f"{params.message}\n{params.url}")
+    schema = params.requested_schema
+    if not schema.get("properties"):
+        return await _confirm(context, params.message)
+    answer = await context.ask(params.message, schema)
+    return ElicitResult(action="accept", content=answer)
+
+
+async def _confirm(context: ToolContext, text: str) -> ElicitResult:
+    """Ask what has no form: it is agreed to, or not."""
+    schema: Mapping[str, Any] = {"type": "string", "enum": list(_ACTIONS)}
+    return ElicitResult(action=await context.ask(text, schema))

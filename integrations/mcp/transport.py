@@ -1,0 +1,205 @@
+"""The tools of one MCP server, behind the seam for tools."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from mcp import MCPError
+from mcp.types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
+    PARSE_ERROR,
+    CallToolResult,
+    ToolAnnotations,
+)
+from mcp.types import Tool as ListedTool
+from pydantic import ValidationError
+
+from agentrt import tracking
+from agentrt.errors import (
+    ToolArgumentsError,
+    ToolError,
+    ToolFailedError,
+    ToolLostError,
+    ToolResultError,
+    ToolUnavailableError,
+    UnknownToolError,
+)
+from agentrt.graph import Progress
+from agentrt.integrations.mcp.config import Server
+from agentrt.integrations.mcp.connection import Connection, Mode
+from agentrt.integrations.mcp.elicitation import Call, Elicitations
+from agentrt.integrations.mcp.http import CUT_OFF, FORGOTTEN, UNREACHABLE
+from agentrt.integrations.mcp.results import text_of, value_of
+from agentrt.interrupts import Tool, ToolContext, ToolOptions, ToolRequest, ToolTransport
+from agentrt.interrupts.schema import model_name
+from agentrt.request import ToolSpec
+
+if TYPE_CHECKING:
+    from mcp.client import Client
+    from mcp.client.caching import CacheMode
+
+T = TypeVar("T")
+_LARGEST = 10 * 1024 * 1024
+_AS_JSON = 4
+"""A message of an HTTP server may be so many times as large as the result in it: it has it twice,
+as a text and as data, and JSON escapes.
+"""
+_TOO_LARGE = "SSE stream failed"
+_KEY = "io.agentrt/idempotency-key"
+_PAGES = 100
+
+
+class McpTransport(ToolTransport):
+    """Runs tools of ``server``. A result may have ``largest`` characters.
+
+    ``tell`` gets a line for people when the server goes, and comes back.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        tell: Callable[[str], None],
+        *,
+        largest: int = _LARGEST,
+        mode: Mode = "auto",
+    ) -> None:
+        self.name = f"mcp:{server.name}"
+        self._largest = largest
+        self._elicitations = Elicitations()
+        self._connection = Connection(
+            server, self._elicitations, tell, largest=_AS_JSON * largest, mode=mode
+        )
+
+    async def open(self) -> None:
+        """Start to connect, and do not wait for it."""
+        self._connection.open()
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def tools(self) -> Sequence[Tool]:
+        try:
+            return self._as_tools(await self._ask(_listed))
+        except (MCPError, ValidationError) as error:
+            message = f"MCP server {self._connection.server.name!r} does not list its tools"
+            raise ToolUnavailableError(f"{message}: {error}") from error
+
+    async def _ask(self, ask: Callable[[Client], Awaitable[T]]) -> T:
+        """What the server answers. If it forgot our session, it is asked in a new one."""
+        client = await self._connection.client()
+        try:
+            return await ask(client)
+        except MCPError as error:
+            if error.code != FORGOTTEN:
+                raise
+            self._connection.reset(client)
+            return await ask(await self._connection.client())
+        except RuntimeError as error:  # the SDK says so of a client that was closed
+            if not self._connection.is_over(client):
+                raise
+            raise MCPError(CONNECTION_CLOSED, "the connection was closed") from error
+
+    def _as_tools(self, listed: Sequence[ListedTool]) -> list[Tool]:
+        tools: dict[str, Tool] = {}
+        for one in listed:
+            name = model_name(one.name)
+            while name in tools:  # two names that differ only in what models cannot write
+                name = f"{name[:62]}_2"
+            tools[name] = self._as_tool(name, one)
+        return list(tools.values())
+
+    def _as_tool(self, name: str, listed: ListedTool) -> Tool:
+        hints = listed.annotations or ToolAnnotations()
+        return Tool(
+            name,
+            spec=ToolSpec(name, listed.description or listed.title or "", listed.input_schema),
+            result_schema=listed.output_schema,
+            options=ToolOptions(idempotent=bool(hints.idempotent_hint or hints.read_only_hint)),
+            transport=self,
+            remote=listed.name,
+        )
+
+    async def call(self, request: ToolRequest, context: ToolContext) -> Any:
+        call, tool = Call(context, request.tenant), request.tool
+        # The connection's tasks are nobody's, those too that the SDK starts for this call.
+        with tracking.outside(), self._elicitations.under_way(call):
+            result = await self._result(request, context)
+            if result.is_error:
+                if call.error is not None:
+                    raise call.error
+                await self._check_offered(tool, text_of(result.content))
+        return value_of(result, tool.name, self._largest)
+
+    async def _result(self, request: ToolRequest, context: ToolContext) -> CallToolResult:
+        name = request.tool.name
+        try:
+            return await self._ask(lambda client: _called(client, request, context))
+        except MCPError as error:
+            await self._failed(request.tool, error)
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]["msg"]
+            raise ToolResultError(f"tool {name}: no MCP result: {wrong}", name=name) from error
+        except RuntimeError as error:  # the SDK checks results against the schemas that it saw
+            raise ToolResultError(f"tool {name}: {error}"[:500], name=name) from error
+
+    async def _failed(self, tool: Tool, error: MCPError) -> NoReturn:
+        """Raise what an error of the protocol means."""
+        name, code = tool.name, error.code
+        who = f"tool {name}: {self.name}"
+        if code == UNREACHABLE:
+            raise ToolUnavailableError(f"{who} cannot be reached: {error}", name=name) from error
+        if code == CONNECTION_CLOSED and error.message.startswith(_TOO_LARGE):
+            raise ToolResultError(f"{who}: result too large: {error}", name=name) from error
+        if code in (CONNECTION_CLOSED, CUT_OFF):
+            raise ToolLostError(f"{who} died in the call: {error}", name=name) from error
+        if code == INVALID_PARAMS:
+            await self._check_offered(tool, error.message)
+            raise ToolArgumentsError(f"{who}: wrong arguments: {error}", name=name) from error
+        if code == PARSE_ERROR:
+            raise ToolResultError(f"{who}: {error}", name=name) from error
+        raise ToolFailedError(f"tool {name} failed: {error}", name=name) from error
+
+    async def _check_offered(self, tool: Tool, complaint: str) -> None:
+        """Raise `UnknownToolError` if the server says so, and does not list it any more."""
+        if tool.remote not in complaint:
+            return
+        try:
+            offered = [one.name for one in await self._ask(_listed_anew)]
+        except (MCPError, ValidationError, ToolError):
+            return  # what was wrong at first says more
+        if tool.remote not in offered:
+            names = ", ".join(offered) or "it has none"
+            message = f"{self.name} has no tool {tool.remote!r} any more ({names})"
+            raise UnknownToolError(message, name=tool.name)
+
+
+async def _called(client: Client, request: ToolRequest, context: ToolContext) -> CallToolResult:
+    """Call the tool, with what it asks in between. Raises what the SDK does."""
+    meta: Any = {_KEY: request.key}
+
+    async def progressed(progress: float, total: float | None, message: str | None) -> None:
+        context.progress(Progress(progress, total, message or ""))
+
+    arguments = dict(request.arguments)
+    return await client.call_tool(
+        request.tool.remote, arguments, progress_callback=progressed, meta=meta
+    )
+
+
+async def _listed_anew(client: Client) -> list[ListedTool]:
+    return await _listed(client, "refresh")
+
+
+async def _listed(client: Client, cache_mode: CacheMode = "use") -> list[ListedTool]:
+    """All tools of a server, page by page."""
+    tools: list[ListedTool] = []
+    cursor: str | None = None
+    for _ in range(_PAGES):
+        page = await client.list_tools(cursor=cursor, cache_mode=cache_mode)
+        tools += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return tools

@@ -1,0 +1,174 @@
+"""MCP servers that are not there, die, come back, or refuse us."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentrt import Context, Runtime, program
+from agentrt.errors import (
+    ToolArgumentsError,
+    ToolLostError,
+    ToolUnavailableError,
+    UnknownToolError,
+)
+from agentrt.graph import NodeKind, NodeState
+from agentrt.integrations.mcp import Server, StdioServer
+from agentrt.integrations.mcp.transport import McpTransport
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.integrations.mcp.servers import connected, http, serving_http, stdio, until
+
+NOBODY = "http://127.0.0.1:9/mcp"
+
+
+def children() -> set[int]:
+    return {one.pid for one in psutil.Process(os.getpid()).children()}
+
+
+def runtime(*transports: McpTransport) -> Runtime:
+    return Runtime(ScriptedExecutor(lambda call: "done"), tools=transports)
+
+
+async def test_a_server_that_dies_in_a_call_loses_it_and_is_started_again(tmp_path: Path) -> None:
+    """Two calls are in flight: both are lost. What may run twice is tried again by itself."""
+    marks, before = str(tmp_path), children()
+
+    @program
+    async def dying(ctx: Context) -> object:
+        tools = {tool.name: tool for tool in await ctx.mcp("stdio")}
+        waiting = asyncio.create_task(ctx.tool(tools["wait"], marks=marks))
+        await until((tmp_path / "began").exists)
+        with pytest.raises(ToolLostError, match="mcp:stdio died in the call"):
+            await ctx.tool(tools["die"], marks=marks)
+        with pytest.raises(ToolLostError, match="mcp:stdio died in the call"):
+            await waiting
+        (tmp_path / "died").unlink()
+        return await ctx.tool(tools["die_once"], marks=marks)
+
+    said: list[str] = []
+    async with runtime(McpTransport(stdio(), said.append)) as running:
+        run = running.start(dying)
+        assert await run.wait() == {"result": "alive"}
+    states = {node.name: node for node in run.dag.nodes()}
+    assert states["die"].state is states["wait"].state is NodeState.FAILED
+    assert states["die_once"].state is NodeState.DONE
+    interrupt = states["die_once"].interrupt
+    assert interrupt is not None
+    assert (interrupt.transport, interrupt.attempt) == ("mcp:stdio", 2)
+    assert [line.split(" ", 3)[-1].split(":")[0] for line in said] == [
+        "cannot be reached",
+        "is there again",
+    ] * 2
+    assert children() == before
+
+
+async def test_an_http_server_that_dies_in_a_call(tmp_path: Path) -> None:
+    with serving_http() as (process, url):
+        async with connected(http(url)) as client:
+            with pytest.raises(ToolLostError, match="died in the call"):
+                await client.call("die", marks=str(tmp_path))
+            process.wait()
+            with pytest.raises(ToolUnavailableError, match="mcp:http cannot be reached"):
+                await client.call("add", a=1, b=2)
+            with serving_http(port=int(url.split(":")[2].split("/")[0])):
+                assert await client.call("add", a=1, b=2) == {"total": 3}
+
+
+async def test_a_session_that_an_old_server_lost_is_opened_anew() -> None:
+    with serving_http() as (process, url):
+        async with connected(http(url), "legacy") as client:
+            process.kill()
+            process.wait()
+            with serving_http(port=int(url.split(":")[2].split("/")[0])):
+                assert await client.call("add", a=1, b=2) == {"total": 3}
+
+
+EXITS = "import sys; sys.stderr.write('no licence\\n'); sys.exit(3)"
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        (StdioServer("x", "no-such-command"), "No such file .*no-such-command"),
+        (StdioServer("x", sys.executable, ("-c", EXITS)), "its last words: no licence"),
+        (StdioServer("x", sys.executable, cwd="/no/such/folder"), "No such file .*/no/such"),
+        (http(NOBODY, "x"), "All connection attempts failed"),
+    ],
+)
+async def test_a_server_that_is_not_there_stops_no_program(server: Server, words: str) -> None:
+    @program
+    async def unlucky(ctx: Context) -> str:
+        with pytest.raises(ToolUnavailableError, match=f"MCP server 'x' cannot .*{words}"):
+            await ctx.mcp("x")
+        with pytest.raises(UnknownToolError, match=r"no transport .* 'mcp:y' \(mcp:x\)"):
+            await ctx.mcp("y")
+        assert await ctx.tools() == []
+        return "went on"
+
+    said: list[str] = []
+    async with runtime(McpTransport(server, said.append)) as running:
+        assert await running.start(unlucky).wait() == "went on"
+    assert len(said) == 1
+    assert "MCP server 'x' cannot be reached" in said[0]
+
+
+async def test_a_server_that_wants_other_credentials() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    refusing = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with refusing:
+        port = refusing.sockets[0].getsockname()[1]
+        transport = McpTransport(http(f"http://127.0.0.1:{port}/mcp"), lambda line: None)
+        await transport.open()
+        with pytest.raises(ToolUnavailableError, match="answered 401: check its 'headers'"):
+            await transport.tools()
+        await transport.close()
+
+
+async def test_wrong_arguments_never_reach_the_server(http_url: str) -> None:
+    @program
+    async def wrong(ctx: Context) -> None:
+        with pytest.raises(ToolArgumentsError, match="tool add: wrong arguments"):
+            await ctx.tool("add", a="one", b=2)
+
+    async with runtime(McpTransport(http(http_url), lambda line: None)) as running:
+        run = running.start(wrong)
+        await run.wait()
+    assert [node.state for node in run.dag.nodes()] == [NodeState.FAILED]
+
+
+async def test_where_nobody_can_be_asked_the_server_hears_that_it_was_cancelled(
+    http_url: str,
+) -> None:
+    @program
+    async def cutting(ctx: Context) -> object:
+        return await ctx.tool("cut", thing="cake")
+
+    async with runtime(McpTransport(http(http_url), lambda line: None)) as running:
+        run = running.start(cutting)
+        assert await run.wait() == {"result": "cake: cancel"}
+    kinds = {node.kind: node for node in run.dag.nodes()}
+    assert kinds[NodeKind.HUMAN].name == "How large is the cake?"
+    assert "there is none here" in (kinds[NodeKind.HUMAN].error or "")
+    assert kinds[NodeKind.TOOL].state is NodeState.DONE
+
+
+async def test_closing_ends_servers_and_what_waits_for_them(tmp_path: Path) -> None:
+    before = children()
+    async with connected(stdio()) as client:
+        assert len(children() - before) == 1
+        calling = asyncio.create_task(client.call("wait", marks=str(tmp_path)))
+        await until((tmp_path / "began").exists)
+    with pytest.raises(ToolLostError):
+        await calling
+    assert children() == before
+    with pytest.raises(ToolUnavailableError, match="was closed"):
+        await client.call("add", a=1, b=2)
