@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -60,12 +61,13 @@ async def run(*command: str, folder: Path, environ: Mapping[str, str]) -> Ended:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,  # some are launchers of another process
     )
     try:
         out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
     finally:
         if process.returncode is None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     assert process.returncode is not None
     return Ended(process.returncode, out.decode(), err.decode())

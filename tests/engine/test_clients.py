@@ -1,9 +1,10 @@
-"""A coding agent on `agentrt serve` with the real engine and its defaults: its requests are taken,
-and make one program. What the small model says to it is its own affair.
+"""Coding agents on `agentrt serve` with the real engine: their requests are taken, and make one
+program each. What the small model says to them is its own affair.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -19,7 +20,7 @@ import pytest
 
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from tests.clients.agents import claude_code
+from tests.clients.agents import claude_code, codex
 from tests.clients.wire import Chat, Messages, Responses, Wire, events_of, is_clean
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -27,7 +28,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 START_S = 300.0
 STOP_S = 60.0
 MODEL = "tiny"
-FLAGS = ("--dtype", "float32", "--max-model-len", "8192", "--block-size", "32")
+MOST = 24
+"""Tokens of an answer, whoever asks: Codex says nothing of that."""
+FLAGS = (
+    *("--dtype", "float32", "--max-model-len", "8192", "--block-size", "32"),
+    *("--override-generation-config", f'{{"max_new_tokens": {MOST}}}'),
+)
 ASK = "Say hello."
 
 
@@ -80,18 +86,44 @@ def assert_one_after_the_other(calls: list[Any]) -> None:
     assert calls
     for place, call in enumerate(calls):
         assert call["error"] is None
-        assert call["output_tokens"] > 0
+        assert 0 < call["output_tokens"] <= MOST
         assert bool(call["parents"]) == (place > 0)
 
 
 async def test_claude_code(url: str, tmp_path: Path) -> None:
     before = programs(url)
     short = ("--tools", "Bash", "--system-prompt", "Be brief.", "--max-turns", "2")
-    ended = await claude_code(url, MODEL, tmp_path, ASK, *short, CLAUDE_CODE_MAX_OUTPUT_TOKENS="24")
+    ended = await claude_code(url, MODEL, tmp_path, ASK, *short, CLAUDE_CODE_MAX_OUTPUT_TOKENS="99")
     answer = json.loads(ended.out)
     assert answer.get("api_error_status") is None, ended
     assert answer["subtype"] in ("success", "error_max_turns"), ended
     assert_one_after_the_other(calls_of_the_new_program(url, before))
+
+
+async def test_codex(url: str, tmp_path: Path) -> None:
+    """With instructions and tools that leave room for a conversation in the model's context. This
+    model calls one tool after the other and never answers, so it is left in the middle.
+    """
+    before = programs(url)
+    brief = tmp_path / "brief.md"
+    brief.write_text("Be brief.")
+    short = {
+        "model_instructions_file": f'"{brief}"',
+        "features.multi_agent": "false",
+        "sandbox_mode": '"read-only"',
+    }
+    settings = [word for name, value in short.items() for word in ("-c", f"{name}={value}")]
+    running = asyncio.create_task(codex(url, MODEL, tmp_path, *settings, ASK))
+    ended: list[Any] = []
+    while len(ended) < 3 and not running.done():
+        await asyncio.sleep(0.2)  # another process: it is asked, not told
+        if programs(url).keys() - before.keys():
+            calls = calls_of_the_new_program(url, before)
+            ended = [call for call in calls if call["state"] == "done"]
+    running.cancel()
+    await asyncio.wait([running])
+    assert_one_after_the_other(ended)
+    assert running.cancelled() or running.result().code == 0
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
