@@ -1,76 +1,60 @@
-"""A model that sees, and a LoRA adapter of it, behind programs and replicas of real engines."""
+"""A model that sees, and a LoRA adapter of it, on real engines: by programs, HTTP and replicas.
+
+tests/engine/test_ray.py has them on other nodes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
-import random
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from agentrt import Context, Runtime, program
+from agentrt import Runtime
 from agentrt.errors import CallRejectedError, NotServedError
-from agentrt.executors.replicas import ReplicaSet
+from agentrt.executors.base import Executor
+from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.router import make_router
 from agentrt.testing.tinymodel import tiny_adapter
 from agentrt.testing.tinyvision import tiny_vision_model
 from tests.engine.lent import Lent
+from tests.engine.seeing import TOKENS, asking, image, said, seeing_flags
+from tests.serving.local import MODEL, open_server
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-TOKENS = 16
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[VLLMEngine]]:
+async def two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ReplicaSet]:
     model = tiny_vision_model(tmp_path_factory.mktemp("model"))
-    adapter = tiny_adapter(tmp_path_factory.mktemp("adapter"), model)
-    flags = [
-        *("--dtype", "float32", "--max-model-len", "512"),
-        *("--kv-cache-memory-bytes", str(64 << 20)),
-        *("--limit-mm-per-prompt", '{"image": 2}'),
-        *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"tuned={adapter}"),
-    ]
+    flags = seeing_flags(tiny_adapter(tmp_path_factory.mktemp("adapter"), model))
     options = EngineOptions(str(model), 8, flags=flags, replicas=2, kv_events=True)
-    two = [VLLMEngine(options) for _ in range(2)]
-    await asyncio.gather(*(engine.start(lambda message: None) for engine in two))
-    yield two
-    await asyncio.gather(*(engine.close() for engine in two))
+    replicas = ReplicaSet(
+        lambda index: VLLMEngine(options),
+        2,
+        make_router("round-robin"),
+        backoff=Backoff(first_s=0.1),
+        ready_timeout_s=300.0,
+    )
+    await replicas.start(lambda message: None)
+    await replicas.settled()
+    yield replicas
+    await replicas.close()
 
 
-def image(seed: int) -> dict[str, Any]:
-    """A part of a message: a picture of dots."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.frombytes("RGB", (40, 30), random.Random(seed).randbytes(3600)).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+@pytest.fixture
+def engines(two: ReplicaSet) -> list[Executor]:
+    return [replica.executor for replica in two.replicas]
 
 
-def asking(*images: dict[str, Any]) -> list[dict[str, Any]]:
-    parts = [{"type": "text", "text": "What is it?"}, *images]
-    return [{"role": "user", "content": parts}]
-
-
-async def said(runtime: Runtime, *images: dict[str, Any], model: str | None = None) -> str:
-    @program
-    async def sees(ctx: Context) -> str:
-        reply = await ctx.llm(asking(*images), max_tokens=TOKENS, ignore_eos=True, model=model)
-        return reply.text
-
-    text: str = await runtime.start(sees).wait()
-    return text
-
-
-async def test_each_image_and_the_adapter_change_what_is_said(engines: list[VLLMEngine]) -> None:
+async def test_each_image_and_the_adapter_change_what_is_said(engines: list[Executor]) -> None:
     """Again, with a warm prefix cache, each gives the same: a block is known by its images and
     its adapter.
     """
@@ -97,7 +81,7 @@ async def test_each_image_and_the_adapter_change_what_is_said(engines: list[VLLM
 
 
 @pytest.mark.parametrize("router", ["round-robin", "cost"])
-async def test_replicas_say_what_one_engine_says(engines: list[VLLMEngine], router: str) -> None:
+async def test_replicas_say_what_one_engine_says(engines: list[Executor], router: str) -> None:
     """The adapter's calls come apart from the model's own: on a CPU, vLLM adds the adapter to
     both where they share a batch.
     """
@@ -114,7 +98,7 @@ async def test_replicas_say_what_one_engine_says(engines: list[VLLMEngine], rout
     assert min(one.calls for one in lent) > 0
 
 
-async def test_what_a_model_cannot_see_is_refused(engines: list[VLLMEngine]) -> None:
+async def test_what_a_model_cannot_see_is_refused(engines: list[Executor]) -> None:
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     async with Runtime(Lent(engines[0])) as runtime:
         with pytest.raises(CallRejectedError, match="image"):
@@ -124,3 +108,72 @@ async def test_what_a_model_cannot_see_is_refused(engines: list[VLLMEngine]) -> 
         with pytest.raises(NotServedError, match="tuned"):
             await said(runtime, model="untuned")
         assert await said(runtime)
+
+
+Asked = tuple[str, dict[str, Any], Callable[[Any], str]]
+"""An API's path, what it is asked, and the text in its answer."""
+
+
+def http_requests(picture: dict[str, Any], model: str) -> list[Asked]:
+    """One question in the form of each API."""
+    text, url = asking()[0]["content"][0]["text"], picture["image_url"]["url"]
+    seen = [{"type": "input_text", "text": text}, {"type": "input_image", "image_url": url}]
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    shown = [{"type": "text", "text": text}, {"type": "image", "source": source}]
+    same = {"model": model, "temperature": 0}
+    limited = {**same, "max_tokens": TOKENS}
+    return [
+        (
+            "/v1/chat/completions",
+            {**limited, "messages": asking(picture)},
+            lambda answer: str(answer["choices"][0]["message"]["content"]),
+        ),
+        (
+            "/v1/messages",
+            {**limited, "messages": [{"role": "user", "content": shown}]},
+            lambda answer: str(answer["content"][0]["text"]),
+        ),
+        (
+            "/v1/responses",
+            {**same, "max_output_tokens": TOKENS, "input": [{"role": "user", "content": seen}]},
+            lambda answer: str(answer["output"][0]["content"][0]["text"]),
+        ),
+    ]
+
+
+async def test_http_says_what_programs_say(two: ReplicaSet, engines: list[Executor]) -> None:
+    """Each API, with the model and with its adapter, which is a model of its own to clients."""
+    async with Runtime(Lent(engines[0])) as runtime:
+        expected = {by: await said(runtime, image(1), model=by) for by in (None, "tuned")}
+    async with open_server(real=Lent(two)) as server:
+        listed = (await server.client.get("/v1/models")).json()["data"]
+        assert {one["id"] for one in listed} == {MODEL, "tuned"}
+        for by, model in ((None, MODEL), ("tuned", "tuned")):
+            for path, body, text in http_requests(image(1), model):
+                answer = await server.post(path, body)
+                assert (text(answer), answer["model"]) == (expected[by], model), path
+        body = {"model": MODEL, "messages": asking(*map(image, range(3)))}
+        refused = await server.client.post("/v1/chat/completions", json=body)
+        assert refused.status_code == 400
+        assert "most 2 image" in refused.json()["error"]["message"]
+
+
+async def test_an_engine_that_came_back_loads_its_adapter_again(two: ReplicaSet) -> None:
+    """Its core is killed while the adapter's calls run. They, and those after, say the same."""
+    seen = [image(seed) for seed in range(4)]
+    async with Runtime(Lent(two)) as runtime:
+        expected = [await said(runtime, one, model="tuned") for one in seen]
+        running = [asyncio.create_task(said(runtime, one, model="tuned")) for one in seen]
+        async with asyncio.timeout(60):
+            while not two.replicas[0].calls:
+                await asyncio.sleep(0)
+        [pid] = two.replicas[0].executor.pids()
+        os.kill(pid, signal.SIGKILL)
+        assert await asyncio.gather(*running) == expected
+        async with asyncio.timeout(300):
+            while not two.replicas[0].deaths:
+                await asyncio.sleep(0.05)
+            await two.settled()
+        assert [await said(runtime, one, model="tuned") for one in seen] == expected
+        assert (await two.replicas[0].executor.snapshot())["steps"] > 0
+    assert two.replicas[0].deaths == 1

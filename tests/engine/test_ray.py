@@ -23,8 +23,10 @@ from agentrt.lab.bench.engines import CallAudit
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
 from agentrt.testing.raycluster import LocalCluster
-from agentrt.testing.tinymodel import tiny_model
+from agentrt.testing.tinymodel import tiny_adapter
+from agentrt.testing.tinyvision import tiny_vision_model
 from tests.engine.lent import Lent, knows_what_they_hold
+from tests.engine.seeing import image, said, seeing_flags
 from tests.executors.replicas.reading import Calls, streamed, whole
 
 pytest.importorskip("vllm")
@@ -50,9 +52,10 @@ def audit() -> CallAudit:
 async def replicas(
     nodes: LocalCluster, audit: CallAudit, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ReplicaSet]:
-    model = tiny_model(tmp_path_factory.mktemp("model"))
-    small = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20))
-    options = EngineOptions(str(model), 8, flags=("--dtype", "float32", *small), kv_events=True)
+    model = tiny_vision_model(tmp_path_factory.mktemp("model"))
+    adapter = tiny_adapter(tmp_path_factory.mktemp("adapter"), model)
+    flags = (*seeing_flags(adapter), "--max-model-len", "1024")
+    options = EngineOptions(str(model), 8, flags=flags, kv_events=True)
     cluster = Cluster(nodes.address, 2, memory=GIB)
     replicas = ReplicaSet(
         lambda index: audit.engine(RayEngine(options, cluster)),
@@ -156,6 +159,18 @@ async def test_a_front_end_here_makes_its_calls_there(replicas: ReplicaSet) -> N
         assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"]) > 100
         await engine.end_program("p")  # the set does not know that it ran there
     await frontend.close()
+
+
+async def test_images_and_an_adapter_reach_other_nodes(replicas: ReplicaSet) -> None:
+    """Images go there as they were prepared here; an engine loads the adapter from its folder."""
+    told = []
+    for replica in replicas.replicas:
+        async with Runtime(Lent(replica.executor)) as runtime:
+            one = [await said(runtime, *map(image, seen)) for seen in ((), (1,), (1, 2), (1,))]
+            told.append([*one, await said(runtime, image(1), model="tuned")])
+    assert told[0] == told[1]
+    assert told[0][1] == told[0][3]
+    assert len(set(told[0])) == 4
 
 
 async def test_an_aborted_call_is_gone_from_its_engine(replicas: ReplicaSet) -> None:

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from agentrt import Runtime
-from agentrt.executors.base import Chunk
+from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.request import Call
@@ -130,12 +130,16 @@ async def open_server(
     strict: bool = False,
     is_shared: bool = False,
     apis: Sequence[Any] = (programs,),
+    real: Executor | None = None,
 ) -> AsyncIterator[LocalServer]:
-    """A server on a free port, until the block ends."""
-    shared, fronts = await engine_and_fronts(flags, model)
-    fields = {one.name: getattr(shared, one.name) for one in dataclasses.fields(shared)}
-    own: dict[str, Any] = {"script": script or shared.script, "slots": slots}
-    engine = kind(**{**fields, **own, "calls": [], "aborted_calls": [], "ended": []})
+    """A server on a free port, until the block ends: on a scripted engine, or a ``real`` one."""
+    if real is None:
+        shared, fronts = await engine_and_fronts(flags, model)
+        fields = {one.name: getattr(shared, one.name) for one in dataclasses.fields(shared)}
+        own: dict[str, Any] = {"script": script or shared.script, "slots": slots}
+        engine: Any = kind(**{**fields, **own, "calls": [], "aborted_calls": [], "ended": []})
+    else:
+        engine, fronts = real, fronts_of(await open_frontend(real, (MODEL,)))
     own_limits = limits_of or {}
     tenants = Tenants(asyncio.get_running_loop().time, limits or Limits(), lambda: own_limits)
     admission = AdmissionController(engine, tenants, is_shared=is_shared, isolate=isolate)
