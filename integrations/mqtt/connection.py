@@ -1,0 +1,286 @@
+"""A connection to a broker that is made again whenever it breaks, and owns all its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import aiomqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
+
+from agentrt import tracking
+from agentrt.errors import ToolUnavailableError
+from agentrt.integrations.mqtt.broker import Broker
+
+log = logging.getLogger(__name__)
+_LIBRARY = logging.getLogger("agentrt.integrations.mqtt.library")
+_LIBRARY.setLevel(logging.ERROR)
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 10.0
+_REFUSED = (134, 135)
+"""Reason codes: a bad user name or password, not authorized."""
+_FAILURES = 128
+"""Reason codes from here on say that something failed."""
+NO_DELAY = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
+"""Without it each round trip costs 40 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to publish; ``expiry`` is in seconds."""
+
+    topic: str
+    payload: bytes
+    qos: int = 1
+    retain: bool = False
+    reply_to: str | None = None
+    correlation: bytes | None = None
+    expiry: float | None = None
+
+    def properties(self) -> Properties:
+        """As properties of MQTT 5."""
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        if self.reply_to is not None:
+            properties.ResponseTopic = self.reply_to
+        if self.correlation is not None:
+            properties.CorrelationData = self.correlation
+        if self.expiry is not None:
+            properties.MessageExpiryInterval = max(1, math.ceil(self.expiry))
+        return properties
+
+
+class Connection:
+    """Keeps one client of the broker connected.
+
+    ``on_connect`` is awaited on each new connection, before anything else is sent on it, and
+    ``on_up`` is called when it has ended. ``on_message`` is called with each message, and must
+    be quick. ``will`` is what the broker publishes when this client is gone without a word. With
+    ``session_s`` the broker keeps what comes in for so long while the connection is broken.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        identifier: str,
+        *,
+        on_message: Callable[[aiomqtt.Message], None],
+        on_connect: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]],
+        on_up: Callable[[], None] = lambda: None,
+        will: Outgoing | None = None,
+        session_s: int = 0,
+        keepalive: int = 15,
+    ) -> None:
+        self.broker = broker
+        self.identifier = identifier
+        self.refused = False
+        self._on_message, self._on_connect, self._on_up = on_message, on_connect, on_up
+        self._will, self._session_s, self._keepalive = will, session_s, keepalive
+        self._client: aiomqtt.Client | None = None
+        self._kept: dict[int, Outgoing] = {}
+        self._numbers = count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._owner: asyncio.Task[None] | None = None
+        self._up = asyncio.Event()
+        self._tried = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._fault = "no connection yet"
+
+    def open(self) -> None:
+        """Begin to connect."""
+        with tracking.outside():
+            self._owner = asyncio.create_task(self._run(), name=f"mqtt/{self.identifier}")
+
+    async def close(self) -> None:
+        """Disconnect, and leave no task behind. Idempotent."""
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner.cancel()
+            await asyncio.wait([owner])
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection now."""
+        return self._client is not None
+
+    async def ready(self, within: float) -> None:
+        """Wait for a connection, at most so many seconds. Raises `ToolUnavailableError`."""
+        if self._up.is_set():
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._tried.wait()
+                if not self.refused:
+                    await self._up.wait()
+        if not self._up.is_set():
+            raise ToolUnavailableError(f"broker {self.broker}: {self._fault}")
+
+    def send(self, message: Outgoing, *, keep: bool = True) -> None:
+        """Publish a message, soon. With ``keep`` it is sent on every new connection again, until
+        the broker has it; else only if there is a connection.
+        """
+        number = next(self._numbers)
+        if keep:
+            self._kept[number] = message
+        if self._client is not None:
+            self._publish_soon(self._client, number, message)
+
+    async def sent(self) -> None:
+        """Wait until the broker has all that is kept."""
+        while self._kept:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # -- the owning task ----------------------------------------------------------------
+
+    async def _run(self) -> None:
+        context = self.broker.context()
+        while True:
+            retrying = AsyncRetrying(
+                retry=retry_if_exception_type(aiomqtt.MqttError),
+                wait=wait_exponential_jitter(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=0.1),
+                before_sleep=self._failed,
+            )
+            async for attempt in retrying:
+                with attempt:
+                    client = self._new_client(context)
+                    reading = await self._connected(client)
+            try:
+                await self._serve(client, reading)
+            finally:
+                await self._leave(client, reading)
+            self._fault = "the connection broke"
+            log.info("broker %s: %s", self.broker, self._fault)
+
+    async def _connected(self, client: aiomqtt.Client) -> asyncio.Task[None]:
+        """Connect, subscribe and so on. Returns what reads messages."""
+        entering = asyncio.ensure_future(client.__aenter__())
+        try:
+            await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            # The library connects in a thread, and would leave a connection behind.
+            await asyncio.wait([entering])
+            if not entering.exception():
+                await client.__aexit__(None, None, None)
+            raise
+        reading = asyncio.create_task(self._read(client), name=f"mqtt/{self.identifier}/read")
+        starting = asyncio.ensure_future(self._on_connect(client))
+        try:
+            await asyncio.wait([starting, reading], return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                await reading  # raises: the connection broke
+            starting.result()
+        except BaseException:
+            starting.cancel()
+            await self._leave(client, reading)
+            raise
+        return reading
+
+    async def _serve(self, client: aiomqtt.Client, reading: asyncio.Task[None]) -> None:
+        """Publish what there is, until the connection breaks."""
+        self._client, self.refused = client, False
+        self._up.set()
+        self._tried.set()
+        for number, message in list(self._kept.items()):
+            self._publish_soon(client, number, message)
+        self._on_up()
+        await asyncio.wait([reading])
+
+    async def _leave(self, client: aiomqtt.Client, reading: asyncio.Task[None]) -> None:
+        self._client = None
+        self._up.clear()
+        left = [reading, *self._tasks]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        with contextlib.suppress(aiomqtt.MqttError):
+            await client.__aexit__(None, None, None)
+
+    def _failed(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        code = getattr(error, "rc", None)
+        self.refused = getattr(code, "value", code) in _REFUSED
+        self._fault = self._explained(error)
+        self._tried.set()
+        log.info("broker %s: %s", self.broker, self._fault)
+
+    def _explained(self, error: BaseException | None) -> str:
+        if self.refused:
+            return (
+                f"it refused the user {self.broker.user!r} with this password"
+                if self.broker.user
+                else "it takes nobody without a user and a password"
+            )
+        return f"it cannot be reached: {error}"
+
+    def _new_client(self, context: Any) -> aiomqtt.Client:
+        broker, properties, will = self.broker, None, self._will
+        if self._session_s:
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.SessionExpiryInterval = self._session_s
+        client = aiomqtt.Client(
+            broker.host,
+            broker.port,
+            identifier=self.identifier,
+            username=broker.user,
+            password=broker.password,
+            protocol=aiomqtt.ProtocolVersion.V5,
+            clean_start=not self._session_s,
+            properties=properties,
+            will=None if will is None else aiomqtt.Will(will.topic, will.payload, 1, will.retain),
+            tls_context=context,
+            keepalive=self._keepalive,
+            socket_options=NO_DELAY,
+            logger=_LIBRARY,
+            max_queued_outgoing_messages=0,
+        )
+        client.pending_calls_threshold = 1 << 30
+        return client
+
+    async def _read(self, client: aiomqtt.Client) -> None:
+        async for message in client.messages:
+            try:
+                self._on_message(message)
+            except Exception:
+                log.exception("a message on %s was dropped", message.topic)
+
+    def _publish_soon(self, client: aiomqtt.Client, number: int, message: Outgoing) -> None:
+        with tracking.outside():
+            task = asyncio.create_task(self._publish(client, number, message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _publish(self, client: aiomqtt.Client, number: int, message: Outgoing) -> None:
+        with contextlib.suppress(aiomqtt.MqttError):
+            await publish(client, message)
+            self._kept.pop(number, None)
+            if not self._kept:
+                self._idle.set()
+
+
+async def publish(client: aiomqtt.Client, message: Outgoing) -> None:
+    """Publish a message, and wait until the broker has it: for ever, if the connection breaks."""
+    await client.publish(
+        message.topic,
+        message.payload,
+        message.qos,
+        message.retain,
+        message.properties(),
+        timeout=math.inf,
+    )
+
+
+async def subscribe(client: aiomqtt.Client, topics: list[str]) -> None:
+    """Subscribe to all. Raises `aiomqtt.MqttError` if the broker lets us not."""
+    codes = await client.subscribe([(topic, 1) for topic in topics])
+    for topic, code in zip(topics, codes, strict=True):
+        if getattr(code, "value", 0) >= _FAILURES:
+            raise aiomqtt.MqttError(f"may not subscribe to {topic}: {code}")

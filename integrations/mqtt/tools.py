@@ -1,0 +1,271 @@
+"""Calls tools that workers offer, and finds out which there are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import aiomqtt
+
+from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
+from agentrt.integrations.mqtt.broker import Broker
+from agentrt.integrations.mqtt.calls import Call
+from agentrt.integrations.mqtt.connection import Connection, Outgoing, publish, subscribe
+from agentrt.integrations.mqtt.fleet import Fleet
+from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
+from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
+
+_SYNC = "sync"
+_UNHEARD = 100
+"""Calls on their way at once that no worker has accepted: brokers drop what they cannot queue."""
+_SILENCES = 3
+"""So often a call is sent without a word from a worker before it is lost."""
+_GOODBYE_S = 2.0
+
+
+class MqttTools(ToolTransport):
+    """The tools that workers announce at a broker.
+
+    A call of an idempotent tool goes to any worker, through a shared subscription; any other
+    call to one worker alone, so that it runs at most once. Times are in seconds: a call waits
+    ``patience`` for the broker; a worker that is gone may come back ``back_within``, unless the
+    tool is idempotent; what gets no answer is sent again every ``resend_s``, with the same key.
+    ``dropped`` counts answers that nobody waited for.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        name: str = "mqtt",
+        patience: float = 5.0,
+        back_within: float = 5.0,
+        resend_s: float = 10.0,
+    ) -> None:
+        self.name = name
+        self.dropped = 0
+        self._prefix = broker.prefix
+        self._patience, self._back_within, self._resend_s = patience, back_within, resend_s
+        self._client_id = f"agentrt-{uuid.uuid4().hex[:12]}"
+        self._fleets: defaultdict[str, Fleet] = defaultdict(Fleet)
+        self._calls: dict[str, Call] = {}
+        self._unheard = asyncio.Semaphore(_UNHEARD)
+        self._synced = asyncio.Event()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._connection = Connection(
+            broker,
+            self._client_id,
+            on_message=self._saw,
+            on_connect=self._greet,
+            on_up=self._resume,
+        )
+
+    async def open(self) -> None:
+        self._connection.open()
+
+    async def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        if self._connection.is_up:  # workers are to hear of what was cancelled
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await self._connection.sent()
+        await self._connection.close()
+
+    async def tools(self) -> Sequence[Tool]:
+        return await self.tools_for("default")
+
+    async def tools_for(self, tenant: str) -> Sequence[Tool]:
+        """The tools of a tenant's workers. Raises `ToolUnavailableError`."""
+        await self._connection.ready(self._patience)
+        return self._fleet(tenant).tools(self)
+
+    async def call(self, request: ToolRequest, context: ToolContext) -> Any:
+        await self._connection.ready(self._patience)
+        loop, topics = asyncio.get_running_loop(), self._prefix.of(request.tenant)
+        call = Call(
+            request,
+            context,
+            self._fleet(request.tenant),
+            topics,
+            topics.replies(self._client_id),
+            None if request.timeout is None else loop.time() + request.timeout,
+        )
+        call.payload = call.encoded()
+        await self._unheard.acquire()
+        call.heard = self._unheard.release
+        self._calls[call.id] = call
+        try:
+            return await self._answer(call)
+        except asyncio.CancelledError:
+            self._cancel(call)
+            raise
+        finally:
+            del self._calls[call.id]
+            call.hear()
+            call.assign(None)
+
+    async def _answer(self, call: Call) -> Any:
+        """Send it again until it is answered."""
+        while True:
+            self._send(call)
+            done, _ = await asyncio.wait({call.answer}, timeout=self._resend_s)
+            if done:
+                return call.answer.result()
+            call.silent += 1
+            if call.silent >= _SILENCES:
+                who = f"worker {call.worker}" if call.worker else "every worker"
+                seconds = _SILENCES * self._resend_s
+                call.fail(
+                    ToolLostError(
+                        f"tool {call.tool}: {who} was silent for {seconds:g} s", name=call.tool
+                    )
+                )
+
+    def _send(self, call: Call) -> None:
+        """Publish a call, to the worker that has it or to those that may take it."""
+        if call.worker is None:
+            offering = call.fleet.offering(call.tool)
+            if not offering:
+                known = ", ".join(one.name for one in call.fleet.tools(self)) or "there is none"
+                message = f"no worker offers the tool {call.tool!r} now ({known})"
+                call.fail(UnknownToolError(message, name=call.tool))
+                return
+            if not call.is_idempotent:
+                call.assign(offering[0].name)
+        now = asyncio.get_running_loop().time()
+        self._connection.send(call.outgoing(now), keep=False)
+
+    def _cancel(self, call: Call) -> None:
+        message = encode(Cancel(key=call.request.key or call.id, attempt=call.request.attempt))
+        self._connection.send(Outgoing(call.topics.cancels(call.tool), message))
+
+    # -- the connection -----------------------------------------------------------------
+
+    async def _greet(self, client: aiomqtt.Client) -> None:
+        """Hear of the workers that are there, all of them: messages come in their order."""
+        for fleet in self._fleets.values():
+            fleet.doubt()
+        everywhere, own = self._prefix.all(), self._prefix.of("default").replies(self._client_id)
+        await subscribe(client, [everywhere.worker("+"), everywhere.replies(self._client_id)])
+        self._synced.clear()
+        await publish(client, Outgoing(own, b"{}", correlation=_SYNC.encode()))
+        await self._synced.wait()
+
+    def _resume(self) -> None:
+        """Ask again for all that was under way when the connection broke."""
+        for call in tuple(self._calls.values()):
+            worker = call.fleet.workers.get(call.worker or "")
+            if call.worker is None or (worker is not None and not worker.unsure):
+                self._send(call)
+        self._later(self._forget_doubtful)
+
+    def _forget_doubtful(self) -> None:
+        for tenant, fleet in self._fleets.items():
+            for worker in fleet.doubtful():
+                self._left(tenant, worker)
+
+    def _later(self, do: Any, *args: Any) -> None:
+        loop = asyncio.get_running_loop()
+
+        def now() -> None:
+            self._timers.discard(timer)
+            do(*args)
+
+        timer = loop.call_later(self._back_within, now)
+        self._timers.add(timer)
+
+    # -- what comes in ------------------------------------------------------------------
+
+    def _saw(self, message: aiomqtt.Message) -> None:
+        tenant, levels = self._prefix.read(str(message.topic))
+        if levels[0] == "workers":
+            self._announced(tenant, levels[1], message.payload)
+        else:
+            self._replied(message)
+
+    def _announced(self, tenant: str, worker: str, payload: Any) -> None:
+        if not payload:
+            self._left(tenant, worker)
+            return
+        fleet = self._fleet(tenant)
+        known = fleet.workers.get(worker)
+        was_sure = known is not None and not known.unsure
+        fleet.announce(worker, decode(Announcement, payload))
+        if was_sure or not self._connection.is_up:
+            return
+        for call in self._calls_of(fleet, worker):
+            self._send(call)
+
+    def _left(self, tenant: str, worker: str) -> None:
+        """A worker is gone. Whether it runs on somewhere, cut off from the broker, is unknown."""
+        fleet = self._fleet(tenant)
+        gone = fleet.workers.get(worker)
+        if gone is None:
+            return
+        fleet.leave(worker)
+        for call in self._calls_of(fleet, worker):
+            if call.is_idempotent:
+                self._lose(call, worker)
+            else:
+                self._later(self._lose, call, worker)
+        for call in tuple(self._calls.values()):  # it may have had those, too, unsaid
+            if call.fleet is fleet and call.worker is None and call.tool in gone.tools:
+                self._send(call)
+
+    def _lose(self, call: Call, worker: str) -> None:
+        if worker not in call.fleet.workers:
+            message = f"tool {call.tool}: its worker {worker} is gone; whether it ran is unknown"
+            call.fail(ToolLostError(message, name=call.tool))
+
+    def _calls_of(self, fleet: Fleet, worker: str) -> list[Call]:
+        return [one for one in self._calls.values() if one.fleet is fleet and one.worker == worker]
+
+    def _replied(self, message: aiomqtt.Message) -> None:
+        call_id = _correlation(message)
+        if call_id == _SYNC:
+            self._synced.set()
+            return
+        call = self._calls.get(call_id)
+        if call is None or call.answer.done():
+            self.dropped += 1
+            return
+        call.hear()
+        try:
+            reply = decode(Reply, message.payload)
+        except ValueError as error:
+            what = f"tool {call.tool}: the reply cannot be used: {error}"
+            call.fail(ToolResultError(what, name=call.tool))
+        else:
+            self._take(call, reply)
+
+    def _take(self, call: Call, reply: Reply) -> None:
+        if reply.state == "done":
+            call.succeed(reply.result)
+        elif reply.progress is not None:
+            call.context.progress(reply.progress.progress())
+        elif reply.error is None:
+            call.assign(reply.worker)
+        elif reply.error.kind == "unavailable" and call.fleet.offering(call.tool):
+            call.assign(None)  # it takes nothing new: it leaves
+            self._send(call)
+        else:
+            call.fail(reply.error.error(call.tool))
+
+    def _fleet(self, tenant: str) -> Fleet:
+        return self._fleets["default" if self._prefix.is_shared else tenant]
+
+
+def _correlation(message: aiomqtt.Message) -> str:
+    """The id of the call that a reply is for."""
+    data = getattr(message.properties, "CorrelationData", None)
+    if data is not None:
+        return bytes(data).decode("utf-8", "replace")
+    try:
+        return decode(Reply, message.payload).id
+    except ValueError:
+        return ""

@@ -1,0 +1,320 @@
+"""Offers functions as tools at a broker, and runs them when they are called."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import aiomqtt
+
+from agentrt.errors import (
+    ConfigError,
+    InterruptExpiredError,
+    QuestionClosedError,
+    ToolArgumentsError,
+    ToolResultError,
+    ToolUnavailableError,
+    UnknownToolError,
+)
+from agentrt.graph import Progress
+from agentrt.integrations.mqtt.broker import Broker
+from agentrt.integrations.mqtt.connection import Connection, Outgoing, subscribe
+from agentrt.integrations.mqtt.jobs import Job, Jobs, Sender
+from agentrt.integrations.mqtt.messages import (
+    Announcement,
+    Cancel,
+    Failure,
+    OfferedTool,
+    Reply,
+    Request,
+    Share,
+    decode,
+    encode,
+)
+from agentrt.integrations.mqtt.topics import is_name
+from agentrt.interrupts import Tool, ToolRequest
+from agentrt.interrupts.attempts import Attempts
+from agentrt.interrupts.toolbox import Toolbox
+
+log = logging.getLogger(__name__)
+_ACCEPT_AFTER_S = 0.05
+"""A call that is over before is not accepted first: its result says who had it."""
+_BEAT_S, _STALE_S = 60.0, 180.0
+"""Announcements are renewed so often; a broker forgets one that was not for so long."""
+_GOODBYE_S = 10.0
+
+
+class Worker:
+    """Offers ``tools`` until it is told to `drain`; one `run`.
+
+    ``concurrency`` is how many calls run at once, of all tools; more wait. ``notice`` is told,
+    in a line for people, how the connection stands. Times are in seconds.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        tools: Sequence[Tool],
+        *,
+        name: str = "worker",
+        concurrency: int = 8,
+        tenant: str = "default",
+        notice: Callable[[str], None] = log.info,
+    ) -> None:
+        if not is_name(name):
+            raise ConfigError(f"{name!r} is no name for a worker: give letters, digits, . _ -")
+        self.id = f"{name}-{uuid.uuid4().hex[:8]}"
+        # Who calls tries again, if anybody does.
+        self._tools = {tool.name: tool.but(retries=0) for tool in tools}
+        self._topics = broker.prefix.of(tenant)
+        self._concurrency, self._slots = concurrency, asyncio.Semaphore(concurrency)
+        self._notice = notice
+        self._offer = [OfferedTool.of(tool) for tool in tools]
+        self._toolbox, self._jobs = Toolbox(), Jobs()
+        self._draining = asyncio.Event()
+        self._connection = Connection(
+            broker,
+            self.id,
+            on_message=self._saw,
+            on_connect=self._subscribe,
+            on_up=self._up,
+            will=Outgoing(self._topics.worker(self.id), b"", retain=True),
+        )
+
+    def drain(self) -> None:
+        """Finish what runs, take nothing new, and return from `run`."""
+        self._draining.set()
+
+    async def run(self) -> None:
+        """Offer the tools. Raises `ConfigError` if the broker refuses us."""
+        beat = asyncio.create_task(self._beat(), name=f"{self.id}/beat")
+        await self._toolbox.open()
+        self._connection.open()
+        try:
+            await self._first_connection()
+            await self._draining.wait()
+            await self._finish()
+        finally:
+            beat.cancel()
+            await self._stop()
+            await asyncio.wait([beat])
+
+    async def _first_connection(self) -> None:
+        try:
+            await self._connection.ready(_GOODBYE_S)
+        except ToolUnavailableError as error:
+            if self._connection.refused:
+                raise ConfigError(str(error)) from error
+            self._notice(f"{error}; trying on")
+
+    async def _finish(self) -> None:
+        """Let what runs end, and its results get away."""
+        self._announce()
+        self._notice(f"finishing {len(self._jobs.live)} calls, taking nothing new")
+        running = [job.task for job in self._jobs.live.values() if job.task is not None]
+        if running:
+            await asyncio.wait(running)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GOODBYE_S):
+                await self._connection.sent()
+
+    async def _stop(self) -> None:
+        """Leave nothing behind, here or at the broker."""
+        running = [job.task for job in self._jobs.live.values() if job.task is not None]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        if self._connection.is_up:
+            self._connection.send(Outgoing(self._topics.worker(self.id), b"", retain=True))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._connection.sent()
+        await self._connection.close()
+        await self._toolbox.close()
+
+    # -- the connection -----------------------------------------------------------------
+
+    async def _subscribe(self, client: aiomqtt.Client) -> None:
+        topics = [self._topics.inbox(self.id)]
+        for name in self._tools:
+            topics.append(self._topics.cancels(name))
+            if not self._draining.is_set():
+                topics.append(self._topics.shared_calls(name))
+        await subscribe(client, topics)
+
+    def _up(self) -> None:
+        self._announce()
+        self._notice(f"{self.id} offers {', '.join(self._tools)} at {self._connection.broker}")
+
+    def _announce(self) -> None:
+        said = Announcement(
+            tools=tuple(self._offer),
+            concurrency=self._concurrency,
+            draining=self._draining.is_set(),
+        )
+        topic = self._topics.worker(self.id)
+        self._connection.send(Outgoing(topic, encode(said), retain=True, expiry=_STALE_S))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            if self._connection.is_up:
+                self._announce()
+
+    # -- what comes in ------------------------------------------------------------------
+
+    def _saw(self, message: aiomqtt.Message) -> None:
+        if str(message.topic).endswith("/cancels"):
+            self._cancel(decode(Cancel, message.payload))
+        else:
+            self._asked(message)
+
+    def _asked(self, message: aiomqtt.Message) -> None:
+        try:
+            request = decode(Request, message.payload)
+        except ValueError as error:
+            sender = _sender(message, None)
+            refused = ToolArgumentsError(f"the request cannot be used: {error}")
+            self._reply(sender, self._said("failed", error=Failure.of(refused)))
+            return
+        loop = asyncio.get_running_loop()
+        sender, now = _sender(message, request), loop.time()
+        if (known := self._jobs.find(request, now)) is not None:
+            known.sender = sender
+            self._tell(known)
+        elif (refusal := self._refusal(request)) is not None:
+            self._reply(sender, self._said("failed", error=Failure.of(refusal)))
+        else:
+            left = getattr(message.properties, "MessageExpiryInterval", None)
+            job = Job(request, sender, None if left is None else now + left)
+            self._jobs.begin(job)
+            job.task = asyncio.create_task(self._work(job), name=f"{self.id}/{request.key}")
+
+    def _refusal(self, request: Request) -> UnknownToolError | ToolUnavailableError | None:
+        if request.tool not in self._tools:
+            offered = ", ".join(self._tools)
+            return UnknownToolError(f"worker {self.id} has no tool {request.tool!r} ({offered})")
+        if self._draining.is_set():
+            return ToolUnavailableError(f"worker {self.id} takes nothing new")
+        return None
+
+    def _cancel(self, cancel: Cancel) -> None:
+        now = asyncio.get_running_loop().time()
+        job = self._jobs.live.get(cancel.key)
+        if job is None:  # it may come yet
+            request = Request(tool="-", key=cancel.key, arguments={}, attempt=cancel.attempt)
+            job = Job(request, Sender("", b""), None)
+            if self._jobs.find(request, now) is not None:
+                return
+        elif job.request.attempt > cancel.attempt:
+            return
+        job.cancelled = True
+        self._jobs.end(job, now)
+        if job.task is not None:
+            job.task.cancel()
+
+    # -- one job ------------------------------------------------------------------------
+
+    async def _work(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        accepting = loop.call_later(_ACCEPT_AFTER_S, self._tell, job)
+        try:
+            job.reply = await self._outcome(job)
+        finally:
+            accepting.cancel()
+            if not job.cancelled:
+                self._jobs.end(job, loop.time())
+        self._tell(job)
+
+    async def _outcome(self, job: Job) -> Reply:
+        name = job.request.tool
+        bound = asyncio.timeout_at(job.deadline)
+        try:
+            async with bound, self._slots:
+                result = await self._perform(job)
+            reply = self._said("done", result=result)
+            job.size = _size_of(reply, name)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and bound.expired():
+                error = InterruptExpiredError(f"tool {name} was not over by its deadline")
+            return self._said("failed", error=Failure.of(error))
+        return reply
+
+    async def _perform(self, job: Job) -> Any:
+        asked, tool = job.request, self._tools[job.request.tool]
+        await asyncio.sleep(0)  # raises where its time is up already
+        request = ToolRequest(
+            tool,
+            asked.arguments,
+            key=asked.key,
+            program_id=asked.program,
+            tenant=asked.tenant,
+            timeout=tool.options.timeout,
+        )
+        transport, slots = self._toolbox.transport_of(tool), self._toolbox.slots_of(tool)
+        return await Attempts().run(request, transport, _Context(self, job), slots)
+
+    def _said(
+        self, state: Literal["accepted", "progress", "done", "failed"], **parts: Any
+    ) -> Reply:
+        return Reply(state=state, worker=self.id, **parts)
+
+    def _tell(self, job: Job) -> None:
+        """Say how a job stands."""
+        if not job.cancelled:
+            self._reply(job.sender, job.reply or self._said("accepted"))
+
+    def _told_progress(self, job: Job, progress: Progress) -> None:
+        if job.ended_at is None:
+            share = Share(done=progress.done, total=progress.total, message=progress.message)
+            self._reply(job.sender, self._said("progress", progress=share), keep=False)
+
+    def _reply(self, sender: Sender, reply: Reply, *, keep: bool = True) -> None:
+        if not sender.topic:
+            log.warning("a request says nowhere where its reply goes: %s", reply)
+            return
+        correlation = sender.correlation
+        said = reply.model_copy(update={"id": correlation.decode("utf-8", "replace")})
+        message = Outgoing(sender.topic, encode(said), int(keep), correlation=correlation)
+        self._connection.send(message, keep=keep)
+
+
+class _Context:
+    """What a tool of a worker can say while it runs."""
+
+    def __init__(self, worker: Worker, job: Job) -> None:
+        self._worker, self._job = worker, job
+        self._loop = asyncio.get_running_loop()
+
+    def waits(self, why: str) -> None:
+        """Its caller knows it as accepted."""
+
+    def starts(self, attempt: int) -> None:
+        """The same."""
+
+    def progress(self, progress: Progress) -> None:
+        self._loop.call_soon_threadsafe(self._worker._told_progress, self._job, progress)
+
+    async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
+        raise QuestionClosedError("a tool at an MQTT worker cannot ask a human")
+
+
+def _size_of(reply: Reply, tool: str) -> int:
+    try:
+        return len(encode(reply))
+    except ValueError as error:
+        raise ToolResultError(f"tool {tool}: its result cannot be sent: {error}") from error
+
+
+def _sender(message: aiomqtt.Message, request: Request | None) -> Sender:
+    """Where replies go: the properties of MQTT 5 say it, or the request of a client of MQTT 3."""
+    topic = getattr(message.properties, "ResponseTopic", None)
+    data = getattr(message.properties, "CorrelationData", None)
+    if topic is None and request is not None:
+        topic, data = request.reply_to, request.id.encode()
+    return Sender(topic or "", bytes(data or b""))

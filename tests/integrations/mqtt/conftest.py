@@ -1,0 +1,38 @@
+"""One broker for all tests that do not end it, and workers in the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from agentrt.integrations.mqtt import Broker, Worker
+from tests.integrations.mqtt.mosquitto import Mosquitto
+
+
+@pytest.fixture(scope="session")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    broker = Mosquitto(tmp_path_factory.mktemp("mosquitto"))
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def broker(mosquitto: Mosquitto) -> Broker:
+    """The broker, with topics of the test's own."""
+    return mosquitto.broker(f"tests/{uuid.uuid4().hex[:8]}")
+
+
+@asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[Worker]:
+    """The worker, drained and gone at the end. Whoever wants it to be known waits for its tools."""
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.drain()
+        await task

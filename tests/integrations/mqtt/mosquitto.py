@@ -1,0 +1,57 @@
+"""Mosquitto, the real broker, on a free port of the loopback."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from agentrt.integrations.mqtt.broker import Broker
+from agentrt.integrations.mqtt.topics import Prefix
+
+PLAIN = ("allow_anonymous true",)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+class Mosquitto:
+    """A broker that can be killed and started again. It keeps nothing on disk."""
+
+    def __init__(self, folder: Path, settings: tuple[str, ...] = PLAIN) -> None:
+        self.port = free_port()
+        self._config = folder / f"mosquitto-{self.port}.conf"
+        lines = (f"listener {self.port} 127.0.0.1", "set_tcp_nodelay true", *settings)
+        self._config.write_text("\n".join([*lines, "log_type none"]) + "\n")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        program = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/bin")
+        assert program is not None, "some tests need Debian's package mosquitto"
+        self._process = subprocess.Popen([program, "-c", str(self._config)])
+        for _ in range(500):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            assert self._process.poll() is None, "the broker did not start"
+            time.sleep(0.01)
+        raise AssertionError("the broker does not listen")
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(number)
+            process.wait()
+
+    def broker(self, prefix: str = "agentrt") -> Broker:
+        return Broker("127.0.0.1", self.port, Prefix(prefix))

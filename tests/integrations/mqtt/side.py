@@ -1,0 +1,74 @@
+"""The side that calls: a transport, and what a program would hear."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentrt.graph import Progress
+from agentrt.integrations.mqtt import Broker, MqttTools
+from agentrt.interrupts import Tool, ToolRequest
+
+_PATIENCE_S = 20.0
+
+
+class Heard:
+    """A `ToolContext` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.progressed: list[Progress] = []
+
+    def progress(self, progress: Progress) -> None:
+        self.progressed.append(progress)
+
+    async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
+        raise AssertionError(question)
+
+
+class Caller:
+    """Calls tools by name, each call with a key of its own."""
+
+    def __init__(self, transport: MqttTools) -> None:
+        self.transport = transport
+        self.heard = Heard()
+
+    async def tool(self, name: str) -> Tool:
+        """The tool, once some worker offers it."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while True:
+                for one in await self.transport.tools():
+                    if one.name == name:
+                        return one
+                await asyncio.sleep(0.005)
+
+    async def call(
+        self, name: str, key: str | None = None, timeout: float | None = None, **arguments: Any
+    ) -> Any:
+        tool = await self.tool(name)
+        request = ToolRequest(
+            tool, arguments, key=key or uuid.uuid4().hex, program_id="p-1", timeout=timeout
+        )
+        return await self.transport.call(request, self.heard)
+
+
+@asynccontextmanager
+async def calling(broker: Broker, **options: Any) -> AsyncIterator[Caller]:
+    """Nothing may be left of it, nor of what ran inside, when it ends."""
+    before = asyncio.all_tasks()
+    transport = MqttTools(broker, **options)
+    await transport.open()
+    try:
+        yield Caller(transport)
+    finally:
+        await transport.close()
+        assert asyncio.all_tasks() <= before
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what somebody else does."""
+    async with asyncio.timeout(_PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)

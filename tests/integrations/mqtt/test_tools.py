@@ -1,0 +1,253 @@
+"""Tools of workers at a real broker: found, called, cancelled; every mistake has its error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import aiomqtt
+import pytest
+
+from agentrt.errors import (
+    ConfigError,
+    InterruptExpiredError,
+    ToolArgumentsError,
+    ToolFailedError,
+    ToolResultError,
+    ToolUnavailableError,
+    UnknownToolError,
+)
+from agentrt.integrations.mqtt import Broker, Worker
+from agentrt.integrations.mqtt.connection import Outgoing, publish
+from agentrt.interrupts import Tool, ToolRequest, tool
+from agentrt.request import ToolSpec
+from tests.integrations.mqtt.conftest import running
+from tests.integrations.mqtt.mosquitto import free_port
+from tests.integrations.mqtt.side import calling, until
+
+
+@tool(idempotent=True, timeout=30, retries=2)
+def add(a: int, b: int = 1) -> int:
+    """Adds two numbers.
+
+    Nobody reads this.
+    """
+    return a + b
+
+
+async def test_a_tool_is_found_with_all_that_it_says_of_itself(broker: Broker) -> None:
+    async with calling(broker) as caller, running(Worker(broker, [add])):
+        found = await caller.tool("add")
+        assert found.spec is not None
+        assert found.spec.description == "Adds two numbers."
+        assert found.spec == add.spec
+        assert found.options == add.options
+        assert found.transport is caller.transport
+
+
+async def test_a_call_returns_what_the_function_does(broker: Broker) -> None:
+    @tool
+    async def echo(value: dict[str, Any]) -> dict[str, Any]:
+        return value
+
+    value = {"text": "ü", "none": None, "list": [1, 2.5, {"deep": [None]}]}
+    async with calling(broker) as caller, running(Worker(broker, [add, echo])):
+        assert await caller.call("add", a=2, b=3) == 5
+        assert await caller.call("add", a=2) == 3
+        assert await caller.call("echo", value=value) == value
+
+
+async def test_a_tool_that_raises_says_what(broker: Broker) -> None:
+    @tool
+    def broken(what: str) -> str:
+        raise LookupError(what)
+
+    async with calling(broker) as caller, running(Worker(broker, [broken])):
+        with pytest.raises(ToolFailedError, match="tool broken failed: LookupError: no") as raised:
+            await caller.call("broken", what="no")
+    assert (raised.value.type, raised.value.name) == ("LookupError", "broken")
+
+
+async def test_a_worker_checks_arguments_too(broker: Broker) -> None:
+    async with calling(broker) as caller, running(Worker(broker, [add])):
+        with pytest.raises(ToolArgumentsError, match="a: Input should be a valid integer"):
+            await caller.call("add", a="many")
+
+
+async def test_arguments_that_json_cannot_carry_are_not_sent(broker: Broker) -> None:
+    async with calling(broker) as caller, running(Worker(broker, [add])):
+        with pytest.raises(ToolArgumentsError, match="cannot be sent: JSON cannot carry"):
+            await caller.call("add", a=object())
+        with pytest.raises(ToolArgumentsError, match="1,048,576 are the limit"):
+            await caller.call("add", a="x" * 2_000_000)
+
+
+async def test_a_result_that_cannot_be_is_said_by_the_worker(broker: Broker) -> None:
+    @tool
+    def huge() -> str:
+        return "x" * 10_000_000
+
+    @tool
+    def strange() -> object:
+        return {1, 2}
+
+    @tool
+    def endless() -> float:
+        return float("nan")
+
+    async with calling(broker) as caller, running(Worker(broker, [huge, strange, endless])):
+        for name, said in (
+            ("huge", r"10,000,\d+ bytes, and 1,048,576 are the limit"),
+            ("strange", "JSON cannot carry it"),
+            ("endless", "JSON cannot carry it"),
+        ):
+            with pytest.raises(ToolResultError, match=said):
+                await caller.call(name)
+
+
+async def test_a_tool_that_nobody_offers_is_unknown(broker: Broker) -> None:
+    nobody = Tool("mill", spec=ToolSpec("mill", "", {"type": "object"}))
+    async with calling(broker) as caller, running(Worker(broker, [add])):
+        await caller.tool("add")
+        with pytest.raises(UnknownToolError, match=r"no worker offers the tool 'mill' now \(add\)"):
+            await caller.transport.call(ToolRequest(nobody, {}), caller.heard)
+
+
+async def test_a_reply_that_is_no_reply_is_an_error_of_its_own(broker: Broker) -> None:
+    async with calling(broker) as caller, _impostor(broker, b"\x80 no JSON"):
+        with pytest.raises(ToolResultError, match="the reply cannot be used: it is no JSON"):
+            await caller.call("lie")
+
+
+async def test_late_and_doubled_answers_are_dropped_and_counted(broker: Broker) -> None:
+    """Three answers to one call: the first counts."""
+    answers = [b'{"state":"done","worker":"w","result":%d}' % number for number in (1, 2, 3)]
+    async with calling(broker) as caller, _impostor(broker, *answers):
+        assert await caller.call("lie") == 1
+        await until(lambda: caller.transport.dropped == 2)
+
+
+@contextlib.asynccontextmanager
+async def _impostor(broker: Broker, *answers: bytes) -> AsyncIterator[None]:
+    """A worker of somebody else's, which offers ``lie`` and answers every call like this."""
+    topics = broker.prefix.of("default")
+    async with aiomqtt.Client(
+        broker.host, broker.port, protocol=aiomqtt.ProtocolVersion.V5
+    ) as client:
+        offer = b'{"tools":[{"name":"lie","parameters":{"type":"object"}}],"later":"ignored"}'
+        await client.subscribe(topics.inbox("w"), qos=1)
+        await client.publish(topics.worker("w"), offer, qos=1, retain=True)
+
+        async def answer() -> None:
+            async for message in client.messages:
+                properties = message.properties
+                for one in answers:
+                    correlation = getattr(properties, "CorrelationData", None)
+                    reply = Outgoing(getattr(properties, "ResponseTopic", ""), one)
+                    await publish(client, replace(reply, correlation=correlation))
+
+        task = asyncio.create_task(answer())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await client.publish(topics.worker("w"), b"", qos=1, retain=True)
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_worker(broker: Broker) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def wait() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with calling(broker) as caller, running(Worker(broker, [wait])):
+        call = asyncio.create_task(caller.call("wait"))
+        await began.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        await ended.wait()
+
+
+async def test_a_call_that_expires_before_its_turn_is_never_run(broker: Broker) -> None:
+    """One call runs at a time; the second one waits for its second and is gone."""
+    began, go_on, ran = asyncio.Event(), asyncio.Event(), []
+
+    @tool
+    async def slow(which: str) -> str:
+        ran.append(which)
+        began.set()
+        await go_on.wait()
+        return which
+
+    async with calling(broker) as caller, running(Worker(broker, [slow], concurrency=1)):
+        first = asyncio.create_task(caller.call("slow", which="first"))
+        await began.wait()
+        with pytest.raises(InterruptExpiredError, match="slow was not over by its deadline"):
+            await caller.call("slow", which="second", timeout=0.5)
+        go_on.set()
+        assert await first == "first"
+        assert await caller.call("slow", which="third") == "third"
+    assert ran == ["first", "third"]
+
+
+async def test_concurrency_is_kept_to(broker: Broker) -> None:
+    lock, most, now = threading.Lock(), 0, 0
+    both = threading.Barrier(2, timeout=20)
+
+    @tool
+    def counted() -> None:
+        nonlocal most, now
+        with lock:
+            now += 1
+            most = max(most, now)
+        both.wait()
+        with lock:
+            now -= 1
+
+    async with calling(broker) as caller, running(Worker(broker, [counted], concurrency=2)):
+        await asyncio.gather(*(caller.call("counted") for _ in range(8)))
+    assert most == 2
+
+
+async def test_a_worker_that_leaves_finishes_and_takes_its_offer_off(broker: Broker) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        began.set()
+        await go_on.wait()
+        return "done"
+
+    worker = Worker(broker, [slow])
+    async with calling(broker) as caller, running(worker):
+        call = asyncio.create_task(caller.call("slow"))
+        await began.wait()
+        worker.drain()
+        fleet = caller.transport._fleets["default"]
+        await until(lambda: not fleet.offering("slow"))
+        go_on.set()
+        assert await call == "done"
+        await until(lambda: not fleet.workers)
+
+
+async def test_a_broker_that_is_absent_is_said_and_found_later(broker: Broker) -> None:
+    absent = Broker("127.0.0.1", free_port())
+    async with calling(absent, patience=0.3) as caller:
+        with pytest.raises(ToolUnavailableError, match=f"127.0.0.1:{absent.port}: it cannot be re"):
+            await caller.transport.tools()
+
+
+def test_a_worker_needs_a_name_that_can_be_in_a_topic(broker: Broker) -> None:
+    with pytest.raises(ConfigError, match="is no name for a worker"):
+        Worker(broker, [add], name="a/b")
