@@ -73,11 +73,11 @@ async def execute(
     Raises what the engine's start raises, and `UsageError` for what the plan cannot do;
     cancelled, it cancels the programs and stops the engine.
     """
-    human = Human(job.answers, screen)
+    human = Human(job.answers, screen, dashboard=job.dashboard is not None)
     tools = job.tools.transports(screen.announce)
     runtime = Runtime(executor, ask_human=human, tools=tools, seed=job.seed)
     policy = job.options.scheduler.policy
-    async with screen.showing(), job.plan.opened(human) as starts:
+    async with screen.showing(), job.plan.opened(human, runtime.questions.ask) as starts:
         if not starts:
             return Outcome([], {}, policy, job.plan.questions)
         make_room(len(starts))

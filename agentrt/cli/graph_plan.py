@@ -33,7 +33,10 @@ from agentrt.integrations.langgraph.threads import (
     standing_of,
     thread_config,
 )
+from agentrt.interrupts.answers import free_form
+from agentrt.interrupts.questions import Question
 from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.runtime import AskHuman
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,8 @@ class GraphPlan(Plan):
         self._draining = False
 
     @asynccontextmanager
-    async def opened(self, human: Human) -> AsyncIterator[Sequence[Start]]:
-        self._human = human
+    async def opened(self, human: Human, ask: AskHuman) -> AsyncIterator[Sequence[Start]]:
+        self._human, self._ask = human, ask
         async with AsyncExitStack() as stack:
             self._graph = await self._open_graph(stack)
             self._name = graph_name(self._graph, self._target.name)
@@ -195,11 +198,11 @@ class GraphPlan(Plan):
         replies: dict[str, Any] = {}
         if self._human.is_there:
             for one in standing.questions:
+                who, form = asker or f"thread {thread}", free_form(one.response_schema)
                 try:
-                    text = await self._human.ask(asker or f"thread {thread}", str(one.value))
+                    replies[one.id] = await self._ask(Question(str(one.value), who, form=form))
                 except UnansweredError:
                     break
-                replies[one.id] = read_answer(text).value
         return replies, ()
 
     def _leave_open(self, thread: str, standing: Standing, asker: str | None) -> None:

@@ -1,21 +1,25 @@
 """Questions to a human: answered by what was given in advance, or asked on the terminal.
 
-A program asks in words, and gets words. A graph's questions have ids, and may get any value.
+A program's question says what its answer must be. A graph's questions have ids, and may get any
+value.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
+import termios
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from agentrt.cli.screen import Screen
 from agentrt.cli.values import read_value
-from agentrt.errors import UsageError
+from agentrt.errors import ToolArgumentsError, UsageError
+from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.questions import Question
 
 if TYPE_CHECKING:
@@ -24,6 +28,12 @@ if TYPE_CHECKING:
 
 FLAG = "--interrupt-reply"
 _ADDRESSED = re.compile(r"([0-9a-f]{32})=(.*)", re.DOTALL)
+_SIMPLE = {
+    "string": "",
+    "boolean": "(yes or no)\n",
+    "integer": "(an integer)\n",
+    "number": "(a number)\n",
+}
 _LITERALS = {"true": True, "false": False, "null": None}
 
 
@@ -34,46 +44,75 @@ class UnansweredError(UsageError):
 class Human:
     """The `AskHuman` of the command line.
 
-    ``answers`` are given to each program in order. After them, or without any, the
-    question is asked on the terminal if there is one; one question at a time.
+    ``answers`` are given to each program in order. After them, or without any, the question is
+    asked on the terminal; one question at a time. Without a terminal it waits if others may
+    answer: those who look at the ``dashboard``.
     """
 
     def __init__(
-        self, answers: Sequence[str], screen: Screen, source: TextIO | None = None
+        self,
+        answers: Sequence[str],
+        screen: Screen,
+        source: TextIO | None = None,
+        *,
+        dashboard: bool = False,
     ) -> None:
         self._answers = tuple(answers)
         self._given: dict[str, int] = {}
         self._screen = screen
         self._source = sys.stdin if source is None else source
+        self._dashboard = dashboard
         self._turn = asyncio.Lock()
 
     async def __call__(self, question: Question) -> Any:
-        return question.form.parse(await self._answer(question.program_id, question.text))
-
-    async def _answer(self, program_id: str, question: str) -> str:
-        given = self._given.get(program_id, 0)
-        self._given[program_id] = given + 1
+        who, form = question.program_id, question.form
+        given = self._given.get(who, 0)
+        self._given[who] = given + 1
         if given < len(self._answers):
-            return self._answers[given]
-        if not self.is_there:
-            raise UnansweredError(
-                f"program {program_id} asks {question!r} and there is nobody to answer: "
-                "give --human TEXT once for each question, or run it on a terminal"
-            )
-        return await self.ask(program_id, question)
+            value = form.parse(self._answers[given])
+            if (wrong := _mistake(form, value)) is not None:
+                raise UnansweredError(
+                    f"--human {self._answers[given]!r}: {wrong}; {who} asks {question.text!r}"
+                )
+            return value
+        if self.is_there:
+            return await self._ask(question)
+        if self._dashboard:
+            self._screen.announce(f"{who} asks: {question.text} (answer in the dashboard)")
+            await asyncio.get_running_loop().create_future()
+        raise UnansweredError(
+            f"program {who} asks {question.text!r} and there is nobody to answer: "
+            "give --human TEXT once for each question, or run it on a terminal"
+        )
 
     @property
     def is_there(self) -> bool:
         """Whether there is a terminal to ask on."""
         return self._source.isatty()
 
-    async def ask(self, who: str, question: str) -> str:
-        """Ask on the terminal. Raises `UnansweredError` if it is closed."""
+    async def _ask(self, question: Question) -> Any:
+        """Ask on the terminal until the answer fits. Raises `UnansweredError` if it is closed."""
+        who, form = question.program_id, question.form
         async with self._turn:
             with self._screen.paused() as out:
-                out.write(f"{who} asks: {question}\n> ")
-                out.flush()
-                return await self._read_line(who)
+                out.write(f"{who} asks: {printable(question.text)}\n{asked_for(form)}")
+                while True:
+                    out.write("> ")
+                    out.flush()
+                    value = read_choice(form, await self._line_for(question, out))
+                    if (wrong := _mistake(form, value)) is None:
+                        return value
+                    out.write(f"{wrong}\n")
+
+    async def _line_for(self, question: Question, out: IO[str]) -> str:
+        try:
+            return await self._read_line(question.program_id)
+        except asyncio.CancelledError:
+            if question.state in ("answered", "expired"):
+                termios.tcflush(self._source, termios.TCIFLUSH)  # what was typed so far
+                how = "answered elsewhere" if question.state == "answered" else "too late"
+                out.write(f"\n{question.program_id}: {how}\n")
+            raise
 
     async def _read_line(self, who: str) -> str:
         # A terminal is readable when a whole line is there, so no thread has to block; it is
@@ -89,6 +128,45 @@ class Human:
         if not line:
             raise UnansweredError(f"{who} got no answer: the input was closed")
         return line.decode(errors="replace").rstrip("\n")
+
+
+def printable(text: str) -> str:
+    """A text of somebody else's, without what would steer the terminal."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
+
+
+def asked_for(form: AnswerForm) -> str:
+    """What an answer must be, in lines: choices with their numbers; nothing if any text will do."""
+    schema = form.schema
+    if not schema:
+        return ""
+    if "enum" in schema:
+        return "".join(f"  {n} {_plain(one)}\n" for n, one in enumerate(schema["enum"], 1))
+    kind = schema.get("type")
+    if schema.keys() <= {"type", "title"} and kind in _SIMPLE:
+        return _SIMPLE[kind]
+    what = "A text" if kind == "string" else "JSON"
+    return f"({what} that fits {json.dumps(schema)})\n"
+
+
+def read_choice(form: AnswerForm, text: str) -> Any:
+    """What was typed, as `AnswerForm.parse` reads it; a choice's number is that choice."""
+    value, choices = form.parse(text), (form.schema or {}).get("enum", ())
+    if value not in choices and text.isdecimal() and 0 < int(text) <= len(choices):
+        return choices[int(text) - 1]
+    return value
+
+
+def _plain(value: Any) -> str:
+    return printable(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _mistake(form: AnswerForm, value: Any) -> str | None:
+    try:
+        form.accept(value)
+    except ToolArgumentsError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

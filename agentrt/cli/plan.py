@@ -10,6 +10,7 @@ from typing import Any
 from agentrt.cli.human import Human
 from agentrt.program import Program
 from agentrt.runtime.run import Run
+from agentrt.runtime.runtime import AskHuman
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,11 @@ class Plan:
         self._starts = starts
 
     @asynccontextmanager
-    async def opened(self, human: Human) -> AsyncIterator[Sequence[Start]]:
-        """What to start first, checked, on the loop that it is to run on. It may be nothing."""
+    async def opened(self, human: Human, ask: AskHuman) -> AsyncIterator[Sequence[Start]]:
+        """What to start first, checked, on the loop that it is to run on. It may be nothing.
+
+        A plan's own questions go to ``ask``, if ``human`` is there.
+        """
         yield self._starts
 
     async def after(self, start: Start, run: Run) -> Start | None:

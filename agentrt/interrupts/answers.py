@@ -28,13 +28,13 @@ class AnswerForm:
     def parse(self, text: str) -> Any:
         """An answer that was typed, as JSON: the text itself if the schema wants a text.
 
-        It is not checked yet.
+        Where anything fits, numbers are text, and so is what is no JSON. It is not checked yet.
         """
         if self.schema is None:
             return text
+        if not self.schema:
+            return next((one for one in _json(text) if _is_no_text(one)), text)
         readings: list[Any] = [text, *_json(text), *_yes_or_no(text)]
-        if not self.schema:  # anything fits
-            return readings[1] if len(readings) > 1 else text
         fitting = [one for one in readings if mistake_in(one, self.schema) is None]
         return fitting[0] if fitting else readings[min(1, len(readings) - 1)]
 
@@ -73,6 +73,12 @@ def answer_form(
     return AnswerForm(schema)
 
 
+def free_form(schema: Any) -> AnswerForm:
+    """The form by a schema of somebody else's; where that is none, anything fits."""
+    usable = isinstance(schema, Mapping) and mistake_in_schema(schema) is None
+    return AnswerForm(schema if usable else {})
+
+
 def _of_type(type: Any) -> AnswerForm:
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
@@ -92,6 +98,10 @@ def _json(text: str) -> list[Any]:
         return [json.loads(text)]
     except (ValueError, RecursionError):
         return []
+
+
+def _is_no_text(value: Any) -> bool:
+    return value is None or isinstance(value, bool | dict | list)
 
 
 def _yes_or_no(text: str) -> list[bool]:

@@ -16,8 +16,7 @@ from langgraph_sdk import Auth
 from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
-from agentrt.interrupts.answers import AnswerForm
-from agentrt.interrupts.schema import mistake_in_schema
+from agentrt.interrupts.answers import free_form
 from agentrt.serving.langgraph.auth import Caller, caller_of
 from agentrt.serving.langgraph.bodies import Command, Config, ThreadRunBody
 from agentrt.serving.langgraph.interrupts import interrupts_in, is_open
@@ -172,14 +171,12 @@ def _asked(row: sa.Row[Any], interrupt: Mapping[str, Any], state: str = "open") 
     given = value if isinstance(value, dict) else {}
     text = value if isinstance(value, str) else given.get("question")
     schema = interrupt.get("response_schema") or given.get("schema")
-    if not isinstance(schema, dict) or mistake_in_schema(schema) is not None:
-        schema = {}  # LangGraph takes any answer
     return Asked(
         f"{UUID(row.thread_id).hex}-{interrupt['id']}",
         text if isinstance(text, str) else json.dumps(value, ensure_ascii=False),
         str(row.metadata.get("graph_id", "")),
         row.tenant,
-        AnswerForm(schema),
+        free_form(schema),
         thread=row.thread_id,
         value=value,
         state=state,
