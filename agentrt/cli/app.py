@@ -19,6 +19,11 @@ _PRODUCT = {
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
     "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
     "keys": ("agentrt.cli.serve:keys", "Make API keys for a server's tenants."),
+    "questions": (
+        "agentrt.cli.questions:questions",
+        "List what programs on a server ask humans.",
+    ),
+    "answer": ("agentrt.cli.questions:answer", "Answer a question of a server's program."),
 }
 _LABORATORY = {
     "simulate": (

@@ -39,6 +39,10 @@ class ImportFailedError(AgentrtError):
     """The user's file raised while it was imported. ``__cause__`` is its own error."""
 
 
+class RefusedError(AgentrtError):
+    """A server did not do what it was asked, or there is none."""
+
+
 def exit_code_of(error: BaseException) -> int:
     """Say on stderr what went wrong, and return the exit code for it."""
     match error:
@@ -69,7 +73,7 @@ def _own_fault(error: AgentrtError) -> int:
         case UsageError():
             _say(str(error))
             return USAGE
-        case EngineError():
+        case EngineError() | RefusedError():
             _say(str(error))
             return FAILED
         case ProgramError():
