@@ -14,6 +14,7 @@ from agentrt.runtime import Runtime
 from agentrt.serving._compat import EmbeddedServer
 from agentrt.serving.app import opened_app
 from agentrt.serving.observability import api
+from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Server
 
 _HOST = "127.0.0.1"
@@ -28,7 +29,7 @@ async def dashboard(runtime: Runtime, port: int = 0) -> AsyncIterator[str]:
     """
     with contextlib.closing(_listen(port)) as listening:
         server = Server(runtime, models=(runtime.executor.info.model,))
-        async with opened_app(server, [api]) as app:
+        async with opened_app(server, [questions, api]) as app:
             config = uvicorn.Config(
                 app,
                 lifespan="off",

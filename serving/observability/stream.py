@@ -1,7 +1,8 @@
 """The stream of events: first a snapshot, then what changes.
 
 The first message is a ``snapshot``; each later one is a ``change`` with the programs and nodes
-that differ from what was sent before, each in whole, so that a reader only replaces its own. A
+that differ from what was sent before, each in whole, so that a reader only replaces its own.
+``questions`` says that other questions to humans are open than before: a reader asks for them. A
 reader that is too slow gets ``cut``, and may connect again for a new snapshot.
 """
 
@@ -84,6 +85,7 @@ class Feed:
             with self.log.registry.lock:
                 reader.take()
                 first = self.snapshot(view)
+            asked = self.server.questions.changes
             yield _event("snapshot", first)
             over = False
             while not over:
@@ -98,6 +100,9 @@ class Feed:
                     return
                 if change is not None:
                     yield _event("change", change)
+                if asked != self.server.questions.changes and self.program is None:
+                    asked = self.server.questions.changes
+                    yield _event("questions", {"changes": asked})
                 await asyncio.sleep(_BATCH_S)
 
     def _over(self) -> bool:

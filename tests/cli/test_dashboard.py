@@ -24,6 +24,27 @@ async def look(ctx, port):
 """
 
 
+# Asks a human, and answers at its own dashboard as one would.
+ANSWERS = """
+import asyncio, json, urllib.request
+
+def answer(port):
+    url = f"http://127.0.0.1:{port}/v1/questions"
+    with urllib.request.urlopen(url, timeout=30) as listed:
+        [question] = json.load(listed)["data"]
+    body = json.dumps({"answer": "tea"}).encode()
+    request = urllib.request.Request(f"{url}/{question['id']}", body, method="POST")
+    urllib.request.urlopen(request, timeout=30).close()
+
+@program
+async def asks(ctx, port):
+    asked = asyncio.create_task(ctx.human("Which drink?", choices=["tea", "coffee"]))
+    await asyncio.sleep(0)
+    await ctx.tool(answer, port)
+    return await asked
+"""
+
+
 def a_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -40,6 +61,16 @@ def test_the_dashboard_shows_a_commands_programs(
     assert f"dashboard: http://127.0.0.1:{port}/dashboard" in seen.err
     [program] = json.loads(seen.out)["programs"]
     assert (program["id"], program["calls"]) == ("look-1", 1)
+
+
+def test_without_a_terminal_a_question_is_answered_at_the_dashboard(
+    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = a_free_port()
+    assert invoke("run", write(ANSWERS), "--input", port, "--dashboard", port) == 0
+    seen = capfd.readouterr()
+    assert "asks-1 asks: Which drink? (answer in the dashboard)" in seen.err
+    assert seen.out == "tea\n"
 
 
 def test_without_a_value_any_port_is_taken(

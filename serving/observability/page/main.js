@@ -3,6 +3,7 @@
 import { byId, count, h, oncePerFrame, say } from "./dom.js";
 import { Engines } from "./engines.js";
 import { Graph } from "./graph.js";
+import { Questions } from "./questions.js";
 import { isLive, Store } from "./store.js";
 import { follow, setKey } from "./stream.js";
 import { Table } from "./table.js";
@@ -26,6 +27,7 @@ const table = new Table(store, choose, draw);
 const graph = new Graph(draw);
 const timeline = new Timeline(store, choose, draw);
 const engines = new Engines(store);
+const questions = new Questions();
 const cells = new Map(
   TOTALS.map((name) => {
     const cell = h("dd", { "data-total": name }, "–");
@@ -61,6 +63,7 @@ function watch() {
     event(name, body) {
       if (name === "snapshot") store.snapshot(body);
       if (name === "change") store.change(body);
+      if (name === "snapshot" || name === "questions") questions.refresh();
       draw();
     },
     state: link,

@@ -6,9 +6,11 @@ const LONGEST_REST_MS = 8000;
 
 export const setKey = (key) => sessionStorage.setItem(KEY, key);
 
-function headers() {
+// Asks the server, with the key if there is one.
+export function request(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
-  return key ? { Accept: "text/event-stream", Authorization: `Bearer ${key}` } : { Accept: "text/event-stream" };
+  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  return fetch(path, { ...options, headers, cache: "no-store" });
 }
 
 // Follows `path` until `stop` is called; comes back after a rest when the stream ends.
@@ -37,7 +39,7 @@ async function run(path, on, signal) {
 async function once(path, on, signal) {
   let outcome = "lost";
   try {
-    const response = await fetch(path, { headers: headers(), signal, cache: "no-store" });
+    const response = await request(path, { headers: { Accept: "text/event-stream" }, signal });
     if (response.status === 401 || response.status === 403) return "refused";
     if (response.status === 404) return "gone";
     if (!response.ok) return "lost";

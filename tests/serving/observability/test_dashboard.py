@@ -7,15 +7,16 @@ to another host.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Locator, Page, expect
+from pydantic import BaseModel
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import UsageError
@@ -96,6 +97,30 @@ class Staged(ScriptedExecutor):
         return await super().snapshot() if self.staged is None else self.staged
 
 
+class Order(BaseModel):
+    drink: Literal["tea", "coffee"]
+    cups: int = 1
+    milk: bool | None = None
+    name: str
+
+
+@program
+async def waiter(ctx: Context) -> Order:
+    order: Order = await ctx.human("<b>What</b> may I bring?", schema=Order)
+    return order
+
+
+@program
+async def asker(ctx: Context) -> list[Any]:
+    return [
+        await ctx.human("a text?"),
+        await ctx.human("how many?", schema=int),
+        await ctx.human("really?", schema=bool),
+        await ctx.human("which?", choices=["red", "blue"]),
+        await ctx.human("a list?", schema=list[int]),
+    ]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with opened_browser() as browser:
@@ -125,14 +150,14 @@ async def watched(
 
 @asynccontextmanager
 async def shown(
-    browser: Browser, executor: ScriptedExecutor | None = None
+    browser: Browser, executor: ScriptedExecutor | None = None, *, expected: str | None = None
 ) -> AsyncIterator[tuple[Runtime, Page]]:
     """A runtime, and its dashboard in the browser."""
     gates.close()
     async with (
-        Runtime(executor or ScriptedExecutor()) as runtime,
+        Runtime(executor or ScriptedExecutor(), ask_human=None) as runtime,
         dashboard(runtime) as url,
-        watched(browser, url) as page,
+        watched(browser, url, expected=expected) as page,
     ):
         await expect(page.locator("#link")).to_have_text("live")
         yield runtime, page
@@ -207,6 +232,61 @@ async def test_what_programs_say_is_text_and_not_markup(browser: Browser) -> Non
         await expect(row.locator(".dotted")).to_have_text("failed")
         await expect(row.locator(".at-wait")).to_have_text("UsageError: <b>no</b> such luck")
         await expect(page.locator("#rows b")).to_have_count(0)
+
+
+async def test_a_question_is_answered_by_its_form(browser: Browser) -> None:
+    async with shown(browser, expected="422") as (runtime, page):
+        run = runtime.start(waiter)
+        form = page.locator("#open form")
+        await expect(form.locator("p")).to_have_text(f"{run.id} <b>What</b> may I bring?")
+        await expect(form.locator("label span")).to_have_text(["drink", "cups", "milk", "name"])
+        drink, milk = form.locator("select").nth(0), form.locator("select").nth(1)
+        await drink.select_option("coffee")
+        await form.locator("input[type=number]").fill("2")
+        await milk.select_option("yes")
+        await form.locator("input[type=text]").fill("Ann")
+        await form.get_by_role("button", name="Answer").click()
+        assert await run.wait() == Order(drink="coffee", cups=2, milk=True, name="Ann")
+        await expect(page.locator("#questions")).to_be_hidden()
+
+
+async def test_each_kind_of_answer_has_its_field(browser: Browser) -> None:
+    async with shown(browser, expected="422") as (runtime, page):
+        run = runtime.start(asker)
+
+        async def answer(question: str, fill: Callable[[Locator], Awaitable[Any]]) -> None:
+            form = page.locator("#open form", has_text=question)
+            await fill(form)
+            await form.get_by_role("button", name="Answer").click()
+
+        await answer("a text?", lambda form: form.locator("input[type=text]").fill("42"))
+        await answer("how many?", lambda form: form.locator("input[type=number]").fill("42"))
+        await answer("really?", lambda form: form.locator("select").select_option("no"))
+        await answer("which?", lambda form: form.locator("select").select_option("blue"))
+        await answer("a list?", lambda form: form.locator("textarea").fill("[1"))
+        note = page.locator("#open output")
+        await expect(note).to_contain_text("this is no JSON")
+        await answer("a list?", lambda form: form.locator("textarea").fill('["x"]'))
+        await expect(note).to_contain_text("'x' is not of type 'integer'")
+        await answer("a list?", lambda form: form.locator("textarea").fill("[1, 2]"))
+        assert await run.wait() == ["42", 42, False, "blue", [1, 2]]
+
+
+async def test_an_answer_from_elsewhere_takes_the_question_off_the_page(browser: Browser) -> None:
+    async with shown(browser) as (runtime, page):
+        first, second = runtime.start(waiter), runtime.start(waiter)
+        forms = page.locator("#open form")
+        await expect(forms).to_have_count(2)
+        await expect(page.locator("#questions-count")).to_have_text("2")
+        typed = page.locator("form", has_text=second.id).locator("input[type=text]")
+        await typed.fill("Ann")
+        [question, _] = runtime.questions.open
+        runtime.questions.answer(question, {"drink": "tea", "name": "Bob"})
+        await first.wait()
+        await expect(forms).to_have_count(1)
+        await expect(typed).to_have_value("Ann")
+        second.cancel()
+        await expect(forms).to_have_count(0)
 
 
 async def test_engines_queues_and_wait_reasons_are_shown(browser: Browser) -> None:

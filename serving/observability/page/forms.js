@@ -1,0 +1,92 @@
+// A form field from a JSON schema: text, number, yes or no, a choice, an object of those; anything
+// else is typed as JSON. A field has its `element`, and `read()`: its value, undefined if it was
+// left empty; that throws an Error with words for people.
+
+import { h } from "./dom.js";
+
+const TEXTS = new Set(["string", undefined]);
+
+export function field(schema, root = schema, needed = true) {
+  const form = resolved(schema ?? { type: "string" }, root);
+  if (Array.isArray(form.enum)) return choice(form.enum, needed);
+  if ("const" in form) return choice([form.const], needed);
+  if (form.type === "boolean") return choice([true, false], needed, ["yes", "no"]);
+  if (form.type === "integer" || form.type === "number") return number(form, needed);
+  if (form.type === "string") return text(form, needed);
+  if (form.type === "object" && isFlat(form, root)) return object(form, root);
+  return json(form, needed);
+}
+
+// What a reference within the schema stands for; of something that may be null, the other.
+function resolved(schema, root) {
+  if (typeof schema.$ref === "string" && schema.$ref.startsWith("#/")) {
+    const parts = schema.$ref.slice(2).split("/");
+    const found = parts.reduce((inner, name) => inner?.[name], root);
+    return found && found !== schema && !found.$ref ? { ...found, ...without(schema, "$ref") } : {};
+  }
+  const ways = schema.anyOf?.filter((way) => way.type !== "null");
+  return ways?.length === 1 ? resolved({ ...without(schema, "anyOf"), ...ways[0] }, root) : schema;
+}
+
+function without(schema, key) {
+  const { [key]: dropped, ...rest } = schema;
+  return rest;
+}
+
+const SCALARS = new Set(["string", "integer", "number", "boolean"]);
+
+function isFlat(form, root) {
+  const parts = Object.values(form.properties ?? {}).map((part) => resolved(part, root));
+  return parts.length > 0 && parts.every((p) => SCALARS.has(p.type) || Array.isArray(p.enum) || "const" in p);
+}
+
+function choice(values, needed, names = values.map((v) => (typeof v === "string" ? v : JSON.stringify(v)))) {
+  const options = names.map((name, index) => h("option", { value: index }, name));
+  const element = h("select", { required: needed }, h("option", { value: "" }, "…"), ...options);
+  return { element, read: () => (element.value === "" ? undefined : values[element.value]) };
+}
+
+function number(form, needed) {
+  const step = form.type === "integer" ? 1 : "any";
+  const element = h("input", { type: "number", step, min: form.minimum, max: form.maximum, required: needed });
+  return { element, read: () => (element.value === "" ? undefined : element.valueAsNumber) };
+}
+
+function text(form, needed) {
+  const element = h("input", { type: "text", maxlength: form.maxLength, required: needed, autocomplete: "off" });
+  return { element, read: () => (element.value === "" && !needed ? undefined : element.value) };
+}
+
+function json(form, needed) {
+  const hint = Object.keys(form).length ? JSON.stringify(form) : "text or JSON";
+  const element = h("textarea", { rows: 3, required: needed, placeholder: hint, spellcheck: "false" });
+  // Where anything fits, what is no object, list, true, false or null is text.
+  const free = TEXTS.has(form.type) && !Object.keys(form).length;
+  return { element, read: () => readJson(element.value, free) };
+}
+
+function readJson(typed, free) {
+  if (typed.trim() === "") return undefined;
+  try {
+    const value = JSON.parse(typed);
+    return free && (typeof value === "number" || typeof value === "string") ? typed : value;
+  } catch (error) {
+    if (free) return typed;
+    throw new Error(`this is no JSON: ${error.message}`);
+  }
+}
+
+function object(form, root) {
+  const required = new Set(form.required ?? []);
+  const parts = Object.entries(form.properties).map(([name, part]) => {
+    const inner = field(part, root, required.has(name));
+    if (part.description) inner.element.title = part.description;
+    return { name, inner, row: h("label", {}, h("span", {}, name), inner.element) };
+  });
+  const element = h("fieldset", {}, ...parts.map((part) => part.row));
+  const read = () => {
+    const filled = parts.map(({ name, inner }) => [name, inner.read()]);
+    return Object.fromEntries(filled.filter(([, value]) => value !== undefined));
+  };
+  return { element, read };
+}
