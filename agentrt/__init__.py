@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from agentrt.errors import AgentrtError, ProgramError
-    from agentrt.interrupts import Progress, Tool, ToolContext, tool
+    from agentrt.interrupts import Event, Progress, Tool, ToolContext, tool
     from agentrt.request import Reply, ToolCall
     from agentrt.runtime import Runtime
     from agentrt.scheduler.config import SchedulerConfig
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AgentrtError": "agentrt.errors",
     "ProgramError": "agentrt.errors",
+    "Event": "agentrt.interrupts",
     "Progress": "agentrt.interrupts",
     "Reply": "agentrt.request",
     "Runtime": "agentrt.runtime",
@@ -38,6 +39,7 @@ _HOMES = {
 __all__ = [
     "AgentrtError",
     "Context",
+    "Event",
     "ProgramError",
     "Progress",
     "Reply",

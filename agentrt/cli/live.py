@@ -186,6 +186,13 @@ def _node_line(run: Run, node: Node, queue: Queue, now: float) -> Text:
     return line
 
 
+_OUTSIDE = {
+    NodeKind.TOOL: "tool",
+    NodeKind.HUMAN: "waits for a human",
+    NodeKind.EVENT: "waits for an event",
+}
+
+
 def _node_state(run: Run, node: Node, queue: Queue, now: float) -> str:
     if node.ended_at is not None:
         seconds = f"{node.ended_at - node.created_at:.1f} s"
@@ -193,7 +200,7 @@ def _node_state(run: Run, node: Node, queue: Queue, now: float) -> str:
     seconds = f"{now - node.created_at:.1f} s"
     if node.kind is NodeKind.CALL:
         return f"{queue.describe(f'{run.id}/{node.id}')}, {seconds}"
-    return f"waits for a human, {seconds}" if node.kind is NodeKind.HUMAN else f"tool, {seconds}"
+    return f"{_OUTSIDE[node.kind]}, {seconds}"
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -3,18 +3,20 @@
 `tool` has `Tool` and `ToolTransport`, the seam behind which tools run (`local`: in a thread or a
 process; MCP and MQTT in `agentrt.integrations`), `function` the `@tool` decorator, `toolbox` all
 tools that a runtime can reach, `attempts` how one call of a tool is carried through: checked,
-bounded, tried again. `questions` has what humans are asked, `answers` what they may answer. What
-the DAG keeps of an interrupt is in `agentrt.graph.interrupt`.
+bounded, tried again. `questions` has what humans are asked, `answers` what they may answer,
+`events` what programs wait for. What the DAG keeps of an interrupt is in `agentrt.graph.interrupt`.
 """
 
 from __future__ import annotations
 
 from agentrt.graph import Progress
 from agentrt.interrupts.context import ToolContext
+from agentrt.interrupts.events import Event
 from agentrt.interrupts.function import tool
 from agentrt.interrupts.tool import Tool, ToolOptions, ToolRequest, ToolTransport
 
 __all__ = [
+    "Event",
     "Progress",
     "Tool",
     "ToolContext",

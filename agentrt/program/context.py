@@ -12,8 +12,10 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpa
 from agentrt.errors import ConfigError, InterruptExpiredError
 from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import AnswerForm, answer_form
+from agentrt.interrupts.events import Event, Feed
 from agentrt.interrupts.function import as_tool
 from agentrt.interrupts.schema import name_of
+from agentrt.program.events import Events
 from agentrt.program.options import LLMOptions, make_request
 from agentrt.program.stream import ReplyStream
 from agentrt.request import Message, Reply
@@ -52,6 +54,8 @@ class Emitter(Protocol):
         timeout: float | None,
         after: Iterable[Reply],
     ) -> Any: ...
+
+    async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event: ...
 
 
 class Context:
@@ -172,6 +176,17 @@ class Context:
             if default is _NO_DEFAULT:
                 raise
             return default
+
+    def event(
+        self, topic: str, *, timeout: float | None = None, after: Iterable[Reply] = ()
+    ) -> Events:
+        """Wait for an event: ``await ctx.event("plant/+/alarm")`` for the next one, or
+        ``async for event in ctx.event("plant/#")`` for all, without losing one in between.
+
+        ``topic`` is a filter of the runtime's event source, such as MQTT's. Past ``timeout``
+        (seconds, for each wait) it fails with `InterruptExpiredError`.
+        """
+        return Events(topic, lambda feed: self._emitter.event(feed, timeout, after))
 
     def spawn(
         self,

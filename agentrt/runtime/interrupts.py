@@ -14,6 +14,7 @@ from agentrt.errors import AgentrtError, ConfigError
 from agentrt.graph import Interrupt, Node, NodeKind, Progress
 from agentrt.interrupts import Tool, ToolRequest
 from agentrt.interrupts.answers import AnswerForm, answer_form
+from agentrt.interrupts.events import Event, Feed
 from agentrt.interrupts.local import ThreadTransport
 from agentrt.interrupts.questions import Question
 from agentrt.request import Reply
@@ -83,6 +84,17 @@ class InterruptEmitter:
     ) -> Any:
         """Ask a human. Raises as `Questions.ask` does."""
         return await self._ask(self._own_scope(text), text, form, timeout, after)
+
+    async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
+        """The next event. Raises as `Feed.next` does."""
+        run, services = self._run, self._with
+        services.feeds.setdefault(run.id, set()).add(feed)
+        deadline = None if timeout is None else self._registry.clock() + timeout
+        interrupt = Interrupt(services.events.name, deadline=deadline, attempt=1)
+        scope = self._own_scope(feed.topic)
+        async with self._interrupted(NodeKind.EVENT, feed.topic, scope, after, interrupt):
+            with tracking.outside():
+                return await feed.next(services.events, run.row.tenant, timeout)
 
     async def _ask(
         self,

@@ -20,6 +20,7 @@ from agentrt.executors.frontend import Frontend
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.graph import Frontier
 from agentrt.interrupts import ToolTransport
+from agentrt.interrupts.events import EventSource, NoEvents
 from agentrt.interrupts.questions import Question, Questions
 from agentrt.interrupts.toolbox import Toolbox
 from agentrt.program import Context, Program
@@ -56,7 +57,8 @@ class Runtime:
     ``registry`` has the runs of all programs, client programs too, whose code somebody else
     runs. ``model_names`` are what requests may call the first model; by default its own name.
     ``seed`` makes the seeds that are drawn for sampled calls repeatable. ``tools`` are
-    the transports of tools beside those for functions of this process. ``ask_human`` answers
+    the transports of tools beside those for functions of this process, ``events`` is where
+    `Context.event` hears of what happens. ``ask_human`` answers
     `Context.human`; with None, questions wait in ``questions`` for whoever answers them there.
     """
 
@@ -66,6 +68,7 @@ class Runtime:
         *,
         ask_human: AskHuman | None = no_human,
         tools: Sequence[ToolTransport] = (),
+        events: EventSource | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         registry: RunRegistry | None = None,
@@ -82,7 +85,10 @@ class Runtime:
         self._frontend: asyncio.Task[Frontend] | None = None
         self.toolbox = Toolbox(tools)
         self.questions = Questions(self.registry.clock, ask_human)
-        self._services = Services(executor, self.frontend, self.toolbox, self.questions, seed)
+        self.events = NoEvents() if events is None else events
+        self._services = Services(
+            executor, self.frontend, self.toolbox, self.questions, self.events, seed
+        )
 
     @property
     def table(self) -> ProcessTable:
@@ -115,6 +121,7 @@ class Runtime:
         try:
             with tracking.outside():
                 await self.toolbox.open()
+                await self.events.open()
             await self.executor.start(progress)
         except BaseException:
             await self.close()
@@ -135,6 +142,7 @@ class Runtime:
             await asyncio.wait(left)
         try:
             await self.toolbox.close()
+            await self.events.close()
             await self._close_frontend()
             await self.executor.close()
         finally:
@@ -230,6 +238,7 @@ class Runtime:
         # tasks end by themselves, or serve others too; its threads' calls are still its own.
         if program.owns_tasks:
             await tracking.cancel_tasks(run)
+        await self._services.end_feeds(run.id)
         await self._cancel_client_calls(run.id)
         self.registry.close(run, state, error)
         await self._forget(run)

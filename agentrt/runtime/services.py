@@ -10,19 +10,28 @@ from typing import Any
 from agentrt.executors.base import Executor
 from agentrt.executors.frontend import Frontend
 from agentrt.interrupts.attempts import Attempts
+from agentrt.interrupts.events import EventSource, Feed
 from agentrt.interrupts.questions import Questions
 from agentrt.interrupts.toolbox import Toolbox
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Services:
-    """The engine, its front end, tools and humans. ``seed`` makes drawn seeds repeatable."""
+    """The engine, its front end, tools, humans, events. ``seed`` makes drawn seeds repeatable."""
 
     executor: Executor
     frontend: Callable[[], Awaitable[Frontend]]
     toolbox: Toolbox
     questions: Questions
+    events: EventSource
     seed: int = 0
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
     client_calls: dict[asyncio.Task[Any], str] = dataclasses.field(default_factory=dict)
     """Tasks in the middle of a call of a client program, with the program's id."""
+    feeds: dict[str, set[Feed]] = dataclasses.field(default_factory=dict)
+    """What live programs are subscribed to, by their ids."""
+
+    async def end_feeds(self, program_id: str) -> None:
+        """A program ended: it hears of no more events."""
+        for feed in self.feeds.pop(program_id, ()):
+            await feed.close()

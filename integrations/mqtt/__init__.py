@@ -8,7 +8,8 @@ functions as tools, `events` what programs wait for. `broker` says how a broker 
 from __future__ import annotations
 
 from agentrt.integrations.mqtt.broker import Broker, read_broker
+from agentrt.integrations.mqtt.events import MqttEvents
 from agentrt.integrations.mqtt.tools import MqttTools
 from agentrt.integrations.mqtt.worker import Worker
 
-__all__ = ["Broker", "MqttTools", "Worker", "read_broker"]
+__all__ = ["Broker", "MqttEvents", "MqttTools", "Worker", "read_broker"]

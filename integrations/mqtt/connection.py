@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -132,6 +132,17 @@ class Connection:
             self._kept[number] = message
         if self._client is not None:
             self._publish_soon(self._client, number, message)
+
+    async def ask(
+        self, within: float, what: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Ask the broker for something. Raises `ToolUnavailableError`."""
+        await self.ready(within)
+        assert self._client is not None
+        try:
+            await what(self._client)
+        except aiomqtt.MqttError as error:
+            raise ToolUnavailableError(f"broker {self.broker}: {error}") from error
 
     async def sent(self) -> None:
         """Wait until the broker has all that is kept."""
@@ -280,7 +291,11 @@ async def publish(client: aiomqtt.Client, message: Outgoing) -> None:
 
 async def subscribe(client: aiomqtt.Client, topics: list[str]) -> None:
     """Subscribe to all. Raises `aiomqtt.MqttError` if the broker lets us not."""
-    codes = await client.subscribe([(topic, 1) for topic in topics])
+    check_codes(topics, await client.subscribe([(topic, 1) for topic in topics]))
+
+
+def check_codes(topics: list[str], codes: Sequence[Any]) -> None:
+    """Raise `aiomqtt.MqttError` where the broker refused a subscription."""
     for topic, code in zip(topics, codes, strict=True):
         if getattr(code, "value", 0) >= _FAILURES:
-            raise aiomqtt.MqttError(f"may not subscribe to {topic}: {code}")
+            raise aiomqtt.MqttError(f"it lets nobody subscribe to {topic} here: {code}")

@@ -23,6 +23,7 @@ from agentrt.errors import AgentrtError, ProgramLoadError
 from agentrt.integrations.langgraph.graphs import Graph, open_graph
 from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import AnswerForm
+from agentrt.interrupts.events import Event, Feed
 from agentrt.program import Context, Emitter, Program
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
@@ -179,6 +180,9 @@ class _InterruptingEmitter:
 
     async def tools(self, *transports: str) -> list[Tool]:
         return await self._inner.tools(*transports)
+
+    async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
+        return await self._inner.event(feed, timeout, after)
 
     async def human(
         self,

@@ -23,6 +23,7 @@ class Activity(StrEnum):
     RUNNING = ProgramState.RUNNING
     WAITING = "waiting"
     IN_TOOL = ProgramState.IN_TOOL
+    WAITING_FOR_EVENT = ProgramState.WAITING_FOR_EVENT
     WAITING_FOR_HUMAN = ProgramState.WAITING_FOR_HUMAN
     BETWEEN_CALLS = "between calls"
     STALE = ProgramState.STALE
@@ -114,8 +115,9 @@ def _in_engine(run: Run, view: EngineView, name: Name) -> Status:
 
 
 def _outside(run: Run) -> str:
-    """The tool or the question that is open for the longest."""
-    wanted = NodeKind.TOOL if run.row.tools else NodeKind.HUMAN
+    """The tool, the event or the question that is open for the longest."""
+    event = NodeKind.EVENT if run.row.events else NodeKind.HUMAN
+    wanted = NodeKind.TOOL if run.row.tools else event
     node = next((node for node in run.dag.running() if node.kind is wanted), None)
     return "" if node is None else clipped(node.name)
 

@@ -1,0 +1,164 @@
+"""Programs that wait for messages at a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiomqtt
+import pytest
+
+from agentrt import Context, Event, Runtime, program
+from agentrt.errors import ConfigError, InterruptExpiredError, ToolUnavailableError
+from agentrt.integrations.mqtt import Broker, MqttEvents
+from agentrt.integrations.mqtt.topics import Prefix
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.integrations.mqtt.mosquitto import Mosquitto, free_port
+from tests.integrations.mqtt.side import until
+
+
+@asynccontextmanager
+async def opened(broker: Broker, **options: Any) -> AsyncIterator[tuple[Runtime, MqttEvents]]:
+    """Nothing may be left when it ends: no task, no subscription."""
+    before = asyncio.all_tasks()
+    source = MqttEvents(broker, **options)
+    async with Runtime(ScriptedExecutor(lambda call: "x"), events=source) as runtime:
+        yield runtime, source
+    assert not source._filters
+    assert asyncio.all_tasks() <= before
+
+
+@asynccontextmanager
+async def publisher(broker: Broker) -> AsyncIterator[aiomqtt.Client]:
+    async with aiomqtt.Client(broker.host, broker.port) as client:
+        yield client
+
+
+async def test_payloads_are_json_text_or_bytes(broker: Broker) -> None:
+    @program
+    async def listens(ctx: Context, root: str) -> list[Any]:
+        heard = []
+        async for event in ctx.event(f"{root}/+/alarm"):
+            assert event.topic == f"{root}/drill/alarm"
+            heard.append(event.payload)
+            if event.payload == b"\xff":
+                break
+        return heard
+
+    root = broker.prefix.text
+    async with opened(broker) as (runtime, source), publisher(broker) as client:
+        run = runtime.start(listens, root)
+        await until(lambda: bool(source._filters))
+        for payload in ('{"degrees": 81.5}', "hot", "", b"\xff"):
+            await client.publish(f"{root}/drill/alarm", payload, qos=1)
+        await client.publish(f"{root}/drill/other", "not asked for", qos=1)
+        assert await run.wait() == [{"degrees": 81.5}, "hot", "", b"\xff"]
+
+
+async def test_two_programs_share_a_subscription_and_overlapping_ones_get_each_once(
+    broker: Broker,
+) -> None:
+    """A message that fits two filters comes once to each subscription."""
+
+    @program
+    async def takes(ctx: Context, topic: str) -> list[int]:
+        heard: list[int] = []
+        async for event in ctx.event(topic):
+            heard.append(event.payload)
+            if len(heard) == 3:
+                break
+        return heard
+
+    root = broker.prefix.text
+    async with opened(broker) as (runtime, source), publisher(broker) as client:
+        topics = [f"{root}/#", f"{root}/#", f"{root}/+/alarm"]
+        runs = [runtime.start(takes, topic) for topic in topics]
+        await until(lambda: sum(len(one.behind) for one in source._filters.values()) == 3)
+        assert len(source._filters) == 2
+        for number in range(3):
+            await client.publish(f"{root}/drill/alarm", json.dumps(number), qos=1)
+        assert [await run.wait() for run in runs] == [[0, 1, 2]] * 3
+
+
+async def test_a_retained_message_is_no_event(broker: Broker) -> None:
+    @program
+    async def waits(ctx: Context, topic: str) -> Event:
+        event: Event = await ctx.event(topic)
+        return event
+
+    topic = f"{broker.prefix.text}/state"
+    async with opened(broker) as (runtime, source), publisher(broker) as client:
+        await client.publish(topic, "old", qos=1, retain=True)
+        run = runtime.start(waits, topic)
+        await until(lambda: bool(source._filters))
+        await client.publish(topic, "new", qos=1, retain=True)
+        assert await run.wait() == Event(topic, "new")
+        await client.publish(topic, b"", qos=1, retain=True)
+
+
+async def test_a_topic_that_cannot_be_an_absent_broker_and_a_silent_topic(broker: Broker) -> None:
+    @program
+    async def waits(ctx: Context, topic: str) -> None:
+        await ctx.event(topic, timeout=0.2)
+
+    async with opened(broker) as (runtime, _):
+        with pytest.raises(ConfigError, match="'plant/#/x' is no topic filter"):
+            await runtime.start(waits, "plant/#/x").wait()
+        with pytest.raises(InterruptExpiredError, match=r"within 0\.2 s"):
+            await runtime.start(waits, "plant/silent").wait()
+    absent = Broker("127.0.0.1", free_port())
+    async with opened(absent, patience=0.1) as (runtime, _):
+        with pytest.raises(ToolUnavailableError, match="it cannot be reached"):
+            await runtime.start(waits, "plant/+").wait()
+
+
+async def test_each_tenant_has_events_of_its_own_below_a_prefix_that_names_it(
+    broker: Broker,
+) -> None:
+    @program
+    async def waits(ctx: Context, topic: str) -> Event:
+        event: Event = await ctx.event(topic)
+        return event
+
+    root = broker.prefix.text
+    apart = Broker(broker.host, broker.port, Prefix(f"{root}/{{tenant}}"))
+    async with opened(apart) as (runtime, source), publisher(broker) as client:
+        runs = [runtime.start(waits, "#", tenant=tenant) for tenant in ("acme", "duck")]
+        await until(lambda: len(source._filters) == 2)
+        await client.publish(f"{root}/acme/events/alarm", "1", qos=1)
+        await client.publish(f"{root}/duck/events/alarm", "2", qos=1)
+        assert [await run.wait() for run in runs] == [Event("alarm", 1), Event("alarm", 2)]
+
+
+async def test_a_subscription_outlives_a_broker_that_is_killed(tmp_path: Path) -> None:
+    @program
+    async def takes(ctx: Context) -> list[int]:
+        heard = []
+        async for event in ctx.event("plant/#"):
+            heard.append(event.payload)
+            if len(heard) == 2:
+                break
+        return heard
+
+    mosquitto = Mosquitto(tmp_path)
+    mosquitto.start()
+    try:
+        broker = mosquitto.broker()
+        async with opened(broker) as (runtime, source):
+            run = runtime.start(takes)
+            await until(lambda: bool(source._filters))
+            async with publisher(broker) as client:
+                await client.publish("plant/a", "1", qos=1)
+            mosquitto.kill()
+            await until(lambda: not source._connection.is_up)
+            mosquitto.start()
+            await until(lambda: source._connection.is_up)
+            async with publisher(broker) as client:
+                await client.publish("plant/a", "2", qos=1)
+            assert await run.wait() == [1, 2]
+    finally:
+        mosquitto.stop()
