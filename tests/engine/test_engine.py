@@ -34,7 +34,7 @@ FLAGS = ("--dtype", "float32", "--max-model-len", "1024")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runtime() -> AsyncIterator[Runtime]:
     engine = VLLMEngine(EngineOptions(max_num_seqs=2, flags=FLAGS))
-    async with Runtime(engine) as runtime:
+    async with Runtime(engine, ask_human=None) as runtime:
         yield runtime
 
 
@@ -176,6 +176,29 @@ async def test_a_streaming_session_goes_on_beside_programs(runtime: Runtime, pol
     await engine_of(runtime).end_program("told")
     after = await engine_of(runtime).snapshot()
     assert (after["requests"], after["programs"]) == (0, [])
+
+
+async def test_who_only_waits_for_a_human_holds_nothing_of_the_engine(runtime: Runtime) -> None:
+    """1. A program calls, and asks. 2. Nothing of it runs, waits or has a block of its own."""
+    await use(runtime, "atlas")
+    engine = engine_of(runtime)
+    before = await engine.snapshot()
+
+    @program
+    async def asks(ctx: Context) -> str:
+        await ctx.llm("Name a colour.", max_tokens=4)
+        return str(await ctx.human("Shall I go on?"))
+
+    run = runtime.start(asks)
+    while not runtime.questions.open:
+        await asyncio.sleep(0)
+    waiting = await engine.snapshot()
+    assert (waiting["requests"], waiting["running"], waiting["waiting"]) == (0, [], [])
+    assert waiting["free_blocks"] == before["free_blocks"]
+    assert waiting["free_slots"] == before["free_slots"]
+    [question] = runtime.questions.open
+    runtime.questions.answer(question, "yes")
+    assert await run.wait() == "yes"
 
 
 async def test_cancelling_in_mid_decode_frees_everything(runtime: Runtime) -> None:

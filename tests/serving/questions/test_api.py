@@ -15,6 +15,7 @@ from agentrt import Context, program
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import KeyCheck, ServedProgram
+from agentrt.serving.tenants import Limits
 from tests.serving.local import LocalServer, open_server
 from tests.serving.tenants.plain_keys import PlainKeys
 
@@ -35,10 +36,19 @@ async def greeter(ctx: Context) -> str:
     return str(await ctx.human("Who is there?"))
 
 
+@program
+async def caller(ctx: Context, then: str = "ask") -> str:
+    said = await ctx.llm("say")
+    return str(await ctx.human("Enough?")) if then == "ask" else said.text
+
+
 @asynccontextmanager
-async def serving(keys: KeyCheck | None = None) -> AsyncIterator[LocalServer]:
-    served = {one.name: ServedProgram(one, "tests.py") for one in (waiter, greeter)}
-    async with open_server(served=served, keys=keys, apis=(programs, questions)) as local:
+async def serving(
+    keys: KeyCheck | None = None, limits: Limits | None = None
+) -> AsyncIterator[LocalServer]:
+    served = {one.name: ServedProgram(one, "tests.py") for one in (waiter, greeter, caller)}
+    apis = (programs, questions)
+    async with open_server(served=served, keys=keys, limits=limits, apis=apis) as local:
         yield local
 
 
@@ -187,6 +197,17 @@ async def test_another_tenant_sees_and_answers_nothing() -> None:
         assert (await answered(local, question, "bob", "bob")).status_code == 404
         await local.until(lambda: run["id"] not in local.runtime.runs)
         assert (await run_of(local, run, "ann"))["result"] == "ann"
+
+
+async def test_who_waits_for_a_human_leaves_its_tenants_seat_to_others() -> None:
+    """One call at a time: that of another program goes in while the first one waits."""
+    async with serving(limits=Limits(concurrency=1)) as local:
+        run = await start(local, "caller")
+        [question] = await listed(local)
+        said = await local.post("/v1/programs/caller/runs", {"input": "say no more"})
+        assert said["result"] == "one two three"
+        assert (await run_of(local, run))["calls"] == 1
+        assert (await answered(local, question, "yes")).status_code == 200
 
 
 async def test_the_event_stream_tells_of_questions_as_they_open_and_are_closed() -> None:
