@@ -75,8 +75,9 @@ _GRAPH_FLAGS = {
     "answers",
     multiple=True,
     metavar="TEXT",
-    help="An answer, in advance, to a question that the program asks a human; repeat it for the "
-    "next one. Without it the question is asked on the terminal.",
+    help="An answer, in advance, to a question that the program asks a human: text, or JSON where "
+    "the question wants that; repeat it for the next one. Without it the question is asked on the "
+    "terminal, and with --dashboard there, too.",
 )
 @_program(
     "--timeout",
