@@ -48,6 +48,11 @@ def tool(
 
     def made(given: Callable[..., Any]) -> Tool:
         schema = ToolSchema(given, name)
+        if isolation == "process" and not _is_importable(given):
+            raise ConfigError(
+                f"tool {schema.name} cannot run in a process of its own: "
+                "define it at the top of a file, where the process finds it"
+            )
         return Tool(
             schema.name,
             function=given,
@@ -58,6 +63,11 @@ def tool(
         )
 
     return made
+
+
+def _is_importable(function: Callable[..., Any]) -> bool:
+    name = getattr(function, "__qualname__", "<none>")
+    return all(part.isidentifier() for part in name.split("."))
 
 
 def as_tool(given: Callable[..., Any] | Tool) -> Tool:

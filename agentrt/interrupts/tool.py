@@ -19,6 +19,8 @@ from agentrt.interrupts.schema import ToolSchema, mistake_in
 from agentrt.request import ToolSpec
 
 Isolation = Literal["thread", "process"]
+MAX_BYTES = 8 * 2**20
+"""The longest arguments and results that a tool takes and gives outside this process."""
 
 
 @dataclass(frozen=True, slots=True)

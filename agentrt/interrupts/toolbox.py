@@ -10,8 +10,9 @@ from contextlib import AsyncExitStack
 from agentrt.errors import ConfigError, ToolError, UnknownToolError
 from agentrt.interrupts.attempts import Slots
 from agentrt.interrupts.local import ThreadTransport
+from agentrt.interrupts.process import ProcessTransport
 from agentrt.interrupts.schema import model_name
-from agentrt.interrupts.tool import Tool, ToolTransport
+from agentrt.interrupts.tool import Isolation, Tool, ToolTransport
 
 
 class Toolbox:
@@ -22,13 +23,16 @@ class Toolbox:
         if len(self._remote) < len(transports):
             names = ", ".join(one.name for one in transports)
             raise ConfigError(f"each transport of tools needs a name of its own: {names}")
-        self._thread = ThreadTransport()
+        self._local: dict[Isolation, ToolTransport] = {
+            "thread": ThreadTransport(),
+            "process": ProcessTransport(),
+        }
         self._slots: dict[Hashable, Slots] = {}
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
         """Open all transports."""
-        for one in (self._thread, *self._remote.values()):
+        for one in (*self._local.values(), *self._remote.values()):
             self._stack.push_async_callback(one.close)
             await one.open()
 
@@ -38,7 +42,7 @@ class Toolbox:
 
     def transport_of(self, tool: Tool) -> ToolTransport:
         """Who runs this tool."""
-        return tool.transport or self._thread
+        return tool.transport or self._local[tool.isolation]
 
     def slots_of(self, tool: Tool) -> list[Slots]:
         """What an attempt at this tool needs one of: none, where any number may run at once."""
@@ -49,7 +53,7 @@ class Toolbox:
             key: Hashable = tool.schema or (transport.name, tool.remote)
             limits.append((key, most, f"one of {most} calls of {tool.name}"))
         if (most := transport.concurrency) is not None:
-            limits.append((transport, most, f"one of {most} places of {transport.name}"))
+            limits.append((transport, most, f"one of {most} calls at once ({transport.name})"))
         return [self._slots_of(*limit) for limit in limits]
 
     def _slots_of(self, key: Hashable, most: int, what: str) -> Slots:

@@ -176,3 +176,11 @@ async def test_what_would_end_the_event_loop_only_fails_the_tool(error: BaseExce
         return got.value.type
 
     assert (await run(caught))[0] == type(error).__name__
+
+
+def test_only_what_a_process_finds_can_run_there() -> None:
+    def inner() -> None: ...
+
+    for given in (inner, lambda: None):
+        with pytest.raises(ConfigError, match="define it at the top of a file"):
+            tool(isolation="process")(given)

@@ -1,0 +1,289 @@
+"""Tools in worker processes, which a timeout or a cancellation ends, whatever they are in.
+
+`docs/adr/0016-tools-in-worker-processes.md` says why the workers are our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from agentrt.errors import (
+    ConfigError,
+    ToolArgumentsError,
+    ToolError,
+    ToolFailedError,
+    ToolLostError,
+    ToolResultError,
+    ToolUnavailableError,
+)
+from agentrt.graph import Progress
+from agentrt.interrupts.attempts import in_time
+from agentrt.interrupts.context import ToolContext, context_parameter
+from agentrt.interrupts.frames import (
+    LENGTH,
+    Answered,
+    Asked,
+    Call,
+    Load,
+    Loaded,
+    Outcome,
+    Raised,
+    Reference,
+    Refused,
+    Returned,
+    Told,
+    Withdrawn,
+    frame,
+)
+from agentrt.interrupts.tool import MAX_BYTES, ToolRequest, ToolTransport
+
+_LOAD_S = 60.0
+"""A worker that has not imported a function's module by then is killed."""
+_EXIT_S = 1.0
+"""Time for a worker that has closed its socket to end by itself, so that it can be told how."""
+_START = """import sys
+sys.path[:] = {path!r}
+from agentrt.interrupts.worker import main
+main({fd}, {pid})"""
+
+
+class ProcessTransport(ToolTransport):
+    """Runs each attempt in a worker process of its own for that time.
+
+    At most ``concurrency`` workers are started, when they are needed, and used again. The time
+    to start one and to import the function's module does not count as the tool's.
+    """
+
+    name = "process"
+    keeps_time = True
+
+    def __init__(self, concurrency: int | None = None) -> None:
+        self.concurrency = concurrency or min(32, (os.cpu_count() or 1) + 4)
+        self.workers: set[Worker] = set()
+        self._idle: list[Worker] = []
+
+    async def close(self) -> None:
+        await asyncio.gather(*(self._end(worker) for worker in tuple(self.workers)))
+
+    async def call(self, request: ToolRequest, context: ToolContext) -> Any:
+        call = _call_of(request)
+        worker = await self._ready(call.reference, request.tool.name)
+        try:
+            async with in_time(request):
+                outcome = await worker.run(call, context)
+        except BaseException as error:  # late, cancelled, or dead
+            await self._end(worker)
+            if isinstance(error, (EOFError, ConnectionError)):
+                message = f"tool {request.tool.name}: its worker process died ({worker.end})"
+                raise ToolLostError(message, name=request.tool.name) from None
+            raise
+        self._idle.append(worker)
+        return _result_of(outcome, request.tool.name)
+
+    async def _ready(self, reference: Reference, name: str) -> Worker:
+        """A worker that has imported the function."""
+        where = reference.file or reference.module
+        worker = await self._take(reference)
+        try:
+            if worker is None:
+                worker = await Worker.start()
+                self.workers.add(worker)
+            if reference not in worker.loaded:
+                async with asyncio.timeout(_LOAD_S):
+                    await worker.load(reference)
+        except BaseException as error:
+            if worker is not None:
+                await self._end(worker)
+            if not isinstance(error, (EOFError, OSError, ImportError)):
+                raise
+            why = str(error)
+            if worker is not None and isinstance(error, EOFError):
+                why = f"it died ({worker.end})"
+            elif isinstance(error, TimeoutError):
+                why = f"it took longer than {_LOAD_S:g} s"
+            message = f"tool {name}: a worker process cannot import {where}: {why}"
+            raise ToolUnavailableError(message, name=name) from None
+        return worker
+
+    async def _take(self, reference: Reference) -> Worker | None:
+        """An idle worker: one that knows the function, if there is one."""
+        for gone in [worker for worker in self._idle if worker.dead]:
+            await self._end(gone)
+        known = next((one for one in self._idle if reference in one.loaded), None)
+        if known is not None:
+            self._idle.remove(known)
+            return known
+        return self._idle.pop() if self._idle else None
+
+    async def _end(self, worker: Worker) -> None:
+        self.workers.discard(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        await worker.kill()
+
+
+class Worker:
+    """One worker process, from this end. ``loaded`` are the functions that it has imported."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self.loaded: set[Reference] = set()
+
+    @classmethod
+    async def start(cls) -> Worker:
+        """A new process, in a session of its own. Raises `OSError`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            fd = theirs.fileno()
+            code = _START.format(path=sys.path, fd=fd, pid=os.getpid())
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-c", code),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(fd,),
+                    start_new_session=True,
+                )
+            except BaseException:
+                writer.close()
+                raise
+        return cls(process, reader, writer)
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended or is about to."""
+        return self._reader.at_eof()
+
+    @property
+    def end(self) -> str:
+        """How it ended, in words."""
+        code = self._process.returncode
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    async def load(self, reference: Reference) -> None:
+        """Have it import a function. Raises `ImportError`, and `EOFError` if it dies."""
+        self._writer.write(frame(Load(reference, sys.path)))
+        told = await self._receive()
+        assert isinstance(told, Loaded)
+        if told.error is not None:
+            raise ImportError(told.error)
+        self.loaded.add(reference)
+
+    async def run(self, call: Call, context: ToolContext) -> Outcome:
+        """Run a function, and carry what it says meanwhile. Raises `EOFError` if it dies."""
+        asking: dict[int, asyncio.Task[None]] = {}
+        try:
+            self._writer.write(frame(call))
+            await self._writer.drain()
+            while True:
+                match await self._receive():
+                    case Progress() as progress:
+                        context.progress(progress)
+                    case Asked() as asked:
+                        answering = asyncio.create_task(self._answer(asked, context))
+                        asking[asked.number] = answering
+                    case Withdrawn(number):
+                        asking[number].cancel()
+                    case Returned() | Raised() | Refused() as outcome:
+                        return outcome
+        finally:
+            for task in asking.values():
+                task.cancel()
+            if asking:
+                await asyncio.wait(asking.values())
+
+    async def _answer(self, asked: Asked, context: ToolContext) -> None:
+        try:
+            answered = Answered(asked.number, await context.ask(asked.question, asked.schema))
+        except Exception as error:
+            answered = Answered(asked.number, None, error)
+        self._writer.write(frame(answered))
+
+    async def _receive(self) -> Told:
+        head = await self._reader.readexactly(LENGTH.size)
+        told: Told = pickle.loads(await self._reader.readexactly(*LENGTH.unpack(head)))
+        return told
+
+    async def kill(self) -> None:
+        """End it, and what it has started in its session. Idempotent."""
+        if self.dead:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _EXIT_S)
+        self._writer.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await self._process.wait()
+
+
+def reference_to(function: Callable[..., Any]) -> Reference:
+    """Where a worker finds ``function``. Raises `ConfigError` for one that is in no file."""
+    name = function.__module__
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    main = name == "__main__"
+    if main:
+        if file is None:
+            raise ConfigError(f"{function.__qualname__} is in no file, where a process finds it")
+        # Under multiprocessing's name for it, since values come back under that.
+        sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
+        spec = getattr(module, "__spec__", None)
+        name = "__mp_main__" if spec is None else spec.name
+    path = None if file is None else os.path.abspath(file)  # noqa: PTH100 - quick
+    return Reference(name, path, function.__qualname__, main)
+
+
+def _call_of(request: ToolRequest) -> Call:
+    tool = request.tool
+    assert tool.function is not None
+    try:
+        arguments = pickle.dumps(dict(request.arguments))
+    except Exception as error:
+        message = f"tool {tool.name}: its arguments cannot be sent to a process: {error}"
+        raise ToolArgumentsError(message, name=tool.name) from error
+    if len(arguments) > MAX_BYTES:
+        message = f"tool {tool.name}: arguments of {len(arguments)} bytes, of at most {MAX_BYTES}"
+        raise ToolArgumentsError(message, name=tool.name)
+    return Call(reference_to(tool.function), arguments, context_parameter(tool.function))
+
+
+def _result_of(outcome: Outcome, name: str) -> Any:
+    if isinstance(outcome, Returned):
+        try:
+            return pickle.loads(outcome.result)
+        except Exception as error:
+            message = f"tool {name}: its result cannot be read here: {error}"
+            raise ToolResultError(message, name=name) from error
+    raise _error_of(outcome, name)
+
+
+def _error_of(outcome: Raised | Refused, name: str) -> Exception:
+    if isinstance(outcome, Refused):
+        kind: type[ToolError] = ToolArgumentsError if outcome.arguments else ToolResultError
+        what = "arguments" if outcome.arguments else "result"
+        return kind(f"tool {name}: its {what} cannot be carried: {outcome.why}", name=name)
+    message = f"tool {name} raised {outcome.type}: {outcome.message}"
+    error: Exception = ToolFailedError(message, name=name, type=outcome.type)
+    if outcome.error is not None:
+        with contextlib.suppress(Exception):
+            carried = pickle.loads(outcome.error)
+            error = carried if isinstance(carried, Exception) else error
+    error.add_note(f"In its worker process:\n{outcome.traceback}")
+    return error

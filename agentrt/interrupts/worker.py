@@ -1,0 +1,236 @@
+"""A worker process: runs one function at a time for the runtime that started it.
+
+It imports the module of a function when it is first asked for it, and ends with its runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import importlib.util
+import inspect
+import itertools
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from types import ModuleType, TracebackType
+from typing import Any
+
+from agentrt.graph import Progress
+from agentrt.interrupts.frames import (
+    LENGTH,
+    Answered,
+    Asked,
+    Call,
+    Load,
+    Loaded,
+    Outcome,
+    Raised,
+    Reference,
+    Refused,
+    Returned,
+    Withdrawn,
+    frame,
+)
+from agentrt.interrupts.tool import MAX_BYTES
+
+_PR_SET_PDEATHSIG = 1
+_FRAMES = 20
+"""So many of the innermost frames of a traceback are told."""
+
+
+def main(fd: int, parent: int) -> None:
+    """Serve the runtime of process ``parent`` at the socket ``fd``, until it is closed."""
+    _die_with(parent)
+    os.set_inheritable(fd, False)
+    channel = Channel(socket.socket(fileno=fd))
+    functions: dict[Reference, Callable[..., Any]] = {}
+    while (message := channel.receive()) is not None:
+        if isinstance(message, Load):
+            channel.send(_load(message, functions))
+        elif isinstance(message, Call):
+            outcome = _run(functions[message.reference], message, channel)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            channel.send(outcome)
+    os._exit(0)  # whatever threads a function has left
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent is gone, whatever it does then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+class Channel:
+    """This end of the socket. Several threads may send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._sending = threading.Lock()
+
+    def send(self, message: object) -> None:
+        """Send a message."""
+        with self._sending:
+            self.sock.sendall(frame(message))
+
+    def receive(self) -> Any:
+        """The next message; None once the runtime is gone."""
+        if (head := self._read(LENGTH.size)) is None:
+            return None
+        body = self._read(*LENGTH.unpack(head))
+        return None if body is None else pickle.loads(body)
+
+    def _read(self, size: int) -> bytes | None:
+        body = bytearray()
+        while len(body) < size:
+            if not (piece := self.sock.recv(size - len(body))):
+                return None
+            body += piece
+        return bytes(body)
+
+
+# -- functions ----------------------------------------------------------------------------
+
+
+def _load(message: Load, functions: dict[Reference, Callable[..., Any]]) -> Loaded:
+    sys.path[:] = message.path
+    reference = message.reference
+    try:
+        found: Any = _module(reference)
+        for name in reference.qualname.split("."):
+            found = getattr(found, name)
+    except BaseException as error:
+        return Loaded(f"{type(error).__name__}: {error}")
+    functions[reference] = getattr(found, "function", found)  # of a Tool
+    return Loaded()
+
+
+def _module(reference: Reference) -> ModuleType:
+    """The module under the name that it has in the runtime, since pickled values use that."""
+    if reference.module not in sys.modules:
+        if reference.file is None or _is_importable(reference):
+            importlib.import_module(reference.module)
+        else:
+            _import_file(reference.module, reference.file)
+    module = sys.modules[reference.module]
+    if reference.main:
+        sys.modules["__main__"] = module
+    return module
+
+
+def _is_importable(reference: Reference) -> bool:
+    """Whether the name leads to the same file, and not just to another of this name."""
+    try:
+        spec = importlib.util.find_spec(reference.module)
+    except (ImportError, ValueError):
+        return False
+    assert reference.file is not None
+    return spec is not None and spec.origin is not None and _same(spec.origin, reference.file)
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.exists(one) and os.path.samefile(one, other)  # noqa: PTH110, PTH121
+
+
+def _import_file(name: str, file: str) -> None:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _run(function: Callable[..., Any], call: Call, channel: Channel) -> Outcome:
+    try:
+        arguments = pickle.loads(call.arguments)
+    except Exception as error:
+        return Refused(f"{type(error).__name__}: {error}", arguments=True)
+    if call.context is not None:
+        arguments[call.context] = WorkerContext(channel)
+    try:
+        result = function(**arguments)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+    except BaseException as error:
+        return _raised(error)
+    try:
+        carried = pickle.dumps(result)
+    except Exception as error:
+        return Refused(f"{type(error).__name__}: {error}", arguments=False)
+    if len(carried) > MAX_BYTES:
+        return Refused(f"{len(carried)} bytes of at most {MAX_BYTES}", arguments=False)
+    return Returned(carried)
+
+
+def _raised(error: BaseException) -> Raised:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return Raised(_carried(error), type(error).__name__, str(error)[:MAX_BYTES], _text(trace))
+
+
+def _carried(error: BaseException) -> bytes | None:
+    """The error, pickled, if that can be read again."""
+    try:
+        carried = pickle.dumps(error)
+        pickle.loads(carried)
+    except Exception:
+        return None
+    return carried if len(carried) <= MAX_BYTES else None
+
+
+def _text(trace: TracebackType | None) -> str:
+    return "".join(traceback.format_tb(trace, limit=-_FRAMES))
+
+
+class WorkerContext:
+    """The `ToolContext` of a function that runs here."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+
+    def progress(self, progress: Progress) -> None:
+        self._channel.send(progress)
+
+    async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
+        number, loop = next(self._numbers), asyncio.get_running_loop()
+        self._asked[number] = answered = loop.create_future()
+        loop.add_reader(self._channel.sock, self._answered)
+        self._channel.send(Asked(number, question, schema))
+        try:
+            return await answered
+        except asyncio.CancelledError:
+            self._channel.send(Withdrawn(number))
+            raise
+        finally:
+            del self._asked[number]
+            if not self._asked:
+                loop.remove_reader(self._channel.sock)
+
+    def _answered(self) -> None:
+        message = self._channel.receive()
+        if message is None:
+            os._exit(0)
+        assert isinstance(message, Answered)
+        future = self._asked.get(message.number)
+        if future is None or future.done():  # it was withdrawn
+            return
+        if message.error is not None:
+            future.set_exception(message.error)
+        else:
+            future.set_result(message.answer)
