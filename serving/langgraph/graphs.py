@@ -7,6 +7,7 @@ from its top, as LangGraph does with a node.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +20,7 @@ from langgraph.pregel.protocol import PregelProtocol
 from langgraph.store.base import BaseStore
 from langgraph.types import interrupt
 
-from agentrt.errors import AgentrtError, ProgramLoadError
+from agentrt.errors import AgentrtError, InterruptExpiredError, ProgramLoadError
 from agentrt.integrations.langgraph.graphs import Graph, open_graph
 from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import AnswerForm
@@ -27,6 +28,7 @@ from agentrt.interrupts.events import Event, Feed
 from agentrt.program import Context, Emitter, Program
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
+from agentrt.serving.langgraph.interrupts import EXPIRED
 from agentrt.serving.langgraph.responses import not_found
 from agentrt.serving.langgraph.storage import Storage
 from agentrt.serving.langgraph.store import TenantStore
@@ -191,6 +193,13 @@ class _InterruptingEmitter:
         timeout: float | None,
         after: Iterable[Reply],
     ) -> Any:
-        if form.schema is None:  # clients of LangGraph may answer with any JSON
-            return interrupt(text)
-        return form.accept(interrupt({"question": text, "schema": form.schema}))
+        asked: dict[str, Any] = {"question": text}
+        if form.schema is not None:
+            asked["schema"] = form.schema
+        if timeout is not None:
+            asked["expires_at"] = time.time() + timeout
+        answer = interrupt(asked if len(asked) > 1 else text)
+        if answer == EXPIRED:
+            raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {text!r}")
+        # Without a schema, clients of LangGraph may answer with any JSON.
+        return answer if form.schema is None else form.accept(answer)

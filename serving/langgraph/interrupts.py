@@ -8,6 +8,8 @@ from typing import Any
 
 INTERRUPT_ID = re.compile("[0-9a-f]{32}")
 """LangGraph tells a map from interrupts to answers by such keys from one answer."""
+EXPIRED = {"agentrt": "expired"}
+"""What a program's question is answered with when its time is over."""
 
 
 def is_answer_map(resume: Any) -> bool:

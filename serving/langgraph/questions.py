@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -17,14 +19,15 @@ from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
-from agentrt.serving.langgraph.auth import Caller, caller_of
+from agentrt.serving.langgraph.auth import Caller, User, caller_of
 from agentrt.serving.langgraph.bodies import Command, Config, ThreadRunBody
-from agentrt.serving.langgraph.interrupts import interrupts_in, is_open
+from agentrt.serving.langgraph.interrupts import EXPIRED, interrupts_in, is_open
 from agentrt.serving.langgraph.responses import BadJSONError, check_json
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import ACTIVE, has, runs, threads
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.questions.asked import Asked, Viewer, Wanted
+from agentrt.serving.tenants import BusyError
 
 _ID = re.compile("([0-9a-f]{32})-([0-9a-f]{32})")
 _COLUMNS = (
@@ -65,12 +68,12 @@ class ThreadQuestions:
         query = sa.select(*_COLUMNS).where(*conditions).order_by(c.state_updated_at.desc())
         rows = await self._database.rows(query.limit(wanted.limit))
         active = await self._active([row.thread_id for row in rows])
-        return [
-            _asked(row, interrupt)
+        found = [
+            self._asked(row, interrupt, active[row.thread_id])
             for row in rows
             for interrupt in interrupts_in(row.interrupts)
-            if is_open(interrupt["id"], row.interrupts, active[row.thread_id])
-        ][: wanted.limit]
+        ]
+        return [one for one in found if one.state == "open"][: wanted.limit]
 
     async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
         match = _ID.fullmatch(question_id)
@@ -85,10 +88,8 @@ class ThreadQuestions:
             return None
         for interrupt in interrupts_in(row.interrupts):
             if interrupt["id"] == interrupt_id:
-                active = (await self._active([thread]))[thread]
-                is_answered = not is_open(interrupt_id, row.interrupts, active)
-                return _asked(row, interrupt, "answered" if is_answered else "open")
-        return _asked(row, {"id": interrupt_id, "value": ""}, "closed")
+                return self._asked(row, interrupt, (await self._active([thread]))[thread])
+        return replace(self._asked(row, {"id": interrupt_id, "value": ""}, ()), state="closed")
 
     async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
         asked.form.accept(value)
@@ -96,34 +97,77 @@ class ThreadQuestions:
             check_json(value)
         except BadJSONError as error:
             raise ToolArgumentsError(f"the answer cannot be stored: {error}") from error
+        with _hook_errors():
+            run = await self._resume(asked, value, await self._caller(viewer, asked.tenant))
+        return {"thread": asked.thread, "run": run}
+
+    async def expire(self) -> None:
+        """Go on without an answer where a program's question has a time, and that is over."""
+        c, noted = threads.c, '%"expires_at"%'
+        conditions = (c.status.in_(_RESTS), sa.cast(c.interrupts, sa.Text).like(noted))
+        rows = await self._database.rows(sa.select(*_COLUMNS).where(~c.temporary, *conditions))
+        active = await self._active([row.thread_id for row in rows])
+        for row in rows:
+            for interrupt in interrupts_in(row.interrupts):
+                asked = self._asked(row, interrupt, active[row.thread_id])
+                if asked.state == "expired":
+                    with suppress(HTTPException, BusyError, QuestionClosedError):
+                        await self._resume(asked, EXPIRED, None)
+
+    async def _resume(self, asked: Asked, value: Any, caller: Caller | None) -> str:
+        """Start the run that goes on with an answer: of the assistant, and with the config and the
+        context, of the thread's last run; without a caller, in the name of that one's user.
+        """
         assert asked.thread is not None
         interrupt_id = asked.id.partition("-")[2]
-        with _hook_errors():
-            caller = await self._caller(viewer, asked.tenant)
-            body = await self._resuming(asked.thread, {interrupt_id: value})
-            try:
-                run, _ = await self._starts.start(caller, UUID(asked.thread), body, interrupt_id)
-            except HTTPException as error:
-                if error.status_code != _CONFLICT:
-                    raise
-                raise QuestionClosedError(str(error.detail)) from error
-        return {"thread": asked.thread, "run": run.run_id}
-
-    async def _resuming(self, thread: str, resume: dict[str, Any]) -> ThreadRunBody:
-        """The run that goes on: of the assistant, and with the config and the context, of the
-        thread's last run.
-        """
-        query = sa.select(runs).where(runs.c.thread_id == thread).order_by(runs.c.number.desc())
-        last = await self._database.first(query)
+        query = sa.select(runs).where(runs.c.thread_id == asked.thread)
+        last = await self._database.first(query.order_by(runs.c.number.desc()))
         if last is None:
-            raise QuestionClosedError(f"thread {thread} has no run that could be resumed")
+            raise QuestionClosedError(f"thread {asked.thread} has no run that could be resumed")
         kwargs = json.loads(last.kwargs)
-        return ThreadRunBody(
+        body = ThreadRunBody(
             assistant_id=last.assistant_id,
-            command=Command(resume=resume),
+            command=Command(resume={interrupt_id: value}),
             config=Config(**kwargs.get("config") or {}),
             context=kwargs.get("context"),
             after_seconds=0,
+        )
+        if caller is None:
+            user = (kwargs.get("user") or {}).get("langgraph_auth_user")
+            caller = Caller(asked.tenant, None if user is None else User(user), None)
+        try:
+            run, _ = await self._starts.start(caller, UUID(asked.thread), body, interrupt_id)
+        except HTTPException as error:
+            if error.status_code != _CONFLICT:
+                raise
+            raise QuestionClosedError(str(error.detail)) from error
+        return str(run.run_id)
+
+    def _asked(
+        self,
+        row: sa.Row[Any],
+        interrupt: Mapping[str, Any],
+        active: Sequence[Mapping[str, Any]],
+    ) -> Asked:
+        """An interrupt of a thread as people see it; ``active`` are the kwargs of its runs."""
+        value, graph = interrupt["value"], str(row.metadata.get("graph_id", ""))
+        given = value if isinstance(value, dict) else {}
+        text = value if isinstance(value, str) else given.get("question")
+        until = given.get("expires_at") if self._state.graphs.is_native(graph) else None
+        state = "open" if is_open(interrupt["id"], row.interrupts, active) else "answered"
+        if state == "open" and until is not None and time.time() >= until:
+            state = "expired"
+        return Asked(
+            f"{UUID(row.thread_id).hex}-{interrupt['id']}",
+            text if isinstance(text, str) else json.dumps(value, ensure_ascii=False),
+            graph,
+            row.tenant,
+            free_form(interrupt.get("response_schema") or given.get("schema")),
+            thread=row.thread_id,
+            value=value,
+            state=state,
+            created_at=row.state_updated_at,
+            expires_at=until,
         )
 
     async def _caller(self, viewer: Viewer, tenant: str) -> Caller:
@@ -163,22 +207,3 @@ def _hook_errors() -> Iterator[None]:
         yield
     except HookHTTPException as error:
         raise HTTPException(error.status_code, error.detail, dict(error.headers or {})) from error
-
-
-def _asked(row: sa.Row[Any], interrupt: Mapping[str, Any], state: str = "open") -> Asked:
-    """An interrupt of a thread as people see it."""
-    value = interrupt["value"]
-    given = value if isinstance(value, dict) else {}
-    text = value if isinstance(value, str) else given.get("question")
-    schema = interrupt.get("response_schema") or given.get("schema")
-    return Asked(
-        f"{UUID(row.thread_id).hex}-{interrupt['id']}",
-        text if isinstance(text, str) else json.dumps(value, ensure_ascii=False),
-        str(row.metadata.get("graph_id", "")),
-        row.tenant,
-        free_form(schema),
-        thread=row.thread_id,
-        value=value,
-        state=state,
-        created_at=row.state_updated_at,
-    )

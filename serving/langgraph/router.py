@@ -31,14 +31,12 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
     async with AsyncExitStack() as stack:
         state = await stack.enter_async_context(open_tenant_state(server))
         queue = await stack.enter_async_context(open_queue(state))
-        await stack.enter_async_context(sweeping(state))
         starts = StartRoutes(state, queue)
         questions = ThreadQuestions(state, starts, auth)
+        await stack.enter_async_context(sweeping(state, questions.expire))
         server.questions.sources.append(questions)
-        try:
-            yield _routes(state, queue, starts, auth)
-        finally:
-            server.questions.sources.remove(questions)
+        stack.callback(server.questions.sources.remove, questions)
+        yield _routes(state, queue, starts, auth)
 
 
 def _widen_default_executor() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -70,10 +70,14 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
 
 
 @asynccontextmanager
-async def sweeping(state: TenantState) -> AsyncIterator[None]:
-    """Clear away what stateless runs have left, in the background until the block ends."""
+async def sweeping(
+    state: TenantState, expire: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Clear away what stateless runs have left, and ``expire`` what is over its time, in the
+    background until the block ends.
+    """
     with tracking.outside():
-        task = asyncio.create_task(_sweep(state), name="agentrt-sweep")
+        task = asyncio.create_task(_sweep(state, expire), name="agentrt-sweep")
     try:
         yield
     finally:
@@ -82,7 +86,8 @@ async def sweeping(state: TenantState) -> AsyncIterator[None]:
             await task
 
 
-async def _sweep(state: TenantState) -> None:
+async def _sweep(state: TenantState, expire: Callable[[], Awaitable[None]]) -> None:
     while True:
         await state.clear_away(time.time())
+        await expire()
         await asyncio.sleep(_SWEEP_S)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 import httpx
 import pytest
@@ -21,6 +22,7 @@ from agentrt import Context, program
 from agentrt.serving.langgraph import api_with
 from agentrt.serving.langgraph.auth import load_auth
 from agentrt.serving.langgraph.interrupts import is_open
+from agentrt.serving.langgraph.questions import ThreadQuestions
 from tests.serving.langgraph.graphs import (
     Settings,
     Steps,
@@ -47,6 +49,12 @@ async def waiter(ctx: Context) -> str:
     return order.drink
 
 
+@program
+async def patient(ctx: Context, default: str | None = None) -> Any:
+    more: dict[str, Any] = {} if default is None else {"default": default}
+    return await ctx.human("Well?", timeout=1e-6, **more)
+
+
 async def tell_who(state: Steps, runtime: GraphRuntime[Settings]) -> Steps:
     """Its question has a schema, as LangGraph's own `interrupt` takes one."""
     answer = interrupt({"ask": "how many?"}, response_schema={"type": "integer"})
@@ -62,6 +70,7 @@ def graphs() -> dict[str, Any]:
         "gate": gate_graph,
         "who": who.add_edge(START, "tell_who"),
         "waiter": waiter,
+        "patient": patient,
     }
 
 
@@ -224,6 +233,33 @@ async def test_the_run_that_answers_has_the_context_of_the_one_that_asked(it: Se
         assert (await answered(http, question, "many")).status_code == 422
         done = await joined(client, await answered(http, question, 3))
         assert done == {"steps": ["in", "Ann: 3"]}
+
+
+async def test_past_its_time_a_programs_question_gets_no_answer_any_more(it: Serving) -> None:
+    """1. Two questions are over their time; one has a default. 2. The server looks: both
+    programs go on without an answer.
+    """
+    async with clients(it, "ann") as (client, http):
+        threads = [await a_thread(client) for _ in range(2)]
+        default: Any = "nothing"
+        await client.runs.wait(threads[0], "patient", input=default)
+        await client.runs.wait(threads[1], "patient")
+        assert it.server is not None
+        assert it.loop is not None
+        [source] = [one for one in it.server.questions.sources if isinstance(one, ThreadQuestions)]
+        for thread in threads:
+            assert await listed(http, thread=thread) == []
+            [[interrupt]] = (await client.threads.get(thread))["interrupts"].values()
+            question = {"id": f"{UUID(thread).hex}-{interrupt['id']}"}
+            late = await answered(http, question, "late")
+            assert late.status_code == 409
+            assert "was expired already" in late.json()["error"]["message"]
+        looking = asyncio.run_coroutine_threadsafe(source.expire(), it.loop)
+        await asyncio.wrap_future(looking)
+        with_default, without = [(await client.runs.list(one))[0] for one in threads]
+        assert await client.runs.join(threads[0], with_default["run_id"]) == default
+        failed: Any = await client.runs.join(threads[1], without["run_id"])
+        assert failed["__error__"]["error"] == "InterruptExpiredError"
 
 
 @pytest.mark.parametrize("value", ["a\0b", 2**70])
