@@ -18,6 +18,7 @@ from agentrt.cli.faults import exit_code_of
 _PRODUCT = {
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
     "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
+    "worker": ("agentrt.cli.worker:worker", "Offer functions as tools, at an MQTT broker."),
     "keys": ("agentrt.cli.serve:keys", "Make API keys for a server's tenants."),
     "questions": (
         "agentrt.cli.questions:questions",

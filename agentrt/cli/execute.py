@@ -75,7 +75,9 @@ async def execute(
     """
     human = Human(job.answers, screen, dashboard=job.dashboard is not None)
     tools = job.tools.transports(screen.announce)
-    runtime = Runtime(executor, ask_human=human, tools=tools, seed=job.seed)
+    runtime = Runtime(
+        executor, ask_human=human, tools=tools, events=job.tools.events(), seed=job.seed
+    )
     policy = job.options.scheduler.policy
     async with screen.showing(), job.plan.opened(human, runtime.questions.ask) as starts:
         if not starts:

@@ -50,10 +50,10 @@ def load_program(target: str) -> Found:
     Raises `ProgramLoadError` if there is none or more than one fits, and
     `ImportFailedError` if the file's own code raised.
     """
-    path, name = _split(target)
+    path, name = split_target(target)
     if path.suffix == ".json":
         return _of_project(path, name)
-    module = _import(path)
+    module = import_file(path)
     own, foreign = _programs(module)
     graphs = _graphs(path, module)
     if name is not None:
@@ -66,13 +66,13 @@ def load_all(target: str) -> dict[str, Found]:
 
     Raises as `load_program` does, and `ProgramLoadError` where two have one name.
     """
-    path, name = _split(target)
+    path, name = split_target(target)
     if name is not None:
         found: list[Found] = [load_program(target)]
     elif path.suffix == ".json":
         found = [_of_project(path, one) for one in project.graph_names(path)]
     else:
-        module = _import(path)
+        module = import_file(path)
         own, foreign = _programs(module)
         named: dict[str, Found] = {**own, **_graphs(path, module)}
         found = list({_identity(one): one for one in (named or foreign).values()}.values())
@@ -83,7 +83,7 @@ def load_all(target: str) -> dict[str, Found]:
 
 def project_of(target: str) -> Path | None:
     """The ``langgraph.json`` that a target is in, if it is of one."""
-    path, _ = _split(target)
+    path, _ = split_target(target)
     return path if path.suffix == ".json" else None
 
 
@@ -97,7 +97,7 @@ def _by_name(path: Path, found: Sequence[Found]) -> dict[str, Found]:
 
 def _of_project(path: Path, name: str | None) -> Found:
     entry = project.read_entry(path, name)
-    module = _import(entry.file)
+    module = import_file(entry.file)
     if not hasattr(module, entry.variable):
         raise ProgramLoadError(
             f"{path}: graph {entry.name!r} is {entry.variable!r} in {entry.file}, which has no "
@@ -107,7 +107,8 @@ def _of_project(path: Path, name: str | None) -> Found:
     return value if isinstance(value, Program) else GraphTarget(value, entry.name, entry.file)
 
 
-def _split(target: str) -> tuple[Path, str | None]:
+def split_target(target: str) -> tuple[Path, str | None]:
+    """The file that a target names, and what is behind the colon. Raises `ProgramLoadError`."""
     path, name = Path(target), None
     head, colon, tail = target.rpartition(":")
     if colon and not path.exists():
@@ -143,8 +144,11 @@ def _way_out(path: Path) -> str:
     return f"there is: {', '.join(files[:_NAMED])}{more} in {folder.absolute()}"
 
 
-def _import(path: Path) -> ModuleType:
-    """The file as a module, with its folder first on the import path, as python does."""
+def import_file(path: Path) -> ModuleType:
+    """The file as a module, with its folder first on the import path, as python does.
+
+    Raises `ProgramLoadError`, and `ImportFailedError` if the file's own code raised.
+    """
     path = path.absolute()
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(_module_name(path), path)

@@ -68,6 +68,7 @@ def _together(*options: Decorator) -> Decorator:
 
 
 engine, scheduling, langgraph = grouped("Engine"), grouped("Scheduling"), grouped("LangGraph")
+tools = grouped("Tools")
 
 model_option = engine(
     "--model",
@@ -155,8 +156,31 @@ scheduling_options = _together(
         "and cost keep that of programs in a tool call.  [default: lru]",
     ),
 )
+broker_options = _together(
+    tools(
+        "--broker",
+        metavar="mqtt[s]://[USER@]HOST[:PORT][/PREFIX]",
+        help="An MQTT broker, where 'agentrt worker' offers tools and events come from. Its "
+        "password is in AGENTRT_BROKER_PASSWORD.  [default PREFIX: agentrt]",
+    ),
+    tools(
+        "--broker-ca",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="The certificates that mqtts:// trusts.  [default: the system's]",
+    ),
+    tools(
+        "--broker-cert",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="This client's own certificate.",
+    ),
+    tools(
+        "--broker-key", type=click.Path(path_type=Path), metavar="FILE", help="And its private key."
+    ),
+)
 tool_options = _together(
-    grouped("Tools")(
+    tools(
         "--mcp",
         "mcp_files",
         multiple=True,
@@ -165,6 +189,7 @@ tool_options = _together(
         help="Programs may use the tools of the MCP servers in this file, which is as desktop "
         'clients have it: {"mcpServers": {"NAME": {"command": …} or {"url": …}}}.',
     ),
+    broker_options,
 )
 graph_options = _together(
     langgraph(

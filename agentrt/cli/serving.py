@@ -151,6 +151,7 @@ class Serving:
             admission,
             ask_human=None,
             tools=job.tools.transports(self.tell),
+            events=job.tools.events(),
             seed=job.seed,
             model_names=names,
         )

@@ -70,7 +70,8 @@ class Interrupts:
     process at once.
 
     ``last_words`` writes a line for people when there is no time left to return. A signal that
-    ``drain`` takes does not count: whatever comes after it is the first one.
+    ``drain`` takes does not count: whatever comes after it is the first one. ``what`` is what is
+    stopped, in words.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Interrupts:
         last_words: Callable[[str], None],
         drain: Drain | None = None,
         new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        what: str = "the programs and the engine",
     ) -> None:
         self.number: int | None = None
+        self._what = what
         self._new_loop = new_loop
         self._drain = drain
         self._last_words = last_words
@@ -136,7 +139,7 @@ class Interrupts:
     def _note(self) -> str:
         assert self.number is not None
         how = "interrupted" if self.number == signal.SIGINT else signal.Signals(self.number).name
-        return f"{how}: the programs and the engine were stopped"
+        return f"{how}: {self._what} were stopped"
 
 
 async def _finish(loop: asyncio.AbstractEventLoop) -> None:

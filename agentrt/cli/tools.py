@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrt.integrations.mcp import Server
+    from agentrt.integrations.mqtt.broker import Broker
     from agentrt.interrupts import ToolTransport
+    from agentrt.interrupts.events import EventSource
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """Who offers tools: ``mcp`` are MCP servers."""
+    """Who offers tools: ``mcp`` are MCP servers. At ``broker`` there are workers and events."""
 
     mcp: Sequence[Server] = ()
+    broker: Broker | None = None
 
     def transports(self, tell: Callable[[str], None]) -> list[ToolTransport]:
         """The transports to them; ``tell`` gets a line when one is lost, or comes back."""
-        if not self.mcp:
-            return []
-        from agentrt.integrations.mcp.transport import McpTransport
+        found: list[ToolTransport] = []
+        if self.mcp:
+            from agentrt.integrations.mcp.transport import McpTransport
 
-        return [McpTransport(server, tell) for server in self.mcp]
+            found += [McpTransport(server, tell) for server in self.mcp]
+        if self.broker is not None:
+            from agentrt.integrations.mqtt.tools import MqttTools
+
+            found.append(MqttTools(self.broker))
+        return found
+
+    def events(self) -> EventSource | None:
+        """Where events come from, if anything sends some."""
+        if self.broker is None:
+            return None
+        from agentrt.integrations.mqtt.events import MqttEvents
+
+        return MqttEvents(self.broker)
 
 
 NO_TOOLS = ToolSources()
@@ -31,8 +51,23 @@ NO_TOOLS = ToolSources()
 
 def read_tools(options: Mapping[str, Any]) -> ToolSources:
     """What the options of a command say. Raises `UsageError` for what cannot be."""
-    if not options["mcp_files"]:
-        return NO_TOOLS
-    from agentrt.integrations.mcp import read_servers
+    mcp: Sequence[Server] = ()
+    if options["mcp_files"]:
+        from agentrt.integrations.mcp import read_servers
 
-    return ToolSources(mcp=read_servers(options["mcp_files"]))
+        mcp = read_servers(options["mcp_files"])
+    return ToolSources(mcp, read_broker_options(options))
+
+
+def read_broker_options(options: Mapping[str, Any]) -> Broker | None:
+    """The broker. Raises `ConfigError` for one that cannot be."""
+    files = {name: options[f"broker_{name}"] for name in ("ca", "cert", "key")}
+    if options["broker"] is None:
+        if given := [f"--broker-{name}" for name, file in files.items() if file is not None]:
+            raise ConfigError(f"{given[0]} is for a broker: give --broker mqtts://…, too")
+        return None
+    if find_spec("aiomqtt") is None:
+        raise ConfigError("--broker needs the package aiomqtt; install agentrt[mqtt]")
+    from agentrt.integrations.mqtt.broker import read_broker
+
+    return read_broker(options["broker"], os.environ, **files)

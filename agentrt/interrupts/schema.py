@@ -58,8 +58,9 @@ class ToolSchema:
             self._model = create_model(self.name, __config__=config, **fields)
             self._parameters = self._model.model_json_schema()
         except PydanticUserError as error:
+            first = str(error).splitlines()[0]
             raise ConfigError(
-                f"tool {self.name} has a parameter that JSON cannot carry: {error}"
+                f"tool {self.name} has a parameter that JSON cannot carry: {first}"
             ) from error
         self._names = dict(zip(fields, self._signature.parameters, strict=True))
         self._parameters.pop("title", None)

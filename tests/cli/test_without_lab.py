@@ -79,10 +79,11 @@ def run(product: Path, script: str, *args: str) -> subprocess.CompletedProcess[s
 def test_help_lists_the_commands_that_are_there(product: Path) -> None:
     done = run(product, CALL, "--help")
     listed = done.stdout.partition("Commands:")[2].strip().splitlines()
-    assert [line.split()[0] for line in listed] == ["run", "serve", "keys"]
+    names = [line.split()[0] for line in listed if not line.startswith("    ")]
+    assert names == ["run", "serve", "worker", "keys", "questions", "answer"]
     refused = run(product, CALL, "simulate")
     assert refused.returncode == 2
-    assert "no such command 'simulate'; there is: run, serve, keys" in refused.stderr
+    assert "no such command 'simulate'; there is: run, serve, worker, keys" in refused.stderr
 
 
 def test_a_program_runs(product: Path) -> None:

@@ -1,0 +1,118 @@
+"""`agentrt worker` and `--broker`, as far as the command line goes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Invoke, Write
+from tests.cli.test_bad_input import GOOD, check
+from tests.integrations.mqtt.mosquitto import Mosquitto
+from tests.integrations.mqtt.processes import ROOT, WorkerProcess, workers
+
+TOOLS = """
+from agentrt import tool
+
+@tool
+def drill(depth: int) -> int:
+    return depth
+
+def mill(depth: int) -> int:
+    return depth
+
+def strange(what: type(lambda: 0)) -> None: ...
+"""
+CALLS = """
+@program
+async def asks(ctx):
+    return await ctx.tool("once", number=7, until="gate1")
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        (TOOLS, [], ["a worker needs a broker", "--broker mqtt://HOST"]),
+        (TOOLS, ["--broker", "http://x"], ["'http://x' is no broker"]),
+        (TOOLS, ["--broker", "mqtt://x", "--broker-ca", "no.pem"], ["certificates are for TLS"]),
+        (TOOLS, ["--broker", "mqtt://x", "--name", "a b"], ["'a b' is no name for a worker"]),
+        ("x = 1", ["--broker", "mqtt://x"], ["no tool in it", "mark functions with @tool"]),
+    ],
+)
+def test_bad_input(
+    target: str,
+    options: list[str],
+    said: list[str],
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check(capsys, invoke("worker", write(target), *options), *said)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("hammer", ["no function 'hammer' in it", "there is: drill, mill, strange"]),
+        ("drill,drill", ["two tools are called 'drill'"]),
+        ("strange", ["tool strange has a parameter that JSON cannot carry"]),
+    ],
+)
+def test_names_that_are_no_tools(
+    names: str, said: list[str], write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(capsys, invoke("worker", f"{write(TOOLS)}:{names}", "--broker", "mqtt://x"), *said)
+
+
+def test_certificates_without_a_broker_are_refused_by_all_commands(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("run", "serve", "worker"):
+        code = invoke(command, write(GOOD), "--broker-ca", "ca.pem")
+        check(capsys, code, "--broker-ca is for a broker: give --broker mqtts://")
+
+
+def test_a_worker_loads_no_engine(write: Write) -> None:
+    script = (
+        "import sys; from agentrt.cli.app import call; import agentrt.integrations.mqtt;"
+        "code = call(sys.argv[1:]);"
+        "print(code, [one for one in ('vllm', 'torch', 'transformers') if one in sys.modules])"
+    )
+    command = [sys.executable, "-c", script, "worker", str(write(TOOLS)), "--broker", "mqtt://x/+"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "2 []\n"
+    assert "no prefix for MQTT topics" in done.stderr
+
+
+def test_a_program_calls_a_worker(
+    write: Write, invoke: Invoke, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mosquitto = Mosquitto(tmp_path)
+    mosquitto.start()
+    (tmp_path / "gate1").touch()
+    url = f"mqtt://127.0.0.1:{mosquitto.port}/cli"
+    try:
+        with workers(1, url, "--name", "drill", folder=tmp_path) as (worker,):
+            assert worker.name().startswith("drill-")
+            assert invoke("run", write(CALLS), "--broker", url) == 0
+            assert json.loads(capfd.readouterr().out) == 7
+    finally:
+        mosquitto.stop()
+
+
+def test_a_worker_that_the_broker_refuses_says_so_and_ends(tmp_path: Path) -> None:
+    """Neither the password nor a traceback is printed."""
+    mosquitto = Mosquitto(tmp_path, ("allow_anonymous false",))
+    mosquitto.start()
+    url = f"mqtt://robot@127.0.0.1:{mosquitto.port}"
+    try:
+        worker = WorkerProcess(url, folder=tmp_path, AGENTRT_BROKER_PASSWORD="hidden")
+        _, said = worker.process.communicate(timeout=30)
+    finally:
+        mosquitto.stop()
+    assert worker.process.returncode == 2
+    assert said == f"error: broker {url}: it refused the user 'robot' with this password\n"

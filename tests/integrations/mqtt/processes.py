@@ -1,0 +1,54 @@
+"""Workers in processes of their own, as `agentrt worker` makes them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+TOOLS = Path(__file__).with_name("worker_tools.py")
+
+
+class WorkerProcess:
+    """A worker that can be killed."""
+
+    def __init__(self, url: str, *options: str, folder: Path, **environment: str) -> None:
+        command = [sys.executable, "-m", "agentrt.cli", "worker", str(TOOLS), "--broker", url]
+        self.process = subprocess.Popen(
+            [*command, *options],
+            cwd=ROOT,
+            env={**os.environ, "FOLDER": str(folder), **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def name(self) -> str:
+        """What it calls itself, once it offers its tools."""
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        assert " offers " in line, line + self.process.stderr.read()
+        return line.split()[0]
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Its exit code and its last words."""
+        self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=30)
+        return self.process.returncode, said
+
+
+@contextmanager
+def workers(count: int, url: str, *options: str, folder: Path) -> Iterator[list[WorkerProcess]]:
+    """So many workers, all of which have offered their tools."""
+    made = [WorkerProcess(url, *options, folder=folder) for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for one in made:
+            if one.process.poll() is None:
+                one.process.kill()
+            one.process.communicate()
