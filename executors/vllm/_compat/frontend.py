@@ -32,7 +32,7 @@ async def make_app(client: Any, args: Namespace, tasks: tuple[Any, ...]) -> Fast
 
     app = build_app(args, tasks, client.model_config)
     own = [one for one in app.user_middleware if getattr(one.cls, "__name__", "") != _METRICS]
-    app.user_middleware = own
+    app.user_middleware, app.middleware_stack = own, None  # made at the first request
     await init_app_state(client, app.state, args, tasks)
     return app
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 
 from agentrt.request import Call
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
@@ -43,6 +44,13 @@ async def test_a_bug_is_a_500_that_says_nothing_of_the_inside(path: str) -> None
             assert "the server failed" in answer.text
             assert "secret" not in answer.text
         assert not any(row.calls for row in local.runtime.table)
+
+
+async def test_vllm_measures_no_requests_since_nobody_is_shown_that() -> None:
+    async with open_server() as local:
+        await local.chat("hi")
+        found = {metric.name: metric for metric in REGISTRY.collect()}
+        assert not found["http_requests"].samples
 
 
 async def test_nothing_is_left_of_a_load() -> None:
