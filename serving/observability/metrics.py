@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agentrt.graph import Node, NodeKind
+from agentrt.request import Usage
 from agentrt.runtime.run import Run
 from agentrt.scheduler.table import ProgramRow
 from agentrt.serving.observability.engines import EngineView, Replica, queue_levels
@@ -37,6 +38,7 @@ _SUMS = {
     "interrupt_s": ("agentrt_interrupt_seconds", "Seconds in tools and with humans."),
 }
 """Sums over a program, each with its counter and what it counts."""
+_USED = tuple(field.name for field in fields(Usage) if field.name in _SUMS)
 
 
 class Labels:
@@ -173,7 +175,7 @@ def _sums_of(row: ProgramRow) -> dict[str, float]:
         "service_s": row.service_s,
         "waiting_s": row.waiting_s,
         "interrupt_s": row.interrupt_s,
-        **asdict(row.usage),
+        **{name: getattr(row.usage, name) for name in _USED},
     }
 
 
