@@ -112,22 +112,30 @@ class RunEmitter(InterruptEmitter):
         The last chunk, and only it, has the reply. Closing the generator, or cancelling the
         task that reads it, aborts the call; so does a runtime that closes.
         """
-        making = self.make(spec, scope, (), stream=stream)
-        async with contextlib.aclosing(making) as chunks:
-            while (chunk := await self._found(chunks)) is not None:
+        async with contextlib.aclosing(self.make(spec, scope, (), stream=stream)) as made:
+            while (chunk := await self.next_of(made)) is not None:
                 yield chunk
 
-    async def _found(self, chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
-        """The next of ``chunks``. A runtime that closes finds the task that waits for it, which
-        may be another each time, and is in no run of its own.
+    async def next_of(self, made: AsyncGenerator[Chunk, None]) -> Chunk | None:
+        """The next chunk of a client program's call, which `make` made; None after the last.
+
+        The task that waits for it is in no run of its own, and may be another each time: so a
+        runtime that closes, and `cancel`, find it.
         """
         task, calls = asyncio.current_task(), self._with.client_calls
         assert task is not None
-        calls[task] = self._run.id
+        calls[task] = self._run.id, made
         try:
-            return await anext(chunks, None)
+            return await anext(made, None)
         finally:
             calls.pop(task, None)
+
+    def cancel(self, made: AsyncGenerator[Chunk, None]) -> bool:
+        """Cancel the task that waits for the next chunk of a call; False if there is none."""
+        for task, (_, one) in self._with.client_calls.items():
+            if one is made:
+                return task.cancel()
+        return False
 
     def caller(self, scope: Scope) -> RunCaller:
         """A client program's code in ``scope``, as who makes calls through a front end."""

@@ -247,7 +247,7 @@ class Runtime:
         """Abort the calls that threads and other loops still make for the program."""
         me = asyncio.current_task()
         tasks = self._services.client_calls.items()
-        calling = [task for task, owner in tasks if owner == program_id and task is not me]
+        calling = [task for task, (owner, _) in tasks if owner == program_id and task is not me]
         for task in calling:
             task.cancel()
         if calling:

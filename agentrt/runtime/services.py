@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-from agentrt.executors.base import Executor
+from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.frontend import Frontend
 from agentrt.interrupts.attempts import Attempts
 from agentrt.interrupts.events import EventSource, Feed
@@ -26,8 +26,10 @@ class Services:
     events: EventSource
     seed: int = 0
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
-    client_calls: dict[asyncio.Task[Any], str] = dataclasses.field(default_factory=dict)
-    """Tasks in the middle of a call of a client program, with the program's id."""
+    client_calls: dict[asyncio.Task[Any], tuple[str, AsyncGenerator[Chunk, None]]] = (
+        dataclasses.field(default_factory=dict)
+    )
+    """Tasks in the middle of a call of a client program, with the program's id and the call."""
     feeds: dict[str, set[Feed]] = dataclasses.field(default_factory=dict)
     """What live programs are subscribed to, by their ids."""
 

@@ -23,7 +23,7 @@ from agentrt.serving.frontend.conversations import (
 
 _DATA = b"data: {"
 _LAST = tuple(b"event: response." + end for end in (b"completed", b"incomplete", b"failed"))
-_ENDS_CHOICE = re.compile(rb'"(finish|stop)_reason":\s*"')
+_ENDS_CHOICE = re.compile(rb'_reason":\s*"')
 
 
 class Answer:

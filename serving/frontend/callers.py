@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Any
 
 from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError
 from agentrt.executors.base import Chunk
@@ -29,7 +28,8 @@ class RequestCaller:
     def __init__(self, runtime: Runtime, entry: Entry) -> None:
         self._runtime = runtime
         self._entry = entry
-        self._open: dict[AsyncGenerator[Chunk, None], asyncio.Task[Any] | None] = {}
+        self._emitter = runtime.emitter(entry.program.run)
+        self._open: set[AsyncGenerator[Chunk, None]] = set()
         self._over = asyncio.Event()
         self.is_gone = False
         self.error: AgentrtError | None = None
@@ -49,11 +49,11 @@ class RequestCaller:
         if run.ended_at is not None:
             raise CalledOffError(run.id)
         scope = self._entry.scope()
-        made = self._runtime.emitter(run).chunks(spec, scope, stream=stream)
+        made = self._emitter.make(spec, scope, (), stream=stream)
+        self._open.add(made)
         try:
             async with contextlib.aclosing(made):
                 while (chunk := await self._next(made)) is not None:
-                    self._open[made] = None
                     yield chunk
         except asyncio.CancelledError:
             if run.ended_at is None or self.is_gone:
@@ -70,19 +70,18 @@ class RequestCaller:
             raise self.error from error
         finally:
             self._entry.ended(scope)
-            self._open.pop(made, None)
+            self._open.discard(made)
             if not self._open:
                 self._over.set()
 
     async def _next(self, made: AsyncGenerator[Chunk, None]) -> Chunk | None:
         """The next piece of a call, whichever task reads it; None after the last."""
-        self._open[made] = asyncio.current_task()
         deadline_at = self._entry.program.deadline_at
+        if deadline_at is None:
+            return await self._emitter.next_of(made)
         try:
-            if deadline_at is None:
-                return await anext(made, None)
             async with asyncio.timeout(deadline_at - self._runtime.now()):
-                return await anext(made, None)
+                return await self._emitter.next_of(made)
         except TimeoutError as error:
             if isinstance(error, CallTimeoutError):  # an engine's own
                 raise
@@ -93,12 +92,10 @@ class RequestCaller:
 
     async def close(self) -> None:
         """Abort the calls that nobody reads to their end, and wait until they are over."""
-        for made, reader in tuple(self._open.items()):
-            if reader is None:
+        for made in tuple(self._open):
+            if not self._emitter.cancel(made):
                 await made.aclose()
-                self._open.pop(made, None)
-            else:
-                reader.cancel()
+                self._open.discard(made)
         while self._open:
             self._over.clear()
             await self._over.wait()
