@@ -23,6 +23,7 @@ Examples:
   agentrt serve demos/react.py langgraph.json --port 8080
   agentrt keys new acme --file keys.json
   agentrt serve --api-key-file keys.json --isolate-cache --replicas 2
+  agentrt serve plant.py --broker mqtt://plant.local --on 'mqtt:plant/+/alarm=react'
   agentrt serve --model Qwen/Qwen2.5-7B-Instruct -- --max-model-len 8192
 
 \b
@@ -37,7 +38,7 @@ class ServeCommand(RunCommand):
     TARGETS = "[PROGRAM.py[:NAME] | langgraph.json]…"
 
 
-_server, _tenants = grouped("Server"), grouped("Tenants")
+_server, _tenants, _events = grouped("Server"), grouped("Tenants"), grouped("Events")
 
 
 @click.command(cls=ServeCommand, epilog=_EPILOG)
@@ -116,6 +117,22 @@ _server, _tenants = grouped("Server"), grouped("Tenants")
     help="A client's program that was not heard of for so long has ended; one that the server "
     "found out from a conversation, after an eighth of it.  [default: 900]",
 )
+@_events(
+    "--on",
+    multiple=True,
+    metavar="mqtt:TOPIC=PROGRAM",
+    help="Start PROGRAM for each message on TOPIC at the broker, with its topic and payload as "
+    "input. Repeat it for more.",
+)
+@_events(
+    "--on-max",
+    type=click.IntRange(min=1),
+    default=16,
+    metavar="N",
+    help="How many programs one --on may have running; what comes beyond, or fails, goes to the "
+    "topic PREFIX/dead-letters.  [default: 16]",
+)
+@_events("--on-tenant", default="default", metavar="NAME", help="Whose they are.")
 @tool_options
 @scheduling_options
 @model_option

@@ -20,7 +20,7 @@ from agentrt.cli.faults import StoppedError
 from agentrt.cli.load import Found, GraphTarget, load_all, project_of
 from agentrt.cli.screen import Screen
 from agentrt.cli.signals import SIGNALS, Drain, Interrupts
-from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools
+from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools, read_triggers
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
@@ -32,6 +32,8 @@ from agentrt.serving.listen import Listener
 from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import KeyRing, Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
+from agentrt.serving.triggers import Trigger, program_of
+from agentrt.serving.triggers import api_with as triggers_api
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -57,6 +59,7 @@ class ServeJob:
     bounds: Bounds = field(default_factory=Bounds)
     drain_s: float = 30.0
     tools: ToolSources = NO_TOOLS
+    triggers: Sequence[Trigger] = ()
 
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
@@ -72,6 +75,9 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
                     f"{target}: {name!r} is in {served[name].source}, too; name others, or rename"
                 )
             served[name] = one
+    triggers = read_triggers(options)
+    for trigger in triggers:
+        program_of(trigger, served)
     idle = options["idle"]
     return ServeJob(
         engine=engine,
@@ -87,6 +93,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         bounds=Bounds(body_bytes=options["max_body"], idle_s=idle, silent_idle_s=idle / 8),
         drain_s=options["drain_timeout"],
         tools=read_tools(options),
+        triggers=triggers,
     )
 
 
@@ -145,7 +152,7 @@ class Serving:
             is_shared=keys is not None,
             isolate=job.isolate,
         )
-        apis = load_apis(job.projects)
+        apis = [*load_apis(job.projects), triggers_api(job.triggers, self.tell)]
         names = () if job.name is None else (job.name,)
         runtime = Runtime(
             admission,

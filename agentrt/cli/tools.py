@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agentrt.integrations.mqtt.broker import Broker
     from agentrt.interrupts import ToolTransport
     from agentrt.interrupts.events import EventSource
+    from agentrt.serving.triggers import Trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +72,22 @@ def read_broker_options(options: Mapping[str, Any]) -> Broker | None:
     from agentrt.integrations.mqtt.broker import read_broker
 
     return read_broker(options["broker"], os.environ, **files)
+
+
+def read_triggers(options: Mapping[str, Any]) -> list[Trigger]:
+    """What starts programs by itself. Raises `ConfigError` for what cannot be."""
+    if options["on"] and options["broker"] is None:
+        raise ConfigError("--on hears of events at a broker: give --broker mqtt://HOST")
+    return [_trigger(text, options) for text in options["on"]]
+
+
+def _trigger(text: str, options: Mapping[str, Any]) -> Trigger:
+    from agentrt.integrations.mqtt.topics import check_filter
+    from agentrt.serving.triggers import Trigger
+
+    source, colon, rest = text.partition(":")
+    topic, equals, program = rest.rpartition("=")
+    if source != "mqtt" or not colon or not equals or not program:
+        raise ConfigError(f"--on {text!r}: give mqtt:TOPIC=PROGRAM, as in mqtt:plant/+/alarm=react")
+    check_filter(topic)
+    return Trigger(topic, program, options["on_max"], options["on_tenant"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from agentrt.errors import ConfigError, InterruptExpiredError
 
+log = logging.getLogger(__name__)
 _AHEAD = 1000
 
 
@@ -77,6 +79,12 @@ class EventSource(ABC):
 
         Raises `ConfigError` for a topic that cannot be, and `ToolUnavailableError`.
         """
+
+    async def refuse(self, event: Event, why: str, program: str, tenant: str = "default") -> None:
+        """An event that was to start a program came to nothing: keep it for people, if that can
+        be.
+        """
+        log.warning("the event on %s came to nothing: %s", event.topic, why)
 
 
 class NoEvents(EventSource):

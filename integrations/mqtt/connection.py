@@ -26,6 +26,7 @@ _LIBRARY = logging.getLogger("agentrt.integrations.mqtt.library")
 _LIBRARY.setLevel(logging.ERROR)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
+_GOODBYE_S = 2.0
 _REFUSED = (134, 135)
 """Reason codes: a bad user name or password, not authorized."""
 _FAILURES = 128
@@ -98,6 +99,14 @@ class Connection:
         """Begin to connect."""
         with tracking.outside():
             self._owner = asyncio.create_task(self._run(), name=f"mqtt/{self.identifier}")
+
+    async def finish(self) -> None:
+        """Close, once the broker has all that is kept, if that does not take long."""
+        if self.is_up:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await self.sent()
+        await self.close()
 
     async def close(self) -> None:
         """Disconnect, and leave no task behind. Idempotent."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import uuid
+from base64 import b64encode
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -18,7 +19,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from agentrt.errors import ToolUnavailableError
 from agentrt.integrations.mqtt.broker import Broker
-from agentrt.integrations.mqtt.connection import Connection, check_codes
+from agentrt.integrations.mqtt.connection import Connection, Outgoing, check_codes
 from agentrt.integrations.mqtt.messages import MAX_BYTES
 from agentrt.integrations.mqtt.topics import check_filter
 from agentrt.interrupts.events import Event, EventSource, Subscription
@@ -85,7 +86,7 @@ class MqttEvents(EventSource):
         self._connection.open()
 
     async def close(self) -> None:
-        await self._connection.close()
+        await self._connection.finish()
 
     async def subscribe(self, topic: str, tenant: str = "default") -> MqttSubscription:
         check_filter(topic)
@@ -98,6 +99,14 @@ class MqttEvents(EventSource):
                 await self._connection.ask(self._patience, one.subscribe)
                 self._filters[full] = one
             return MqttSubscription(self, one)
+
+    async def refuse(self, event: Event, why: str, program: str, tenant: str = "default") -> None:
+        payload, form = event.payload, "payload"
+        if isinstance(payload, bytes):
+            payload, form = b64encode(payload).decode(), "base64"
+        letter = {"topic": event.topic, form: payload, "program": program, "reason": why}
+        topic = self._prefix.of(tenant).dead_letters
+        self._connection.send(Outgoing(topic, json.dumps(letter).encode()))
 
     async def _leave(self, subscription: MqttSubscription, one: _Filter) -> None:
         one.behind.discard(subscription)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,7 +23,6 @@ _UNHEARD = 100
 """Calls on their way at once that no worker has accepted: brokers drop what they cannot queue."""
 _SILENCES = 3
 """So often a call is sent without a word from a worker before it is lost."""
-_GOODBYE_S = 2.0
 
 
 class MqttTools(ToolTransport):
@@ -70,11 +68,7 @@ class MqttTools(ToolTransport):
     async def close(self) -> None:
         for timer in self._timers:
             timer.cancel()
-        if self._connection.is_up:  # workers are to hear of what was cancelled
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_GOODBYE_S):
-                    await self._connection.sent()
-        await self._connection.close()
+        await self._connection.finish()  # workers are to hear of what was cancelled
 
     async def tools(self) -> Sequence[Tool]:
         return await self.tools_for("default")

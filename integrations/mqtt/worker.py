@@ -131,10 +131,7 @@ class Worker:
             await asyncio.wait(running)
         if self._connection.is_up:
             self._connection.send(Outgoing(self._topics.worker(self.id), b"", retain=True))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    await self._connection.sent()
-        await self._connection.close()
+        await self._connection.finish()
         await self._toolbox.close()
 
     # -- the connection -----------------------------------------------------------------

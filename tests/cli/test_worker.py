@@ -116,3 +116,23 @@ def test_a_worker_that_the_broker_refuses_says_so_and_ends(tmp_path: Path) -> No
         mosquitto.stop()
     assert worker.process.returncode == 2
     assert said == f"error: broker {url}: it refused the user 'robot' with this password\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--on", "mqtt:a=good"], "--on hears of events at a broker: give --broker"),
+        (["--on", "http:a=good", "--broker", "mqtt://x"], "give mqtt:TOPIC=PROGRAM"),
+        (["--on", "mqtt:a/#/b=good", "--broker", "mqtt://x"], "'a/#/b' is no topic filter"),
+        (["--on", "mqtt:a=bad", "--broker", "mqtt://x"], "no program of this name is served"),
+        (["--on", "mqtt:a=good", "--broker", "mqtt://x"], "it takes no input"),
+    ],
+)
+def test_what_no_event_can_start(
+    options: list[str],
+    said: str,
+    write: Write,
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check(capsys, invoke("serve", write(GOOD), *options), said)

@@ -10,44 +10,10 @@ import pytest
 from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, InterruptExpiredError
 from agentrt.graph import NodeKind, NodeState
-from agentrt.interrupts.events import EventSource, Subscription
 from agentrt.runtime.run import RunState
 from agentrt.scheduler.table import ProgramState
 from agentrt.testing.scripted import ScriptedExecutor
-
-
-class ByHand(EventSource):
-    """What is put into ``live`` comes to all who are subscribed; topics are not looked at."""
-
-    name = "hand"
-
-    def __init__(self, *first: Event) -> None:
-        self.first = first
-        self.live: list[Held] = []
-        self.is_open = False
-        self.asked = asyncio.Event()
-
-    async def open(self) -> None:
-        self.is_open = True
-
-    async def close(self) -> None:
-        self.is_open = False
-
-    async def subscribe(self, topic: str, tenant: str = "default") -> Held:
-        self.asked.set()
-        return Held(self)
-
-
-class Held(Subscription):
-    def __init__(self, source: ByHand) -> None:
-        super().__init__(ahead=3)
-        self._source = source
-        source.live.append(self)
-        for event in source.first:
-            self.put(event)
-
-    async def close(self) -> None:
-        self._source.live.remove(self)
+from tests.interrupts.byhand import ByHand
 
 
 def alarms(count: int) -> list[Event]:

@@ -134,6 +134,18 @@ async def test_each_tenant_has_events_of_its_own_below_a_prefix_that_names_it(
         assert [await run.wait() for run in runs] == [Event("alarm", 1), Event("alarm", 2)]
 
 
+async def test_an_event_that_came_to_nothing_is_a_dead_letter(broker: Broker) -> None:
+    topic = broker.prefix.of("default").dead_letters
+    async with opened(broker) as (_, source), publisher(broker) as client:
+        await client.subscribe(topic, qos=1)
+        await source.refuse(Event("plant/a", {"degrees": 80}), "too many", "reacts")
+        await source.refuse(Event("plant/a", b"\xff"), "too many", "reacts")
+        messages = [await anext(client.messages) for _ in range(2)]
+    letters = [json.loads(one.payload) for one in messages]
+    common = {"topic": "plant/a", "program": "reacts", "reason": "too many"}
+    assert letters == [{**common, "payload": {"degrees": 80}}, {**common, "base64": "/w=="}]
+
+
 async def test_a_subscription_outlives_a_broker_that_is_killed(tmp_path: Path) -> None:
     @program
     async def takes(ctx: Context) -> list[int]:

@@ -1,0 +1,146 @@
+"""Programs that events start: their input, their bound, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from agentrt import Context, Event, Runtime, program
+from agentrt.errors import ConfigError, ToolUnavailableError
+from agentrt.interrupts.events import Subscription
+from agentrt.runtime.events import ProgramEnded, ProgramStarted
+from agentrt.serving.server import ServedProgram, Server
+from agentrt.serving.triggers import Trigger, api_with, program_of
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.interrupts.byhand import ByHand
+
+
+@program
+async def reacts(ctx: Context, event: dict[str, Any]) -> Any:
+    if event["payload"] == "bad":
+        raise ValueError("no idea")
+    if event["payload"] == "wait":
+        await asyncio.Event().wait()
+    return event
+
+
+@program
+async def deaf(ctx: Context) -> None: ...
+
+
+SERVED = {"reacts": ServedProgram(reacts, "x.py"), "deaf": ServedProgram(deaf, "x.py")}
+
+
+class Log:
+    """What programs began and ended; a test waits for so many ends."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime, self.ended, self.tenants = runtime, 0, list[str]()
+        self._changed = asyncio.Event()
+        runtime.listen(self.saw)
+
+    def saw(self, event: object) -> None:
+        if isinstance(event, ProgramStarted):
+            self.tenants.append(self.runtime.runs[event.program_id].row.tenant)
+        self.ended += isinstance(event, ProgramEnded)
+        self._changed.set()
+
+    async def until(self, *, began: int = 0, ended: int = 0) -> None:
+        async with asyncio.timeout(20):
+            while len(self.tenants) < began or self.ended < ended:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+async def refused(source: ByHand) -> None:
+    async with asyncio.timeout(20):
+        while not source.refused:
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def served(source: ByHand, *triggers: Trigger) -> AsyncIterator[tuple[Server, Log]]:
+    async with Runtime(ScriptedExecutor(lambda call: "x"), events=source) as runtime:
+        server, said = Server(runtime, ("m",), SERVED), list[str]()
+        async with api_with(triggers, said.append)(server):
+            yield server, Log(runtime)
+        assert not source.live
+        assert not runtime.runs
+        assert said == []
+
+
+async def test_each_event_starts_a_program() -> None:
+    source = ByHand(Event("a", {"degrees": 80}), Event("b", None))
+    async with served(source, Trigger("#", "reacts", tenant="acme")) as (_, log):
+        await log.until(ended=2)
+    assert log.tenants == ["acme", "acme"]
+    assert source.refused == []
+
+
+async def test_what_is_too_many_fails_or_comes_at_the_end_is_refused() -> None:
+    """1 Two wait, which is the most. 2 A third is refused. 3 The server stops: the two are
+    cancelled, and their events kept."""
+    source = ByHand(Event("a", "wait"), Event("b", "wait"), Event("c", "x"))
+    async with served(source, Trigger("#", "reacts", most=2)) as (_, log):
+        await log.until(began=2)
+        await refused(source)
+    reasons = {event.topic: why for event, why, _, _ in source.refused}
+    assert reasons["c"] == "2 programs of this trigger run already"
+    assert "was cancelled" in reasons["a"]
+    assert set(reasons) == {"a", "b", "c"}
+
+
+async def test_a_program_that_fails_says_why() -> None:
+    source = ByHand(Event("a", "bad"))
+    async with served(source, Trigger("#", "reacts")) as (_, log):
+        await log.until(ended=1)
+    [(event, why, name, tenant)] = source.refused
+    assert (event.topic, name, tenant) == ("a", "reacts", "default")
+    assert why.endswith("failed: ValueError: no idea")
+
+
+async def test_a_server_that_stops_takes_nothing_new() -> None:
+    source = ByHand()
+    async with served(source, Trigger("#", "reacts")) as (server, log):
+        await source.asked.wait()
+        server.draining = True
+        source.live[0].put(Event("a", 1))
+        await refused(source)
+    assert log.tenants == []
+    assert [why for _, why, _, _ in source.refused] == ["the server stops"]
+
+
+async def test_a_broker_that_is_absent_is_tried_again() -> None:
+    class Late(ByHand):
+        absent = True
+
+        async def subscribe(self, topic: str, tenant: str = "default") -> Any:
+            if self.absent:
+                self.absent = False
+                raise ToolUnavailableError("broker x: it cannot be reached")
+            return await super().subscribe(topic, tenant)
+
+    source, said = Late(Event("a", 1)), list[str]()
+    async with Runtime(ScriptedExecutor(lambda call: "x"), events=source) as runtime:
+        log = Log(runtime)
+        async with api_with([Trigger("#", "reacts")], said.append)(Server(runtime, (), SERVED)):
+            await log.until(ended=1)
+    assert said == ["on #: broker x: it cannot be reached; trying on"]
+
+
+def test_only_programs_with_an_input_can_be_started() -> None:
+    with pytest.raises(ConfigError, match=r"no program of this name is served \(reacts, deaf\)"):
+        program_of(Trigger("#", "nobody"), SERVED)
+    with pytest.raises(ConfigError, match=r"it takes no input; write async def deaf\(ctx, event\)"):
+        program_of(Trigger("#", "deaf"), SERVED)
+
+
+def test_a_subscription_that_drops_says_so() -> None:
+    subscription = Subscription(ahead=1)
+    for number in range(3):
+        subscription.put(Event("a", number))
+    assert asyncio.run(subscription.next()) == Event("a", 2, dropped=2)
