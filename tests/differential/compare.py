@@ -10,7 +10,7 @@ from tests.differential.answers import Answer
 
 _GROWING = (
     *("content", "text", "arguments", "reasoning", "delta", "partial_json", "thinking"),
-    *("token_ids", "tokens", "token_logprobs", "top_logprobs", "text_offset", "bytes"),
+    *("token_ids", "tokens", "logprobs", "token_logprobs", "top_logprobs", "text_offset", "bytes"),
 )
 """Fields of a stream's events whose texts and lists are parts of one."""
 _COUNTING = ("sequence_number",)
