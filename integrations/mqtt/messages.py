@@ -151,6 +151,22 @@ class Reply(_Part):
     progress: Share | None = None
 
 
+class Answer(_Part):
+    """What somebody answers to a question; ``reply_to`` and ``id`` are as in a `Request`."""
+
+    answer: Any
+    reply_to: str = ""
+    id: str = ""
+
+
+class Taken(_Part):
+    """What became of an answer."""
+
+    state: Literal["answered", "refused"]
+    id: str = ""
+    why: str = ""
+
+
 M = TypeVar("M", bound=_Part)
 
 

@@ -83,6 +83,14 @@ class Topics:
         """Where one client gets replies."""
         return f"{self.prefix}/clients/{client}/replies"
 
+    def question(self, question: str) -> str:
+        """Where a question to a human is, while it is open (retained)."""
+        return f"{self.prefix}/questions/{question}"
+
+    def answers(self, question: str) -> str:
+        """Where whoever answers a question says what."""
+        return f"{self.question(question)}/answers"
+
     @property
     def dead_letters(self) -> str:
         """Where messages go that started no program."""

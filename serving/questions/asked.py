@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from starlette.requests import Request
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentrt.errors import QuestionClosedError
 from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.questions import Question
 from agentrt.runtime import Runtime
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+_MOST = 1000
+"""Questions that are listed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class ProgramQuestions:
 
 
 class ServerQuestions:
-    """All questions. ``changes`` counts what opened and closed: whoever shows them looks at it.
+    """All questions. ``changes`` counts what opened and closed, ``watchers`` are told of it.
 
     The server's other APIs add their ``sources``, and say when there is a change.
     """
@@ -142,11 +146,27 @@ class ServerQuestions:
         self.of_programs = ProgramQuestions(runtime)
         self.sources: list[QuestionSource] = [self.of_programs]
         self.changes = 0
+        self.watchers: set[Callable[[], None]] = set()
         runtime.questions.listen(lambda question: self.changed())
 
     def changed(self) -> None:
         """Some question opened, or was closed."""
         self.changes += 1
+        for watcher in tuple(self.watchers):
+            watcher()
+
+    async def listed(self) -> list[dict[str, Any]]:
+        """What is open in all tenants, as clients get it."""
+        return [one.to_json() for one in await self.open(Viewer(), Wanted(limit=_MOST))]
+
+    async def answer_of(self, tenant: str, question_id: str, value: Any) -> dict[str, Any]:
+        """Answer in a tenant's name. Raises as `answer` does, and `QuestionClosedError` for a
+        question that there is not.
+        """
+        done = await self.answer(Viewer(tenant), question_id, value)
+        if done is None:
+            raise QuestionClosedError(f"there is no question {question_id}")
+        return done
 
     async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
         """What is open, the latest first."""
