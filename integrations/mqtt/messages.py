@@ -173,7 +173,7 @@ M = TypeVar("M", bound=_Part)
 def encode(part: _Part) -> bytes:
     """A message. Raises `ValueError` for what JSON cannot carry, or is too large."""
     try:
-        body = part.model_dump(exclude_none=True, exclude_defaults=True, mode="python")
+        body = part.model_dump(exclude_none=True)
         payload = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"JSON cannot carry it: {error}") from error

@@ -18,7 +18,7 @@ from agentrt.integrations.mqtt.fleet import Fleet
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 
-_SYNC = "sync"
+_SYNC, _SYNC_S = "sync", 3.0
 _UNHEARD = 100
 """Calls on their way at once that no worker has accepted: brokers drop what they cannot queue."""
 _SILENCES = 3
@@ -148,7 +148,11 @@ class MqttTools(ToolTransport):
         await subscribe(client, [everywhere.worker("+"), everywhere.replies(self._client_id)])
         self._synced.clear()
         await publish(client, Outgoing(own, b"{}", correlation=_SYNC.encode()))
-        await self._synced.wait()
+        try:
+            async with asyncio.timeout(_SYNC_S):
+                await self._synced.wait()
+        except TimeoutError:
+            raise aiomqtt.MqttError(f"its rules let us not read and write {own}") from None
 
     def _resume(self) -> None:
         """Ask again for all that was under way when the connection broke."""

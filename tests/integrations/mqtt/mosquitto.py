@@ -35,7 +35,9 @@ class Mosquitto:
     def start(self) -> None:
         program = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/bin")
         assert program is not None, "some tests need Debian's package mosquitto"
-        self._process = subprocess.Popen([program, "-c", str(self._config)])
+        self._process = subprocess.Popen(
+            [program, "-c", str(self._config)], stderr=subprocess.DEVNULL
+        )
         for _ in range(500):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:

@@ -1,0 +1,158 @@
+"""What docs/mqtt.md says holds: its schemas, its worker, its rules for Mosquitto, its commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from agentrt.cli.app import COMMANDS, app
+from agentrt.errors import ToolFailedError, ToolUnavailableError
+from agentrt.integrations.mqtt import Broker, read_broker
+from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request
+from tests.integrations.mqtt.mosquitto import Mosquitto
+from tests.integrations.mqtt.processes import workers
+from tests.integrations.mqtt.side import calling, until
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "mqtt.md").read_text("utf-8")
+MESSAGES = {"announcement": Announcement, "call": Request, "cancellation": Cancel, "reply": Reply}
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def schema(model: type[BaseModel]) -> Any:
+    """A message's JSON schema, without names and texts, in one piece."""
+    whole = model.model_json_schema()
+    parts = whole.pop("$defs", {})
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return plain(parts[value["$ref"].rpartition("/")[2]])
+        texts = {"title", "description"}
+        return {
+            name: {key: plain(one) for key, one in inner.items()}
+            if name == "properties"
+            else plain(inner)
+            for name, inner in value.items()
+            if name not in texts
+        }
+
+    return plain(whole)
+
+
+@pytest.mark.parametrize(("name", "model"), MESSAGES.items())
+def test_the_schemas_are_those_of_the_messages(name: str, model: type[BaseModel]) -> None:
+    shown = dict(zip(MESSAGES, blocks("json"), strict=True))[name]
+    assert json.loads(shown) == schema(model)
+
+
+@pytest.mark.parametrize("line", re.findall(r"^agentrt (.+)$", PAGE, re.MULTILINE))
+def test_a_command_is_understood(line: str) -> None:
+    name, *args = shlex.split(line, comments=True)
+    assert name in COMMANDS
+    command = app.get_command(app.make_context("agentrt", [name]), name)
+    assert command is not None
+    command.make_context(name, args)
+
+
+@pytest.fixture
+def drill(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The worker of the page, in a process of its own."""
+    [source] = blocks("python")
+    assert len(source.splitlines()) < 60
+    file = tmp_path / "drill.py"
+    file.write_text(source)
+    place = {"BROKER": "127.0.0.1", "PORT": str(mosquitto.port)}
+    worker = subprocess.Popen([sys.executable, str(file)], env={**os.environ, **place})
+    yield worker
+    worker.kill()
+    worker.wait()
+
+
+async def test_the_worker_of_the_page_works(
+    mosquitto: Mosquitto, drill: subprocess.Popen[bytes]
+) -> None:
+    async with calling(mosquitto.broker()) as caller:
+        assert await caller.call("drill", depth=3) == {"drilled": 3}
+        assert await caller.call("drill", depth=3, key="same") == {"drilled": 3}
+        assert await caller.call("drill", depth=9, key="same") == {"drilled": 3}
+        with pytest.raises(ToolFailedError, match=r"tool drill failed: TypeError: .*wide"):
+            await caller.call("drill", wide=1)
+        drill.kill()
+        fleet = caller.transport._fleets["default"]
+        await until(lambda: not fleet.workers)
+
+
+def run(*command: object) -> None:
+    subprocess.run([str(one) for one in command], check=True, capture_output=True)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Mosquitto]:
+    """A broker as the page sets it up: TLS, passwords, rules."""
+    ca, server, request = tmp_path / "ca", tmp_path / "server", tmp_path / "server.csr"
+    new = ("openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    run(*new, "-x509", "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", "/CN=test ca")
+    run(*new, "-keyout", f"{server}.key", "-out", request, "-subj", "/CN=broker")
+    extensions = tmp_path / "extensions"
+    extensions.write_text("subjectAltName=IP:127.0.0.1")
+    signed = ("openssl", "x509", "-req", "-CAcreateserial", "-extfile", extensions)
+    run(*signed, "-in", request, "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-out", f"{server}.pem")
+    passwords = tmp_path / "passwords"
+    passwords.touch(0o600)
+    for user in ("agent", "worker", "stranger"):
+        run("mosquitto_passwd", "-b", passwords, user, f"{user}s own")
+    [settings], [rules] = blocks("conf"), blocks("acl")
+    (tmp_path / "acl").write_text(rules)
+    lines = settings.replace("/etc/mosquitto", str(tmp_path)).splitlines()[1:]
+    broker = Mosquitto(tmp_path, ("user root", *lines))
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+def guarded_broker(guarded: Mosquitto, user: str, password: str, ca: Path | None) -> Broker:
+    url = f"mqtts://{user}@127.0.0.1:{guarded.port}"
+    return read_broker(url, {"AGENTRT_BROKER_PASSWORD": password}, ca=ca)
+
+
+async def test_a_worker_and_a_caller_with_tls_passwords_and_rules(
+    guarded: Mosquitto, tmp_path: Path
+) -> None:
+    ca = tmp_path / "ca.pem"
+    (tmp_path / "gate1").touch()
+    url = f"mqtts://worker:workers%20own@127.0.0.1:{guarded.port}"
+    with workers(1, url, "--broker-ca", str(ca), folder=tmp_path):
+        async with calling(guarded_broker(guarded, "agent", "agents own", ca)) as caller:
+            assert await caller.call("once", number=3, until="gate1") == 3
+
+
+# paho leaves the socket of a handshake that failed to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_other_users_and_certificates_are_refused(guarded: Mosquitto, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    for user, password, trusted, patience, said in (
+        ("agent", "wrong", ca, 20.0, "it refused the user 'agent' with this password"),
+        ("agent", "agents own", None, 1.5, "certificate verify failed"),
+        ("stranger", "strangers own", ca, 4.0, "its rules let us not read and write agentrt/cl"),
+    ):
+        broker = guarded_broker(guarded, user, password, trusted)
+        async with calling(broker, patience=patience) as caller:
+            with pytest.raises(ToolUnavailableError, match=said) as raised:
+                await caller.transport.tools()
+            assert "own" not in str(raised.value)
