@@ -24,6 +24,7 @@ from agentrt.graph import NodeKind
 from agentrt.runtime import Runtime
 from agentrt.runtime.events import Event, NodeStarted
 from agentrt.runtime.run import Run, RunReport
+from agentrt.serving.questions.asked import ServerQuestions
 
 _THREADS = 32
 
@@ -73,7 +74,7 @@ async def execute(
     Raises what the engine's start raises, and `UsageError` for what the plan cannot do;
     cancelled, it cancels the programs and stops the engine.
     """
-    human = Human(job.answers, screen, dashboard=job.dashboard is not None)
+    human = Human(job.answers, screen, elsewhere=_elsewhere(job))
     tools = job.tools.transports(screen.announce)
     runtime = Runtime(
         executor, ask_human=human, tools=tools, events=job.tools.events(), seed=job.seed
@@ -87,7 +88,10 @@ async def execute(
             await start_engine(runtime, screen.progress, log)
             try:
                 with drain.possible(partial(_drain, job, runtime, screen)):
-                    async with shown(runtime, job.dashboard, screen.announce):
+                    async with (
+                        shown(runtime, job.dashboard, screen.announce),
+                        job.tools.asking(ServerQuestions(runtime)),
+                    ):
                         await _play(job, runtime, starts, watch)
                 snapshot = await executor.snapshot()
             finally:
@@ -95,6 +99,13 @@ async def execute(
                 await runtime.close()
         engine = _engine(job, runtime, snapshot)
         return Outcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
+
+
+def _elsewhere(job: Job) -> str:
+    """Where others may answer the programs' questions, in words; "" for nowhere."""
+    if job.dashboard is not None:
+        return "in the dashboard"
+    return "" if job.tools.broker is None else f"at {job.tools.broker}"
 
 
 def _drain(job: Job, runtime: Runtime, screen: Screen, signal: str) -> None:

@@ -46,7 +46,7 @@ class Human:
 
     ``answers`` are given to each program in order. After them, or without any, the question is
     asked on the terminal; one question at a time. Without a terminal it waits if others may
-    answer: those who look at the ``dashboard``.
+    answer ``elsewhere``, which says where.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Human:
         screen: Screen,
         source: TextIO | None = None,
         *,
-        dashboard: bool = False,
+        elsewhere: str = "",
     ) -> None:
         self._answers = tuple(answers)
         self._given: dict[str, int] = {}
         self._screen = screen
         self._source = sys.stdin if source is None else source
-        self._dashboard = dashboard
+        self._elsewhere = elsewhere
         self._turn = asyncio.Lock()
 
     async def __call__(self, question: Question) -> Any:
@@ -77,8 +77,8 @@ class Human:
             return value
         if self.is_there:
             return await self._ask(question)
-        if self._dashboard:
-            self._screen.announce(f"{who} asks: {question.text} (answer in the dashboard)")
+        if self._elsewhere:
+            self._screen.announce(f"{who} asks: {question.text} (answer {self._elsewhere})")
             await asyncio.get_running_loop().create_future()
         raise UnansweredError(
             f"program {who} asks {question.text!r} and there is nobody to answer: "

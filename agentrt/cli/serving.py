@@ -169,9 +169,11 @@ class Serving:
             with lent(runtime):
                 fronts = fronts_of(await runtime.frontend())
                 server = self._server(runtime, tenants, fronts)
-                async with opened_app(
-                    server, apis, FrontendApp(server, fronts, strict=job.strict)
-                ) as app:
+                front = FrontendApp(server, fronts, strict=job.strict)
+                async with (
+                    opened_app(server, apis, front) as app,
+                    job.tools.asking(server.questions),
+                ):
                     await self._serve(server, app, fronts)
         finally:
             await runtime.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from agentrt.errors import ConfigError
 if TYPE_CHECKING:
     from agentrt.integrations.mcp import Server
     from agentrt.integrations.mqtt.broker import Broker
+    from agentrt.integrations.mqtt.questions import QuestionBoard
     from agentrt.interrupts import ToolTransport
     from agentrt.interrupts.events import EventSource
     from agentrt.serving.triggers import Trigger
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """Who offers tools: ``mcp`` are MCP servers. At ``broker`` there are workers and events."""
+    """Who offers tools: ``mcp`` are MCP servers. At ``broker`` there are workers, events, and
+    people who answer questions.
+    """
 
     mcp: Sequence[Server] = ()
     broker: Broker | None = None
@@ -45,6 +49,21 @@ class ToolSources:
         from agentrt.integrations.mqtt.events import MqttEvents
 
         return MqttEvents(self.broker)
+
+    @asynccontextmanager
+    async def asking(self, board: QuestionBoard) -> AsyncIterator[None]:
+        """Meanwhile the open questions on ``board`` are at the broker, and are answered there."""
+        if self.broker is None:
+            yield
+            return
+        from agentrt.integrations.mqtt.questions import MqttQuestions
+
+        questions = MqttQuestions(self.broker, board)
+        await questions.open()
+        try:
+            yield
+        finally:
+            await questions.close()
 
 
 NO_TOOLS = ToolSources()

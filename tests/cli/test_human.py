@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from agentrt.errors import UsageError
 from agentrt.interrupts.answers import answer_form
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.cli.conftest import Invoke, Write
+from tests.integrations.mqtt.mosquitto import Mosquitto
 
 CHOOSES = """
 @program
@@ -116,9 +118,9 @@ async def test_questions_come_one_at_a_time_and_one_answered_elsewhere_goes(
         assert await second.wait() == "blue"
 
 
-async def test_without_a_terminal_the_dashboard_may_answer() -> None:
+async def test_without_a_terminal_it_waits_for_an_answer_from_elsewhere() -> None:
     screen = Screen(Console(file=io.StringIO()))
-    human = Human((), screen, io.StringIO(), dashboard=True)
+    human = Human((), screen, io.StringIO(), elsewhere="in the dashboard")
     async with Runtime(ScriptedExecutor(), ask_human=human) as runtime:
         run = runtime.start(chooses)
         async with asyncio.timeout(20):
@@ -173,3 +175,36 @@ def test_an_answer_in_advance_that_does_not_fit_is_a_usage_error(
     assert "--human 'many': the answer does not fit: $: 'many' is not of type 'integer'" in error
     assert "chooses-1 asks 'How many?'" in error
     assert "Traceback" not in error
+
+
+# Asks a human, and answers at the broker as one would.
+ANSWERS = """
+import asyncio, json
+import aiomqtt
+
+@program
+async def asks(ctx, port):
+    asked = asyncio.create_task(ctx.human("Which drink?", choices=["tea", "coffee"]))
+    async with aiomqtt.Client("127.0.0.1", int(port)) as client:
+        await client.subscribe("agentrt/questions/+", 1)
+        message = await anext(client.messages)
+        payload = json.dumps({"answer": "tea"})
+        assert json.loads(message.payload)["question"] == "Which drink?"
+        await client.publish(f"{message.topic}/answers", payload, 1)
+        return await asked
+"""
+
+
+def test_without_a_terminal_a_question_is_answered_at_the_broker(
+    write: Write, invoke: Invoke, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mosquitto = Mosquitto(tmp_path)
+    mosquitto.start()
+    url = f"mqtt://127.0.0.1:{mosquitto.port}"
+    try:
+        assert invoke("run", write(ANSWERS), "--input", mosquitto.port, "--broker", url) == 0
+    finally:
+        mosquitto.stop()
+    seen = capfd.readouterr()
+    assert f"asks-1 asks: Which drink? (answer at {url})" in seen.err
+    assert seen.out == "tea\n"
