@@ -31,11 +31,13 @@ def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
 
     Raises `ConfigError` if two of these have authentication hooks.
     """
-    from agentrt.serving import langgraph, observability
+    from agentrt.serving import langgraph, mcp, observability
     from agentrt.serving.programs.api import api as programs
     from agentrt.serving.questions.api import api as questions
 
-    return [programs, questions, langgraph.api_with(_auth_of(projects)), observability.api]
+    auth = _auth_of(projects)
+    apis = [programs, questions, langgraph.api_with(auth), observability.api]
+    return [*apis, mcp.api_with(graphs=auth is None)] if mcp.is_installed() else apis
 
 
 def _auth_of(projects: Sequence[Path]) -> Auth | None:

@@ -23,6 +23,7 @@ _OPEN_FOLDER = "/dashboard/"
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+MCP_PATH = "/mcp"
 _QUESTIONS = "/v1/questions/"
 _DRAIN_RETRY_S = "5"
 _BEARER = "bearer "
@@ -123,7 +124,7 @@ class Middleware:
 
 def _goes_on(method: str, path: str) -> bool:
     """Whether a server that drains still takes the request: an answer ends what runs."""
-    return method in _SAFE_METHODS or path.startswith(_QUESTIONS)
+    return method in _SAFE_METHODS or path.startswith(_QUESTIONS) or path == MCP_PATH
 
 
 def server_failed(path: str) -> Response:

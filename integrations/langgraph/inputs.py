@@ -29,7 +29,7 @@ def graph_input(graph: Graph, name: str, given: Any) -> Any:
     entrypoint takes any value. Raises `UsageError` for what does not fit the input's schema;
     types are checked as far as JSON has them.
     """
-    fields = _fields(graph)
+    fields = input_fields(graph)
     if fields is None:
         return given
     if isinstance(given, str):
@@ -44,13 +44,13 @@ def graph_input(graph: Graph, name: str, given: Any) -> Any:
 
 def input_hint(graph: Graph) -> str:
     """How to give a graph its input, for a message."""
-    fields = _fields(graph)
+    fields = input_fields(graph)
     if fields is None or _MESSAGES in fields or len(fields) == 1:
         return "--input TEXT"
     return f"--input {json.dumps(dict.fromkeys(fields, '…'), ensure_ascii=False)!r}"
 
 
-def _fields(graph: Graph) -> Fields | None:
+def input_fields(graph: Graph) -> Fields | None:
     """The channels that an input is written to, by name; None if it is one value."""
     if isinstance(graph, CompiledStateGraph):
         known = graph.builder.schemas[graph.builder.input_schema]

@@ -71,7 +71,7 @@ async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]
     """Every graph and program that ``server`` serves. Raises `ProgramLoadError`."""
     async with AsyncExitStack() as stack:
         graphs = {
-            name: await _opened(name, served, server.runtime, stack)
+            name: await opened_graph(name, served, server.runtime, stack)
             for name, served in server.served.items()
         }
         native = frozenset(n for n, one in server.served.items() if isinstance(one, ServedProgram))
@@ -82,7 +82,8 @@ async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]
         yield Graphs(with_saver, native, storage.store)
 
 
-async def _opened(name: str, served: Served, runtime: Runtime, stack: AsyncExitStack) -> Graph:
+async def opened_graph(name: str, served: Served, runtime: Runtime, stack: AsyncExitStack) -> Graph:
+    """What is served under ``name``, as a graph. Raises `ProgramLoadError`."""
     if isinstance(served, ServedProgram):
         return as_graph(served.program, runtime)
     config: RunnableConfig = {}

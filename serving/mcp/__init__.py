@@ -1,0 +1,37 @@
+"""The served programs and graphs as tools of an MCP server at ``/mcp``, by the official SDK.
+
+`offers` has what is offered, `calls` carries one call through as a run, `elicitation` takes a
+program's questions to the client, and `app` is the server itself. Heavy modules are imported when
+the API opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+
+from fastapi import APIRouter
+
+from agentrt.serving.server import Api, Server
+
+
+def is_installed() -> bool:
+    """Whether the SDK is there: it is an extra."""
+    return find_spec("mcp") is not None
+
+
+def api_with(*, graphs: bool = True) -> Api:
+    """The API, with or without the ``graphs``: those behind hooks of their own are left out."""
+
+    @asynccontextmanager
+    async def opened(server: Server) -> AsyncIterator[APIRouter]:
+        from agentrt.serving.mcp.app import open_api
+
+        async with open_api(server, graphs=graphs) as router:
+            yield router
+
+    return opened
+
+
+api = api_with()

@@ -1,0 +1,136 @@
+"""The MCP server at ``/mcp``: streamable HTTP, in both generations of the protocol.
+
+It is the SDK's own server behind the server's middleware: keys, sizes and draining are as
+everywhere, and a session belongs to the tenant that began it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import urlsplit
+
+import mcp.server
+from fastapi import APIRouter
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.types import (
+    CallToolRequestParams,
+    CallToolResult,
+    InputRequiredResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    Tool,
+)
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from agentrt import __version__
+from agentrt.serving.mcp import calls
+from agentrt.serving.mcp.calls import Calls
+from agentrt.serving.mcp.offers import Offer, offers_of
+from agentrt.serving.middleware import MCP_PATH, tenant_of
+from agentrt.serving.programs.runs import ProgramRuns
+from agentrt.serving.server import Server
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@asynccontextmanager
+async def open_api(server: Server, *, graphs: bool) -> AsyncIterator[APIRouter]:
+    """The route of ``server``'s tools. At its end their runs end."""
+    async with AsyncExitStack() as stack:
+        offers = await offers_of(server, stack, graphs=graphs)
+        runs = ProgramRuns(server)
+        stack.push_async_callback(runs.close)
+        made = Calls(server, offers, runs)
+        stack.callback(made.close)
+        manager = StreamableHTTPSessionManager(
+            _sdk_server(offers, made), max_request_body_size=server.bounds.body_bytes
+        )
+        await stack.enter_async_context(_running(manager))
+        yield APIRouter(routes=[Route(MCP_PATH, Endpoint(server, manager))])
+
+
+def _sdk_server(offers: dict[str, Offer], made: Calls) -> mcp.server.Server:
+    tools = [
+        Tool(name=one.name, description=one.description, input_schema=dict(one.schema))
+        for one in offers.values()
+    ]
+
+    async def list_tools(
+        request: calls.Request, params: PaginatedRequestParams | None
+    ) -> ListToolsResult:
+        return ListToolsResult(tools=tools)
+
+    async def call_tool(
+        request: calls.Request, params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult:
+        return await made.call(request, params)
+
+    return mcp.server.Server(
+        "agentrt",
+        version=__version__,
+        instructions="Each tool runs an agent program on this server.",
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        get_tool_input_schema=lambda name: offers[name].schema if name in offers else None,
+    )
+
+
+@asynccontextmanager
+async def _running(manager: StreamableHTTPSessionManager) -> AsyncIterator[None]:
+    """The manager's scopes are entered and left by a task of its own."""
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def run() -> None:
+        async with manager.run():
+            begun.set()
+            await over.wait()
+
+    running = asyncio.create_task(run(), name="mcp")
+    await asyncio.wait(
+        [running, waiting := asyncio.ensure_future(begun.wait())],
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    waiting.cancel()
+    try:
+        yield
+    finally:
+        over.set()
+        await running
+
+
+class Endpoint:
+    """The ASGI application at the path."""
+
+    def __init__(self, server: Server, manager: StreamableHTTPSessionManager) -> None:
+        self._server = server
+        self._manager = manager
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        if scope["method"] not in ("POST", "DELETE"):
+            # A stream of its own has nothing to tell here, and would outlast all that runs.
+            allowed = {"allow": "POST, DELETE"}
+            answer = JSONResponse({"detail": "MCP is called with POST"}, 405, allowed)
+            await answer(scope, receive, send)
+        elif self._is_foreign(request):
+            text = "a page of another site may not call a server without keys"
+            await JSONResponse({"detail": text}, 403)(scope, receive, send)
+        else:
+            # In the SDK's own terms, so that a session serves nobody but who began it.
+            token = AccessToken(token="", client_id=tenant_of(request), scopes=[])
+            scope["user"] = AuthenticatedUser(token)
+            await self._manager.handle_request(scope, receive, send)
+
+    def _is_foreign(self, request: Request) -> bool:
+        """Whether a browser shows a page that has no business here (DNS rebinding)."""
+        origin = request.headers.get("origin")
+        if self._server.keys is not None or origin is None:
+            return False
+        return urlsplit(origin).hostname not in _LOOPBACK

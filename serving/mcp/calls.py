@@ -1,0 +1,236 @@
+"""One call of a tool is one run. It tells how far it is, and takes its questions to the client.
+
+A client of the protocol of 2026-07-28 cannot be asked in the middle of a call: the call ends with
+the question, and goes on with the request that has the answer. Its run waits meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from mcp import MCPError
+from mcp.server.context import ServerRequestContext
+from mcp.types import (
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    ElicitRequest,
+    ElicitResult,
+    InputRequests,
+    InputRequiredResult,
+    TextContent,
+)
+
+from agentrt.errors import QuestionClosedError, ToolArgumentsError
+from agentrt.runtime.events import Event, NodeEnded, ProgramEnded
+from agentrt.runtime.run import RunState
+from agentrt.serving.langgraph.responses import to_json
+from agentrt.serving.mcp.elicitation import answer_in, can_be_asked, params_of
+from agentrt.serving.mcp.offers import Offer
+from agentrt.serving.middleware import tenant_of
+from agentrt.serving.programs.bodies import RunRequest
+from agentrt.serving.programs.runs import ProgramRuns, ServedRun
+from agentrt.serving.programs.tasks import stop
+from agentrt.serving.questions.asked import Asked
+from agentrt.serving.server import Server
+from agentrt.serving.tenants import BusyError
+
+Request = ServerRequestContext[Any, Any]
+_RUN = "io.agentrt/run"
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A run, and what happens in it: its ``events``, and its questions as they open and close."""
+
+    one: ServedRun
+    events: asyncio.Queue[Event | Asked]
+    ended: int = 0
+    asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    expiry: asyncio.TimerHandle | None = None
+    is_declined: bool = False
+
+
+class Calls:
+    """The calls under way, and those that wait for the client's next request."""
+
+    def __init__(self, server: Server, offers: dict[str, Offer], runs: ProgramRuns) -> None:
+        self._server = server
+        self._offers = offers
+        self._runs = runs
+        self._waiting: dict[str, Call] = {}
+        self._questions = server.runtime.questions
+
+    def close(self) -> None:
+        """Wait for no more requests."""
+        for call in self._waiting.values():
+            if call.expiry is not None:
+                call.expiry.cancel()
+
+    async def call(
+        self, request: Request, params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult:
+        """Carry one through; or on, where it had a question."""
+        assert request.request is not None  # it came over HTTP
+        tenant = tenant_of(request.request)
+        if params.request_state is not None:
+            call = self._resumed(tenant, params)
+        else:
+            try:
+                call = self._started(tenant, params)
+            except (BusyError, ToolArgumentsError) as error:
+                return _error(str(error))
+        result: CallToolResult | InputRequiredResult | None = None
+        try:
+            result = await self._followed(request, call)
+        finally:
+            await self._left(call, goes_on=isinstance(result, InputRequiredResult))
+        return result
+
+    def _started(self, tenant: str, params: CallToolRequestParams) -> Call:
+        if (offer := self._offers.get(params.name)) is None:
+            known = ", ".join(self._offers) or "there is none"
+            raise MCPError(INVALID_PARAMS, f"there is no tool {params.name!r} ({known})")
+        if self._server.draining:
+            raise BusyError("the server is stopping: it finishes what runs and takes no more", 5.0)
+        program, given = offer.begin(params.arguments or {})
+        self._runs.sweep()
+        one = self._runs.start(program, tenant, RunRequest(input=given, deadline=None))
+        return Call(one, one.watch())
+
+    def _resumed(self, tenant: str, params: CallToolRequestParams) -> Call:
+        """The call that waited for this request, with the answers in it."""
+        state = params.request_state or ""
+        call = self._waiting.get(state)
+        if call is None or call.one.tenant != tenant or call.one.run.type != params.name:
+            raise MCPError(INVALID_PARAMS, "no call waits for this answer (any more)")
+        del self._waiting[state]
+        if call.expiry is not None:
+            call.expiry.cancel()
+        for question_id, response in (params.input_responses or {}).items():
+            if isinstance(response, ElicitResult):
+                self._answer(call, question_id, response)
+        if not call.is_declined:
+            for asked in call.one.questions.values():  # still open: it is asked again
+                call.one.tell(asked)
+        return call
+
+    async def _followed(self, request: Request, call: Call) -> CallToolResult | InputRequiredResult:
+        """Until its end, or until the client is to be asked."""
+        asks = can_be_asked(request.session.client_capabilities)
+        while not isinstance(event := await call.events.get(), ProgramEnded):
+            if isinstance(event, NodeEnded):
+                call.ended += 1
+                node = event.node
+                about = f"{node.name}: {node.state}"
+                await request.session.report_progress(call.ended, None, about)
+            elif isinstance(event, Asked) and asks:
+                if event.id not in call.one.questions:
+                    self._ask_no_more(call, event)
+                elif request.session.can_send_request:
+                    self._ask(request, call, event)
+                else:
+                    return self._held(call, event)
+        return _result(call.one)
+
+    async def _left(self, call: Call, *, goes_on: bool) -> None:
+        """The request is over. The run goes on only if another request will."""
+        if goes_on:
+            return
+        run = call.one.run
+        call.one.watchers.discard(call.events)
+        run.cancel()
+        with anyio.CancelScope(shield=True):
+            if left := [*call.asking.values()]:
+                await stop(left)
+            if run.task is not None:
+                await asyncio.wait([run.task])
+
+    # -- asking ------------------------------------------------------------------------
+
+    def _held(self, call: Call, question: Asked) -> InputRequiredResult:
+        """The answer that asks; the client's next request has the ``request_state`` again."""
+        state = secrets.token_urlsafe(24)
+        self._waiting[state] = call
+        loop, idle_s = asyncio.get_running_loop(), self._server.bounds.idle_s
+        call.expiry = loop.call_later(idle_s, self._expire, state)
+        asking: InputRequests = {question.id: ElicitRequest(params=params_of(question))}
+        return InputRequiredResult(input_requests=asking, request_state=state)
+
+    def _expire(self, state: str) -> None:
+        self._waiting.pop(state).one.run.cancel()
+
+    def _ask(self, request: Request, call: Call, question: Asked) -> None:
+        asking = asyncio.create_task(self._elicit(request, call, question))
+        call.asking[question.id] = asking
+
+    def _ask_no_more(self, call: Call, question: Asked) -> None:
+        """Somebody else answered, or nobody will."""
+        if (asking := call.asking.get(question.id)) is not None:
+            asking.cancel()
+
+    async def _elicit(self, request: Request, call: Call, question: Asked) -> None:
+        """Ask until the answer fits. A client that cannot be asked leaves it to others."""
+        params = params_of(question)
+        while question.id in call.one.questions and not call.is_declined:
+            try:
+                result = await request.session.elicit_form(
+                    params.message, params.requested_schema, request.request_id
+                )
+            except MCPError:
+                return
+            self._answer(call, question.id, result)
+
+    def _answer(self, call: Call, question_id: str, result: ElicitResult) -> None:
+        """Answer, if it fits. A question that is declined ends its run."""
+        question = call.one.questions.get(question_id)
+        if question is None:
+            return
+        if result.action != "accept":
+            call.is_declined = True
+            call.one.run.cancel()
+            return
+        try:
+            self._questions.answer(question_id, answer_in(question, result))
+        except (ToolArgumentsError, QuestionClosedError):
+            return  # it is asked again, if it is still open
+
+
+# -- results ------------------------------------------------------------------------------
+
+
+def _result(one: ServedRun) -> CallToolResult:
+    """What came of a run, with its id for whoever looks for it in the dashboard."""
+    run = one.run
+    if run.state is not RunState.DONE:
+        return _error(_why(one), {_RUN: run.id})
+    value = to_json(run.result)
+    data = value if isinstance(value, dict) else {"result": value}
+    text = TextContent(type="text", text=_text_of(value))
+    return CallToolResult(content=[text], structured_content=data, _meta={_RUN: run.id})
+
+
+def _why(one: ServedRun) -> str:
+    run = one.run
+    if run.error is not None:
+        return f"{type(run.error).__name__}: {run.error}"
+    if run.state is RunState.INTERRUPTED:
+        return "it stopped at a breakpoint, where no tool can go on; run it in a thread"
+    return "it was cancelled, or its question was declined"
+
+
+def _text_of(value: Any) -> str:
+    """A result in words: its last message, where it has messages."""
+    messages = value.get("messages") if isinstance(value, dict) else None
+    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
+        value = messages[-1].get("content", value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _error(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True, _meta=meta)

@@ -1,0 +1,152 @@
+"""What is offered as tools: each program and graph, with the schema of its input."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+from uuid import uuid4
+
+from langgraph.checkpoint.memory import InMemorySaver
+
+from agentrt.errors import ToolArgumentsError
+from agentrt.integrations._compat.langgraph import QUESTIONS
+from agentrt.integrations.langgraph.graphs import Graph, graph_program
+from agentrt.integrations.langgraph.inputs import Fields, input_fields
+from agentrt.integrations.langgraph.threads import answer, thread_config
+from agentrt.interrupts.answers import AnswerForm
+from agentrt.interrupts.questions import Question
+from agentrt.interrupts.schema import mistake_in
+from agentrt.program import Context, Program
+from agentrt.runtime import Runtime
+from agentrt.serving.langgraph.graphs import opened_graph, schemas_of
+from agentrt.serving.langgraph.responses import to_json
+from agentrt.serving.server import ServedProgram, Server
+
+Begin = Callable[[Mapping[str, Any]], tuple[Program, Any]]
+_INPUT = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A tool. ``begin`` makes of its arguments the program to run, and that program's input.
+
+    It raises `ToolArgumentsError` for arguments that do not fit.
+    """
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    begin: Begin
+
+
+async def offers_of(server: Server, stack: AsyncExitStack, *, graphs: bool) -> dict[str, Offer]:
+    """What ``server`` offers, by name. Raises `ProgramLoadError` for a graph that is none."""
+    offers: dict[str, Offer] = {}
+    for name, served in server.served.items():
+        if isinstance(served, ServedProgram):
+            offers[name] = _of_program(name, served.program)
+        elif graphs:
+            graph = await opened_graph(name, served, server.runtime, stack)
+            offers[name] = _of_graph(name, graph, server.runtime)
+    return offers
+
+
+# -- programs -----------------------------------------------------------------------------
+
+
+def _of_program(name: str, program: Program) -> Offer:
+    parameter, schema = _input_of(program)
+
+    def begin(arguments: Mapping[str, Any]) -> tuple[Program, Any]:
+        if (wrong := mistake_in(arguments, schema)) is not None:
+            raise ToolArgumentsError(f"tool {name}: wrong arguments: {wrong}", name=name)
+        return program, arguments.get(parameter)
+
+    return Offer(name, inspect.getdoc(program) or f"The program {name}.", schema, begin)
+
+
+def _input_of(program: Program) -> tuple[str, dict[str, Any]]:
+    """The name of a program's input, and the schema of the arguments: that one, or none."""
+    schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    if not program.takes_input:
+        return "", schema
+    name = list(inspect.signature(program.function).parameters)[1]
+    schema["properties"][name] = _schema_of(program.function, name)
+    if program.needs_input:
+        schema["required"] = [name]
+    return name, schema
+
+
+def _schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    """The schema of a parameter; of one without a type that JSON has, anything."""
+    from pydantic import TypeAdapter
+
+    try:
+        hint = get_type_hints(function).get(name, Any)
+        schema: dict[str, Any] = TypeAdapter(hint).json_schema()
+    except Exception:  # names that cannot be resolved, types that pydantic has no schema for
+        return {}
+    return schema
+
+
+# -- graphs -------------------------------------------------------------------------------
+
+
+def _of_graph(name: str, graph: Graph, runtime: Runtime) -> Offer:
+    fields = input_fields(graph)
+    schema = _schema_of_graph(name, graph, fields)
+
+    def begin(arguments: Mapping[str, Any]) -> tuple[Program, Any]:
+        missing = [key for key in schema.get("required", ()) if key not in arguments]
+        unknown = [key for key in arguments if key not in schema["properties"]]
+        if missing or unknown:
+            what = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown)}"
+            raise ToolArgumentsError(f"tool {name}: wrong arguments: it {what}", name=name)
+        given = arguments[_INPUT] if fields is None else dict(arguments)
+        return _Thread(name, graph, runtime).program(), given
+
+    return Offer(name, f"The graph {name}.", schema, begin)
+
+
+def _schema_of_graph(name: str, graph: Graph, fields: Fields | None) -> dict[str, Any]:
+    """The schema of a graph's input; its fields' names where pydantic cannot say more."""
+    schema = schemas_of(graph, name)["input_schema"] or {}
+    if fields is None:
+        return {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
+    if schema.get("type") == "object" and "properties" in schema:
+        return schema
+    return {"type": "object", "properties": {field: {} for field in fields}}
+
+
+class _Thread:
+    """One run of a graph in a thread that ends with it. What it asks is asked at once."""
+
+    def __init__(self, name: str, graph: Graph, runtime: Runtime) -> None:
+        self._name = name
+        self._graph = graph.copy(update={"checkpointer": InMemorySaver()})
+        self._config = thread_config(uuid4().hex)
+        self._questions = runtime.questions
+        self._runs = runtime.runs
+
+    def program(self) -> Program:
+        """The program that runs it."""
+        return graph_program(self._graph, self._name, self._config, drive=self._drive)
+
+    async def _drive(self, ctx: Context, given: Any) -> Any:
+        while True:
+            result = await self._graph.ainvoke(given, self._config, durability="exit")
+            open_ones = result.get(QUESTIONS, ()) if isinstance(result, dict) else ()
+            if not open_ones:
+                return result if isinstance(result, dict) else to_json(result)
+            given = answer({one.id: await self._ask(ctx, one.value) for one in open_ones})
+
+    async def _ask(self, ctx: Context, value: Any) -> Any:
+        """The answer to an interrupt, which may be any JSON. It has a node of the DAG already."""
+        tenant = self._runs[ctx.program_id].row.tenant
+        text = value if isinstance(value, str) else str(to_json(value))
+        form = AnswerForm({})
+        question = Question(text, ctx.program_id, ctx.program_type, tenant, form)
+        return await self._questions.ask(question)

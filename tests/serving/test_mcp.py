@@ -1,0 +1,335 @@
+"""Programs and graphs as tools at /mcp, called by the official client in both generations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import interrupt
+from mcp import MCPError
+from mcp.client import Client, ClientRequestContext
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, TextContent
+from typing_extensions import TypedDict
+
+from agentrt import Context, Runtime, program
+from agentrt.runtime.run import RunState
+from agentrt.serving import mcp as served_mcp
+from agentrt.serving.app import opened_app
+from agentrt.serving.listen import Listener
+from agentrt.serving.questions.api import api as questions
+from agentrt.serving.server import Bounds, KeyCheck, ServedGraph, ServedProgram, Server
+from agentrt.serving.tenants import Limits, Tenants
+from agentrt.testing.scripted import ScriptedExecutor
+
+MODES = ("legacy", "auto")
+WAIT_S = 20.0
+
+
+@program
+async def shout(ctx: Context, words: str) -> str:
+    """Say it loudly.
+
+    Twice.
+    """
+    await ctx.llm(words)
+    await ctx.tool(len, words)
+    return words.upper()
+
+
+@program
+async def count(ctx: Context) -> dict[str, int]:
+    return {"one": 1}
+
+
+@program
+async def fail(ctx: Context) -> None:
+    raise ValueError("no luck")
+
+
+@program
+async def choose(ctx: Context) -> str:
+    colour = await ctx.human("Which colour?", choices=["red", "blue"])
+    size = await ctx.human("How large?", schema={"type": "integer", "minimum": 1})
+    return f"{colour} {size}"
+
+
+@program
+async def hang(ctx: Context) -> None:
+    await asyncio.Event().wait()
+
+
+class State(TypedDict):
+    colour: str
+
+
+def ask(state: State) -> State:
+    return {"colour": f"{state['colour']} and {interrupt('Which other?')}"}
+
+
+BUILDER = StateGraph(State)
+BUILDER.add_node("ask", ask)
+BUILDER.add_edge(START, "ask")
+BUILDER.add_edge("ask", END)
+PROGRAMS = (shout, count, fail, choose, hang)
+
+
+class Keys(KeyCheck):
+    """A tenant's key is its name."""
+
+    def tenant_of(self, key: str) -> str | None:
+        return key or None
+
+    def is_operator(self, tenant: str) -> bool:
+        return False
+
+
+@dataclass
+class Local:
+    server: Server
+    runtime: Runtime
+    url: str
+
+    async def until(self, done: Any) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not done():
+                await asyncio.sleep(0)
+
+    @asynccontextmanager
+    async def client(self, mode: str = "auto", **options: Any) -> AsyncIterator[Client]:
+        headers = options.pop("headers", {})
+        async with (
+            asyncio.timeout(WAIT_S),
+            httpx2.AsyncClient(headers=headers, timeout=WAIT_S) as http,
+        ):
+            transport = streamable_http_client(f"{self.url}/mcp", http_client=http)
+            async with Client(transport, mode=mode, **options) as client:
+                yield client
+
+
+@asynccontextmanager
+async def serving(keys: KeyCheck | None = None, **limits: Any) -> AsyncIterator[Local]:
+    served: dict[str, Any] = {one.name: ServedProgram(one, "test") for one in PROGRAMS}
+    served["graph"] = ServedGraph(BUILDER, "test")
+    async with Runtime(ScriptedExecutor(lambda call: "one"), ask_human=None) as runtime:
+        tenants = Tenants(runtime.now, Limits(**limits))
+        bounds = Bounds(body_bytes=10_000)
+        server = Server(runtime, ("m",), served, tenants=tenants, keys=keys, bounds=bounds)
+        listener = Listener("127.0.0.1", 0)
+        async with opened_app(server, [questions, served_mcp.api]) as app:
+            listening = asyncio.create_task(listener.serve(app, server.bounds))
+            try:
+                local = Local(server, runtime, listener.url)
+                await local.until(lambda: listener.is_serving or listening.done())
+                yield local
+            finally:
+                listener.stop()
+                await listening
+                listener.close()
+        assert not runtime.runs
+
+
+@pytest.fixture
+async def local() -> AsyncIterator[Local]:
+    async with serving() as local:
+        yield local
+
+
+def text_of(result: CallToolResult) -> str:
+    [block] = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+def answering(*contents: Mapping[str, Any] | str) -> Any:
+    """A client's human, who gives these forms, or declines; ``asked`` has the questions."""
+    left, asked = list(contents), []
+
+    async def answer(context: ClientRequestContext, params: Any) -> ElicitResult:
+        assert isinstance(params, ElicitRequestFormParams)
+        asked.append((params.message, params.requested_schema))
+        given = left.pop(0)
+        if isinstance(given, str):
+            return ElicitResult.model_validate({"action": given})
+        return ElicitResult(action="accept", content=dict(given))
+
+    answer.asked = asked  # type: ignore[attr-defined]
+    return answer
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_programs_and_graphs_are_tools(local: Local, mode: str) -> None:
+    async with local.client(mode) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert set(tools) == {"shout", "count", "fail", "choose", "hang", "graph"}
+        assert tools["shout"].description == "Say it loudly.\n\nTwice."
+        schema = tools["shout"].input_schema
+        assert schema["properties"] == {"words": {"type": "string"}}
+        assert schema["required"] == ["words"]
+        assert tools["graph"].input_schema["properties"]["colour"]["type"] == "string"
+        assert (client.protocol_version >= "2026") == (mode == "auto")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_is_a_run_with_its_nodes_and_its_progress(local: Local, mode: str) -> None:
+    told = []
+
+    async def progressed(progress: float, total: float | None, message: str | None) -> None:
+        told.append((progress, message))
+
+    runs = []
+    local.runtime.listen(lambda event: runs.append(event.program_id))
+    async with local.client(mode) as client:
+        result = await client.call_tool("shout", {"words": "hey"}, progress_callback=progressed)
+        assert not result.is_error
+        assert result.structured_content == {"result": "HEY"}
+        assert text_of(result) == "HEY"
+        assert result.meta is not None
+        assert result.meta["io.agentrt/run"] == runs[0]
+        assert told == [(1, "llm: done"), (2, "len: done")]
+        result = await client.call_tool("count", {})
+        assert result.structured_content == {"one": 1}
+        assert text_of(result) == '{"one": 1}'
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_goes_wrong_is_told_to_the_model(local: Local, mode: str) -> None:
+    async with local.client(mode) as client:
+        for name, arguments, words in (
+            ("fail", {}, "ValueError: no luck"),
+            ("shout", {"words": 1}, "tool shout: wrong arguments"),
+            ("shout", {}, "'words' is a required property"),
+            ("count", {"x": 1}, "tool count: wrong arguments"),
+            ("graph", {}, "it needs colour"),
+            ("graph", {"colour": "red", "size": 1}, "it has no size"),
+        ):
+            result = await client.call_tool(name, arguments)
+            assert result.is_error
+            assert words in text_of(result)
+        with pytest.raises(MCPError, match=r"there is no tool 'sing' \(shout, count"):
+            await client.call_tool("sing", {})
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_questions_are_asked_of_the_client(local: Local, mode: str) -> None:
+    """The second one until the answer fits."""
+    human = answering({"answer": "red"}, {"answer": 0}, {"answer": 2})
+    async with local.client(mode, elicitation_callback=human) as client:
+        result = await client.call_tool("choose", {})
+        assert text_of(result) == "red 2"
+        (first, form), (second, _), third = human.asked
+        assert (first, second) == ("Which colour?", "How large?")
+        assert form["properties"]["answer"]["enum"] == ["red", "blue"]
+        assert third[0] == second
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_graph_asks_too(local: Local, mode: str) -> None:
+    human = answering({"answer": "blue"})
+    async with local.client(mode, elicitation_callback=human) as client:
+        result = await client.call_tool("graph", {"colour": "red"})
+        assert result.structured_content == {"colour": "red and blue"}
+        assert human.asked[0][0] == "Which other?"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_question_that_is_declined_ends_the_run(local: Local, mode: str) -> None:
+    async with local.client(mode, elicitation_callback=answering("decline")) as client:
+        result = await client.call_tool("choose", {})
+        assert result.is_error
+        assert "declined" in text_of(result)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_client_without_forms_leaves_questions_to_others(local: Local, mode: str) -> None:
+    open_ones = local.runtime.questions.open
+    async with local.client(mode) as client, httpx.AsyncClient(base_url=local.url) as http:
+        call = asyncio.create_task(client.call_tool("choose", {}))
+        for answer in ("red", 3):
+            await local.until(lambda: len(open_ones) == 1)
+            [question] = open_ones
+            answered = await http.post(f"/v1/questions/{question}", json={"answer": answer})
+            assert answered.status_code == 200
+        assert text_of(await call) == "red 3"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_cancelled_call_cancels_its_run(local: Local, mode: str) -> None:
+    async with local.client(mode) as client:
+        call = asyncio.create_task(client.call_tool("hang", {}))
+        await local.until(lambda: local.runtime.runs)
+        [run] = local.runtime.runs.values()
+        call.cancel()
+        await asyncio.wait([call])
+        await local.until(lambda: not local.runtime.runs)
+        assert run.state is RunState.CANCELLED
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_belongs_to_its_keys_tenant(mode: str) -> None:
+    async with serving(Keys(), programs=1) as local:
+        async with httpx.AsyncClient(base_url=local.url) as http:
+            assert (await http.post("/mcp")).status_code == 401
+        headers = {"authorization": "Bearer ann"}
+        async with local.client(mode, headers=headers) as client:
+            call = asyncio.create_task(client.call_tool("hang", {}))
+            await local.until(lambda: local.runtime.runs)
+            [run] = local.runtime.runs.values()
+            assert run.row.tenant == "ann"
+            busy = await client.call_tool("count", {})
+            assert "tenant 'ann' has 1 live programs" in text_of(busy)
+            call.cancel()
+            await asyncio.wait([call])
+
+
+def initialize() -> dict[str, Any]:
+    client = {"name": "test", "version": "1"}
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
+    return {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+
+
+async def test_a_session_or_a_question_is_of_no_use_to_another_tenant() -> None:
+    async with serving(Keys()) as local, httpx.AsyncClient(base_url=local.url) as http:
+        ann, bob = ({"authorization": f"Bearer {name}"} for name in ("ann", "bob"))
+        json = {"accept": "application/json, text/event-stream"}
+        body = initialize()
+        began = await http.post("/mcp", json=body, headers={**ann, **json})
+        session = {"mcp-session-id": began.headers["mcp-session-id"], **json}
+        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+        for key, status in ((bob, 404), (ann, 200)):
+            answer = await http.post("/mcp", json=listing, headers={**key, **session})
+            assert answer.status_code == status
+        async with local.client(headers=ann, elicitation_callback=answering()) as client:
+            first = await client.session.call_tool("choose", {}, allow_input_required=True)
+            state = first.request_state  # type: ignore[union-attr]
+        async with local.client(headers=bob) as client:
+            with pytest.raises(MCPError, match="no call waits"):
+                await client.call_tool("choose", {}, request_state=state)
+
+
+async def test_requests_that_are_refused(local: Local) -> None:
+    async with httpx.AsyncClient(base_url=local.url) as http:
+        assert (await http.get("/mcp")).status_code == 405
+        elsewhere = await http.post("/mcp", json={}, headers={"origin": "https://example.org"})
+        assert elsewhere.status_code == 403
+        assert (await http.post("/mcp", content=b"x" * 20_000)).status_code == 413
+
+
+async def test_a_server_that_stops_takes_no_new_call(local: Local) -> None:
+    async with local.client(
+        elicitation_callback=answering({"answer": "red"}, {"answer": 1})
+    ) as client:
+        first = await client.session.call_tool("choose", {}, allow_input_required=True)
+        local.server.draining = True
+        state = first.request_state  # type: ignore[union-attr]
+        [question] = local.runtime.questions.open
+        local.runtime.questions.answer(question, "red")
+        assert text_of(await client.call_tool("choose", {}, request_state=state)) == "red 1"
+        assert "the server is stopping" in text_of(await client.call_tool("count", {}))
