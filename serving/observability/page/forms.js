@@ -48,12 +48,12 @@ function choice(values, needed, names = values.map((v) => (typeof v === "string"
 
 function number(form, needed) {
   const step = form.type === "integer" ? 1 : "any";
-  const element = h("input", { type: "number", step, min: form.minimum, max: form.maximum, required: needed });
+  const element = h("input", { type: "number", step, min: form.minimum, max: form.maximum, placeholder: form.default, required: needed });
   return { element, read: () => (element.value === "" ? undefined : element.valueAsNumber) };
 }
 
 function text(form, needed) {
-  const element = h("input", { type: "text", maxlength: form.maxLength, required: needed, autocomplete: "off" });
+  const element = h("input", { type: "text", maxlength: form.maxLength, placeholder: form.default, required: needed, autocomplete: "off" });
   return { element, read: () => (element.value === "" && !needed ? undefined : element.value) };
 }
 
