@@ -77,9 +77,12 @@ def test_graph_file_has_a_graph_of_its_name_and_says_its_command(file: Path) -> 
 
 
 def test_a_file_without_a_program_is_part_of_a_demo() -> None:
-    sources = [file.read_text(encoding="utf-8") for file in FILES]
-    for part in (file.stem for file in FILES if file not in PROGRAM_FILES + GRAPH_FILES):
-        assert any(f"from {part} import" in source for source in sources), part
+    """Imported by one, or offered by a worker, as another says."""
+    sources = {file: file.read_text(encoding="utf-8") for file in FILES}
+    for file in (file for file in FILES if file not in PROGRAM_FILES + GRAPH_FILES):
+        others = [source for other, source in sources.items() if other != file]
+        uses = (f"from {file.stem} import", f"\n    agentrt worker demos/{file.name} ")
+        assert any(use in source for use in uses for source in others), file.stem
 
 
 # -- react -----------------------------------------------------------------------------
