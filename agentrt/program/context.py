@@ -16,7 +16,8 @@ from agentrt.interrupts.events import Event, Feed
 from agentrt.interrupts.function import as_tool
 from agentrt.interrupts.schema import name_of
 from agentrt.program.events import Events
-from agentrt.program.options import LLMOptions, make_request
+from agentrt.program.options import LLMOptions, StepOptions, make_request
+from agentrt.program.step import Step, Stepper, tools_by_name
 from agentrt.program.stream import ReplyStream
 from agentrt.request import Message, Reply
 from agentrt.tracking import enter_node
@@ -111,6 +112,31 @@ class Context:
         if stream:
             return ReplyStream(partial(self._emitter.stream, request, after))
         return self._emitter.call(request, after)
+
+    async def step(
+        self,
+        ask: str | Iterable[Message],
+        *,
+        tools: Iterable[Callable[..., Any] | Tool],
+        eager: bool = True,
+        after: Iterable[Reply] = (),
+        **options: Unpack[StepOptions],
+    ) -> Step:
+        """One step of an agent: call the model with ``tools``, and run those that it calls.
+
+        They run beside each other once the reply is whole; with ``eager``, an idempotent one
+        starts when its own arguments are complete, while the model still writes. What a tool
+        raises is in its result, and the model is told. The other options are those of `llm`,
+        which says what is raised.
+        """
+        known = tools_by_name(tools)
+        request = make_request(ask, tools=known.values(), **options)
+
+        async def run(tool: Tool, arguments: Mapping[str, Any]) -> Any:
+            return await self.tool(tool, **arguments)
+
+        stream = ReplyStream(partial(self._emitter.stream, request, after))
+        return await Stepper(known, run, eager).step(stream)
 
     async def tool(
         self,

@@ -13,11 +13,10 @@ from agentrt.request import Message, ToolSpec
 N = TypeVar("N", int, float)
 
 
-class LLMOptions(TypedDict, total=False):
-    """Options of `Context.llm`.
+class StepOptions(TypedDict, total=False):
+    """Options of `Context.step`, and of `Context.llm`.
 
-    ``tools`` are functions, whose signature and docstring are told to the model, or
-    specs; a reply may have several ``tool_calls``. ``tool_choice`` is ``auto`` (the
+    ``tool_choice`` is ``auto`` (the
     default: call some or answer), ``required``, ``none``, or a tool's name. ``schema`` is
     a JSON schema or a pydantic model; the reply's ``parsed`` obeys it. ``max_tokens``
     bounds the output (default 256; None is what the context has room for). ``temperature`` 0,
@@ -31,7 +30,6 @@ class LLMOptions(TypedDict, total=False):
     vLLM's chat completions, such as ``top_k``.
     """
 
-    tools: Iterable[Callable[..., Any] | Tool | ToolSpec]
     tool_choice: str
     parallel_tool_calls: bool
     schema: Mapping[str, Any] | type | None
@@ -52,6 +50,14 @@ class LLMOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any]
     model: str | None
     extra_body: Mapping[str, Any]
+
+
+class LLMOptions(StepOptions, total=False):
+    """Options of `Context.llm`: those of `StepOptions`, and ``tools``: functions, whose signature
+    and docstring are told to the model, or specs. A reply may have several ``tool_calls``.
+    """
+
+    tools: Iterable[Callable[..., Any] | Tool | ToolSpec]
 
 
 _PASSED = (
