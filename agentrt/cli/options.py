@@ -189,6 +189,14 @@ tool_options = _together(
         help="Programs may use the tools of the MCP servers in this file, which is as desktop "
         'clients have it: {"mcpServers": {"NAME": {"command": …} or {"url": …}}}.',
     ),
+    grouped("Tools")(
+        "--tools",
+        "tool_urls",
+        multiple=True,
+        metavar="URL",
+        help="Programs may use the tools behind this URL. Its scheme names the transport, which "
+        "an installed package brings.",
+    ),
     broker_options,
 )
 graph_options = _together(

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ToolSources:
     """Who offers tools: ``mcp`` are MCP servers. At ``broker`` there are workers, events, and
-    people who answer questions.
+    people who answer questions. ``others`` are transports of other packages.
     """
 
     mcp: Sequence[Server] = ()
     broker: Broker | None = None
+    others: Sequence[ToolTransport] = ()
 
     def transports(self, tell: Callable[[str], None]) -> list[ToolTransport]:
         """The transports to them; ``tell`` gets a line when one is lost, or comes back."""
@@ -40,7 +41,7 @@ class ToolSources:
             from agentrt.integrations.mqtt.tools import MqttTools
 
             found.append(MqttTools(self.broker))
-        return found
+        return [*found, *self.others]
 
     def events(self) -> EventSource | None:
         """Where events come from, if anything sends some."""
@@ -76,7 +77,12 @@ def read_tools(options: Mapping[str, Any]) -> ToolSources:
         from agentrt.integrations.mcp import read_servers
 
         mcp = read_servers(options["mcp_files"])
-    return ToolSources(mcp, read_broker_options(options))
+    others: Sequence[ToolTransport] = ()
+    if options["tool_urls"]:
+        from agentrt.interrupts.transports import transport_at
+
+        others = [transport_at(url) for url in options["tool_urls"]]
+    return ToolSources(mcp, read_broker_options(options), others)
 
 
 def read_broker_options(options: Mapping[str, Any]) -> Broker | None:

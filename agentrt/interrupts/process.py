@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from agentrt.errors import (
@@ -49,8 +50,10 @@ _LOAD_S = 60.0
 """A worker that has not imported a function's module by then is killed."""
 _EXIT_S = 1.0
 """Time for a worker that has closed its socket to end by itself, so that it can be told how."""
+_ROOT = str(Path(__file__).parents[2])
+# Without the user's folders, which may have files of the standard library's names.
 _START = """import sys
-sys.path[:] = {path!r}
+sys.path.insert(0, {root!r})
 from agentrt.interrupts.worker import main
 main({fd}, {pid})"""
 
@@ -105,7 +108,7 @@ class ProcessTransport(ToolTransport):
             if not isinstance(error, (EOFError, OSError, ImportError)):
                 raise
             why = str(error)
-            if worker is not None and isinstance(error, EOFError):
+            if worker is not None and isinstance(error, (EOFError, ConnectionError)):
                 why = f"it died ({worker.end})"
             elif isinstance(error, TimeoutError):
                 why = f"it took longer than {_LOAD_S:g} s"
@@ -152,10 +155,10 @@ class Worker:
         with theirs:
             reader, writer = await asyncio.open_unix_connection(sock=ours)
             fd = theirs.fileno()
-            code = _START.format(path=sys.path, fd=fd, pid=os.getpid())
+            code = _START.format(root=_ROOT, fd=fd, pid=os.getpid())
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-c", code),
+                    *(sys.executable, "-P", "-c", code),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(fd,),
                     start_new_session=True,

@@ -1,7 +1,6 @@
 """A tool, and the seam between it and whoever does its work: a thread, a process, MCP, MQTT.
 
-A transport of a new kind subclasses `ToolTransport`. Others find it by the entry point group
-``agentrt.tool_transports``: a function that takes the URL behind ``--tools`` and gives it.
+A transport of a new kind subclasses `ToolTransport`; `transports` finds those of other packages.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ class Toolbox:
     """The transports of one runtime, beside those for functions of its own process."""
 
     def __init__(self, transports: Sequence[ToolTransport] = ()) -> None:
-        self._remote = {one.name: one for one in transports}
-        if len(self._remote) < len(transports):
-            names = ", ".join(one.name for one in transports)
-            raise ConfigError(f"each transport of tools needs a name of its own: {names}")
         self._local: dict[Isolation, ToolTransport] = {
             "thread": ThreadTransport(),
             "process": ProcessTransport(),
         }
+        self._remote = {one.name: one for one in transports}
+        if len(self._local.keys() | self._remote.keys()) < len(self._local) + len(transports):
+            names = ", ".join([*self._local, *(one.name for one in transports)])
+            raise ConfigError(f"each transport of tools needs a name of its own: {names}")
         self._slots: dict[Hashable, Slots] = {}
         self._stack = AsyncExitStack()
 

@@ -1,0 +1,126 @@
+"""`agentrt run` with tools beside a file's own functions, and with tools in processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
+from agentrt.interrupts.transports import ENTRY_POINT_GROUP
+from agentrt.request import ToolSpec
+from tests.cli.conftest import Invoke, Write
+
+
+class Shelf(ToolTransport):
+    """Another package's transport: a shelf of this name has one tool."""
+
+    def __init__(self, url: str) -> None:
+        self.name = url.partition("://")[2]
+        if not self.name:
+            raise ConfigError("a shelf has a name")
+
+    async def tools(self) -> Sequence[Tool]:
+        return [Tool("fetch", spec=ToolSpec("fetch", "", {"type": "object"}), transport=self)]
+
+    async def call(self, request: ToolRequest, context: ToolContext) -> Any:
+        return f"{request.arguments['what']} from {self.name}"
+
+
+@pytest.fixture(autouse=True)
+def points(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [
+        EntryPoint("shelf", f"{__name__}:Shelf", ENTRY_POINT_GROUP),
+        EntryPoint("absent", "agentrt.no_such_module:Shelf", ENTRY_POINT_GROUP),
+        EntryPoint("text", "builtins:str", ENTRY_POINT_GROUP),
+    ]
+
+    def entry_points(group: str) -> list[EntryPoint]:
+        assert group == "agentrt.tool_transports"
+        return made
+
+    monkeypatch.setattr("agentrt.interrupts.transports.entry_points", entry_points)
+
+
+FETCH = """
+@program
+async def fetch(ctx):
+    names = [tool.name for tool in await ctx.tools()]
+    return [names, await ctx.tool("lab/fetch", what="glue")]
+"""
+
+
+def test_another_packages_transport_brings_its_tools(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two have a tool of one name: each is found by its transport's."""
+    given = ("--tools", "shelf://lab", "--tools", "shelf://attic")
+    assert invoke("run", write(FETCH), *given) == 0
+    out = capsys.readouterr().out
+    assert "lab__fetch" in out
+    assert "attic__fetch" in out
+    assert "glue from lab" in out
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("rack://lab", "no transport of tools is named 'rack' (known: absent, shelf, text); MCP"),
+        ("lab", "--tools 'lab': give a URL, as in lab://…"),
+        ("absent://x", "(agentrt.no_such_module:Shelf) does not load: ModuleNotFoundError: No"),
+        ("text://x", "transport 'text' (builtins:str) gives no agentrt.interrupts.ToolTransport"),
+        ("shelf://", "--tools 'shelf://': a shelf has a name"),
+        ("shelf://process", "each transport of tools needs a name of its own: thread, process"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_refused(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str], url: str, says: str
+) -> None:
+    assert invoke("run", write(FETCH), "--tools", url) == 2
+    error = capsys.readouterr().err
+    assert says in " ".join(error.split())
+    assert "Traceback" not in error
+
+
+IN_A_PROCESS = """
+from agentrt import tool
+from dataclasses import dataclass
+import os
+
+@dataclass
+class Hole:
+    mm: int
+    pid: int = 0
+
+@tool(isolation="process")
+def widen(hole: Hole) -> Hole:
+    return Hole(2 * hole.mm, os.getpid())
+
+@program
+async def drill(ctx):
+    hole = await ctx.tool(widen, Hole(3))
+    assert type(hole) is Hole and hole.pid != os.getpid()
+    return hole.mm
+"""
+
+
+def test_a_files_own_tools_run_in_processes(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("run", write(IN_A_PROCESS)) == 0
+    assert capsys.readouterr().out == "6\n"
+
+
+def test_a_file_whose_name_is_taken_works_too(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has a module name of its own, which a worker cannot import, and not its file's."""
+    path = write(IN_A_PROCESS)
+    taken = path.with_name("json.py")
+    os.replace(path, taken)
+    assert invoke("run", taken) == 0
+    assert capsys.readouterr().out == "6\n"
