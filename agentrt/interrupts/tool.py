@@ -172,6 +172,10 @@ class ToolTransport(ABC):
         """The tools that are offered now. Raises `ToolUnavailableError` if that cannot be told."""
         return ()
 
+    async def tools_for(self, tenant: str) -> Sequence[Tool]:
+        """The same for programs of one tenant, where tenants have tools of their own."""
+        return await self.tools()
+
     @abstractmethod
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         """Run one attempt and return its result.

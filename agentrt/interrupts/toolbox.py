@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AsyncExitStack
 
-from agentrt.errors import ConfigError, ToolError, UnknownToolError
+from agentrt.errors import ConfigError, ToolError, ToolUnavailableError, UnknownToolError
 from agentrt.interrupts.attempts import Slots
 from agentrt.interrupts.local import ThreadTransport
 from agentrt.interrupts.process import ProcessTransport
@@ -61,8 +61,9 @@ class Toolbox:
             self._slots[key] = Slots(most, what)
         return self._slots[key]
 
-    async def tools(self, *transports: str) -> list[Tool]:
-        """What ``transports`` offer, or all; of all, those that cannot be reached offer none.
+    async def tools(self, *transports: str, tenant: str = "default") -> list[Tool]:
+        """What ``transports`` offer to programs of ``tenant``, or all of them; of all, those that
+        cannot be reached offer none.
 
         Of several tools of one name, each gets that of its transport before it:
         ``github__search``. Raises `ToolUnavailableError` for one of ``transports`` that cannot be
@@ -73,25 +74,39 @@ class Toolbox:
                 known = ", ".join(self._remote) or "there is none"
                 message = f"no transport of tools is named {name!r} ({known})"
                 raise UnknownToolError(message, name=name)
-        asked = [self._remote[name].tools() for name in transports or self._remote]
+        found, unreached = await self._offers(transports or tuple(self._remote), tenant)
+        if transports and unreached:
+            raise unreached[0]
+        return found
+
+    async def _offers(
+        self, transports: Iterable[str], tenant: str
+    ) -> tuple[list[Tool], list[ToolError]]:
+        """The tools that ``transports`` offer, and the errors of those that cannot be reached."""
+        asked = [self._remote[name].tools_for(tenant) for name in transports]
         found: list[Tool] = []
+        unreached: list[ToolError] = []
         for offered in await asyncio.gather(*asked, return_exceptions=True):
-            if not isinstance(offered, BaseException):
-                found += offered
-            elif transports or not isinstance(offered, ToolError):
+            if isinstance(offered, ToolError):
+                unreached.append(offered)
+            elif isinstance(offered, BaseException):
                 raise offered
+            else:
+                found += offered
         names = Counter(one.name for one in found)
-        return [one if names[one.name] == 1 else self._prefixed(one) for one in found]
+        return [one if names[one.name] == 1 else self._prefixed(one) for one in found], unreached
 
     def _prefixed(self, tool: Tool) -> Tool:
         owner = self.transport_of(tool).name.rpartition(":")[2]
         return tool.renamed(model_name(f"{owner}__{tool.name}"))
 
-    async def find(self, name: str) -> Tool:
+    async def find(self, name: str, tenant: str = "default") -> Tool:
         """The tool of this name, such as ``drill``, or ``mqtt/drill`` where two transports have
-        it. Raises `UnknownToolError`.
+        it. Raises `UnknownToolError`, and `ToolUnavailableError` if who cannot be reached may
+        have it.
         """
-        known = {f"{self.transport_of(one).name}/{one.remote}": one for one in await self.tools()}
+        found, unreached = await self._offers(self._remote, tenant)
+        known = {f"{self.transport_of(one).name}/{one.remote}": one for one in found}
         if name in known:
             return known[name]
         fitting = [full for full, one in known.items() if name in (one.name, one.remote)]
@@ -103,4 +118,7 @@ class Toolbox:
                 name=name,
             )
         offered = ", ".join(sorted(known)) or "none is offered now"
+        if unreached:
+            message = f"no tool is named {name!r} ({offered}); {unreached[0]}"
+            raise ToolUnavailableError(message, name=name)
         raise UnknownToolError(f"no tool is named {name!r} ({offered})", name=name)

@@ -68,12 +68,13 @@ class InterruptEmitter:
     async def find_tool(self, name: str) -> Tool:
         """The tool of this name that some transport offers. Raises `UnknownToolError`."""
         with tracking.outside():
-            return await self._with.toolbox.find(name)
+            return await self._with.toolbox.find(name, self._run.row.tenant)
 
     async def tools(self, *transports: str) -> list[Tool]:
         """What ``transports`` offer, or all of them. Raises as `Toolbox.tools` does."""
         with tracking.outside():
-            return await self._with.toolbox.tools(*transports)
+            tenant = self._run.row.tenant
+            return await self._with.toolbox.tools(*transports, tenant=tenant)
 
     async def human(
         self,

@@ -269,6 +269,8 @@ class Connection:
         async for message in client.messages:
             try:
                 self._on_message(message)
+            except ValueError as error:
+                log.warning("a message on %s was dropped: %s", message.topic, error)
             except Exception:
                 log.exception("a message on %s was dropped", message.topic)
 

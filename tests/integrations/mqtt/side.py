@@ -45,11 +45,21 @@ class Caller:
                 await asyncio.sleep(0.005)
 
     async def call(
-        self, name: str, key: str | None = None, timeout: float | None = None, **arguments: Any
+        self,
+        name: str,
+        key: str | None = None,
+        timeout: float | None = None,
+        attempt: int = 1,
+        **arguments: Any,
     ) -> Any:
         tool = await self.tool(name)
         request = ToolRequest(
-            tool, arguments, key=key or uuid.uuid4().hex, program_id="p-1", timeout=timeout
+            tool,
+            arguments,
+            key=key or uuid.uuid4().hex,
+            attempt=attempt,
+            program_id="p-1",
+            timeout=timeout,
         )
         return await self.transport.call(request, self.heard)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import aiomqtt
 import pytest
 
+from agentrt import Context, Runtime, program
 from agentrt.errors import (
     ConfigError,
     InterruptExpiredError,
@@ -21,10 +20,11 @@ from agentrt.errors import (
     ToolUnavailableError,
     UnknownToolError,
 )
-from agentrt.integrations.mqtt import Broker, Worker
-from agentrt.integrations.mqtt.connection import Outgoing, publish
+from agentrt.integrations.mqtt import Broker, MqttTools, Worker
+from agentrt.integrations.mqtt.topics import Prefix
 from agentrt.interrupts import Tool, ToolRequest, tool
 from agentrt.request import ToolSpec
+from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
 from tests.integrations.mqtt.mosquitto import free_port
 from tests.integrations.mqtt.side import calling, until
@@ -115,48 +115,6 @@ async def test_a_tool_that_nobody_offers_is_unknown(broker: Broker) -> None:
         await caller.tool("add")
         with pytest.raises(UnknownToolError, match=r"no worker offers the tool 'mill' now \(add\)"):
             await caller.transport.call(ToolRequest(nobody, {}), caller.heard)
-
-
-async def test_a_reply_that_is_no_reply_is_an_error_of_its_own(broker: Broker) -> None:
-    async with calling(broker) as caller, _impostor(broker, b"\x80 no JSON"):
-        with pytest.raises(ToolResultError, match="the reply cannot be used: it is no JSON"):
-            await caller.call("lie")
-
-
-async def test_late_and_doubled_answers_are_dropped_and_counted(broker: Broker) -> None:
-    """Three answers to one call: the first counts."""
-    answers = [b'{"state":"done","worker":"w","result":%d}' % number for number in (1, 2, 3)]
-    async with calling(broker) as caller, _impostor(broker, *answers):
-        assert await caller.call("lie") == 1
-        await until(lambda: caller.transport.dropped == 2)
-
-
-@contextlib.asynccontextmanager
-async def _impostor(broker: Broker, *answers: bytes) -> AsyncIterator[None]:
-    """A worker of somebody else's, which offers ``lie`` and answers every call like this."""
-    topics = broker.prefix.of("default")
-    async with aiomqtt.Client(
-        broker.host, broker.port, protocol=aiomqtt.ProtocolVersion.V5
-    ) as client:
-        offer = b'{"tools":[{"name":"lie","parameters":{"type":"object"}}],"later":"ignored"}'
-        await client.subscribe(topics.inbox("w"), qos=1)
-        await client.publish(topics.worker("w"), offer, qos=1, retain=True)
-
-        async def answer() -> None:
-            async for message in client.messages:
-                properties = message.properties
-                for one in answers:
-                    correlation = getattr(properties, "CorrelationData", None)
-                    reply = Outgoing(getattr(properties, "ResponseTopic", ""), one)
-                    await publish(client, replace(reply, correlation=correlation))
-
-        task = asyncio.create_task(answer())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-            await client.publish(topics.worker("w"), b"", qos=1, retain=True)
 
 
 async def test_a_cancelled_call_is_cancelled_at_the_worker(broker: Broker) -> None:
@@ -251,3 +209,78 @@ async def test_a_broker_that_is_absent_is_said_and_found_later(broker: Broker) -
 def test_a_worker_needs_a_name_that_can_be_in_a_topic(broker: Broker) -> None:
     with pytest.raises(ConfigError, match="is no name for a worker"):
         Worker(broker, [add], name="a/b")
+
+
+async def test_each_tenant_has_workers_of_its_own_below_a_prefix_that_names_it(
+    broker: Broker,
+) -> None:
+    """Two workers offer one tool, each to its tenant; a third tenant has none."""
+
+    def named(who: str) -> Tool:
+        def name() -> str:
+            return who
+
+        return tool(name)
+
+    @program
+    async def asks(ctx: Context) -> str:
+        assert [one.name for one in await ctx.tools()] == ["name"]
+        answer: str = await ctx.tool("name")
+        return answer
+
+    apart = replace(broker, prefix=Prefix(f"{broker.prefix.text}/{{tenant}}"))
+    tenants = ("acme", "duck")
+    transport = MqttTools(apart)
+    async with contextlib.AsyncExitStack() as stack:
+        for tenant in tenants:
+            await stack.enter_async_context(running(Worker(apart, [named(tenant)], tenant=tenant)))
+        executor = ScriptedExecutor(lambda call: "x")
+        runtime = await stack.enter_async_context(Runtime(executor, tools=[transport]))
+        await transport.tools()
+        await until(lambda: all(transport._fleet(one).workers for one in tenants))
+        assert [await runtime.start(asks, tenant=one).wait() for one in tenants] == list(tenants)
+        with pytest.raises(AssertionError):
+            await runtime.start(asks, tenant="third").wait()
+
+
+async def test_a_tool_that_a_broker_may_have_that_is_absent_is_unavailable() -> None:
+    @program
+    async def asks(ctx: Context) -> None:
+        await ctx.tool("drill")
+
+    transport = MqttTools(Broker("127.0.0.1", free_port()), patience=0.2)
+    async with Runtime(ScriptedExecutor(lambda call: "x"), tools=[transport]) as runtime:
+        with pytest.raises(ToolUnavailableError, match=r"no tool is named 'drill' .* cannot be re"):
+            await runtime.start(asks).wait()
+
+
+async def test_a_call_that_comes_again_is_answered_again_and_not_run_again(broker: Broker) -> None:
+    """1 A call is sent again while it runs, as after a lost connection. 2 It ran once; each of the
+    two got the result, and the second one is dropped. 3 Another attempt with its key gets that
+    result, too. 4 An attempt at what failed runs anew."""
+    began, go_on, ran = asyncio.Event(), asyncio.Event(), list[str]()
+
+    @tool
+    async def slow(which: str) -> str:
+        ran.append(which)
+        began.set()
+        await go_on.wait()
+        if which == "bad" and len(ran) == 2:
+            raise ValueError("not yet")
+        return which
+
+    async with calling(broker) as caller, running(Worker(broker, [slow])):
+        first = asyncio.create_task(caller.call("slow", "k1", which="good"))
+        await began.wait()
+        (call,) = caller.transport._calls.values()
+        caller.transport._send(call)
+        go_on.set()
+        assert await first == "good"
+        assert await caller.call("slow", "k1", attempt=2, which="good") == "good"
+        assert ran == ["good"]
+        with pytest.raises(ToolFailedError, match="not yet"):
+            await caller.call("slow", "k2", which="bad")
+        with pytest.raises(ToolFailedError, match="not yet"):
+            await caller.call("slow", "k2", which="bad")
+        assert await caller.call("slow", "k2", attempt=2, which="bad") == "bad"
+        assert ran == ["good", "bad", "bad"]

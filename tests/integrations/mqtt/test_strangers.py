@@ -1,0 +1,139 @@
+"""Workers that are not ours: those of MQTT 3, and those that lie, say nothing, or too much."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import aiomqtt
+import pytest
+
+from agentrt import Context, Runtime, program
+from agentrt.errors import (
+    ToolLostError,
+    ToolResultError,
+)
+from agentrt.integrations.mqtt import Broker, MqttTools, Worker
+from agentrt.integrations.mqtt.connection import Outgoing, publish
+from agentrt.interrupts import tool
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.integrations.mqtt.conftest import running
+from tests.integrations.mqtt.side import calling, until
+
+LIE = b'{"tools":[{"name":"lie","parameters":{"type":"object"}}],"later":"ignored"}'
+
+
+@tool
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@contextlib.asynccontextmanager
+async def _impostor(broker: Broker, *answers: bytes, offer: bytes = LIE) -> AsyncIterator[None]:
+    """A worker of somebody else's, which offers ``lie`` and answers every call like this."""
+    topics = broker.prefix.of("default")
+    async with aiomqtt.Client(
+        broker.host, broker.port, protocol=aiomqtt.ProtocolVersion.V5
+    ) as client:
+        await client.subscribe(topics.inbox("w"), qos=1)
+        await client.publish(topics.worker("w"), offer, qos=1, retain=True)
+
+        async def answer() -> None:
+            async for message in client.messages:
+                properties = message.properties
+                for one in answers:
+                    correlation = getattr(properties, "CorrelationData", None)
+                    reply = Outgoing(getattr(properties, "ResponseTopic", ""), one)
+                    await publish(client, replace(reply, correlation=correlation))
+
+        task = asyncio.create_task(answer())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await client.publish(topics.worker("w"), b"", qos=1, retain=True)
+
+
+async def test_a_reply_that_is_no_reply_is_an_error_of_its_own(broker: Broker) -> None:
+    async with calling(broker) as caller, _impostor(broker, b"\x80 no JSON"):
+        with pytest.raises(ToolResultError, match="the reply cannot be used: it is no JSON"):
+            await caller.call("lie")
+
+
+async def test_late_and_doubled_answers_are_dropped_and_counted(broker: Broker) -> None:
+    """Three answers to one call: the first counts."""
+    answers = [b'{"state":"done","worker":"w","result":%d}' % number for number in (1, 2, 3)]
+    async with calling(broker) as caller, _impostor(broker, *answers):
+        assert await caller.call("lie") == 1
+        await until(lambda: caller.transport.dropped == 2)
+
+
+async def test_a_worker_that_says_nothing_is_lost(broker: Broker) -> None:
+    async with calling(broker, resend_s=0.05) as caller, _impostor(broker):
+        with pytest.raises(ToolLostError, match=r"worker w was silent for 0\.15 s"):
+            await caller.call("lie")
+
+
+async def test_a_worker_of_mqtt_3_gets_all_that_it_needs_in_the_call(broker: Broker) -> None:
+    topics = broker.prefix.of("default")
+    v3 = aiomqtt.ProtocolVersion.V311
+    async with (
+        calling(broker) as caller,
+        aiomqtt.Client(broker.host, broker.port, protocol=v3) as client,
+    ):
+        await client.subscribe(topics.inbox("old"), qos=1)
+        offer = {"tools": [{"name": "old", "parameters": {"type": "object"}}]}
+        await client.publish(topics.worker("old"), json.dumps(offer), qos=1, retain=True)
+        calling_it = asyncio.create_task(caller.call("old"))
+        asked = json.loads((await anext(client.messages)).payload)
+        reply = {"state": "done", "worker": "old", "id": asked["id"], "result": [1]}
+        await client.publish(asked["reply_to"], json.dumps(reply), qos=1)
+        assert await calling_it == [1]
+        await client.publish(topics.worker("old"), b"", qos=1, retain=True)
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        b"no JSON",
+        b'{"tools": 1}',
+        b'{"tools": [{"name": "a/b", "parameters": {}}]}',
+        b'{"tools": [{"name": "x", "parameters": {}, "timeout": NaN}]}',
+    ],
+)
+async def test_an_announcement_that_cannot_be_is_left_out(
+    offer: bytes, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        calling(broker) as caller,
+        running(Worker(broker, [add])),
+        aiomqtt.Client(broker.host, broker.port) as client,
+    ):
+        await caller.tool("add")
+        await client.publish(broker.prefix.of("default").worker("liar"), offer, qos=1)
+        await until(lambda: "liar was dropped" in caplog.text)
+        assert [one.name for one in await caller.transport.tools()] == ["add"]
+
+
+async def test_a_result_that_its_schema_forbids_is_found_out_by_the_caller(broker: Broker) -> None:
+    """The worker says that it returns a number, and does not."""
+    answer = b'{"state":"done","worker":"w","result":"text"}'
+    offer = b'{"tools":[{"name":"lie","parameters":{"type":"object"},"result":{"type":"number"}}]}'
+
+    @program
+    async def asks(ctx: Context) -> None:
+        await ctx.tool("lie")
+
+    async with calling(broker) as caller, _impostor(broker, answer, offer=offer):
+        await caller.tool("lie")
+        transport = MqttTools(broker)
+        executor = ScriptedExecutor(lambda call: "x")
+        async with Runtime(executor, tools=[transport]) as runtime:
+            with pytest.raises(
+                ToolResultError, match=r"tool lie: wrong result: .*'text' is not of"
+            ):
+                await runtime.start(asks).wait()
