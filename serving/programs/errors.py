@@ -29,9 +29,6 @@ _MOST_WORDS = 400
 _CLIENT_GONE = 499
 _INTERNAL = 500
 _LOG = logging.getLogger(__name__)
-_TAGS = frozenset(
-    {"system", "developer", "user", "assistant", "tool", "text", "json_object", "json_schema"}
-)
 
 
 class ApiError(HTTPException):
@@ -137,9 +134,8 @@ def client_gone() -> Response:
 
 def _first(errors: Sequence[Any]) -> tuple[str | None, str]:
     """The field at fault and what is wrong with it, of pydantic's list."""
-    chosen = _deepest(errors)
-    path = [str(part) for part in chosen["loc"] if part != "body"]
-    field = _field(path)
+    chosen = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    field = ".".join(str(part) for part in chosen["loc"] if part != "body")
     message = chosen["msg"]
     if chosen["type"] == "extra_forbidden":
         message = f"this server does not know the field {field!r}; leave it out"
@@ -150,24 +146,3 @@ def _first(errors: Sequence[Any]) -> tuple[str | None, str]:
     else:
         message = f"{field}: {message[:1].lower()}{message[1:]}"
     return field or None, message[:_MOST_WORDS]
-
-
-def _deepest(errors: Sequence[Any]) -> Any:
-    """Of a union's errors, one for each of its members, the one of the closest member."""
-    first = errors[0]
-    if any(error["type"] == "extra_forbidden" for error in errors):
-        return next(error for error in errors if error["type"] == "extra_forbidden")
-    head = first["loc"][:2]
-    same = [error for error in errors if error["loc"][:2] == head]
-    return max(same, key=lambda error: len(error["loc"]))
-
-
-def _field(path: Sequence[str]) -> str:
-    """``messages.0.content``, without the names that pydantic gives a union's members."""
-    kept: list[str] = []
-    for part in path:
-        before = kept[-1] if kept else ""
-        is_tag = part in _TAGS and (before.isdigit() or before == "response_format")
-        if part.isdigit() or (part.isidentifier() and part[:1].islower() and not is_tag):
-            kept.append(part)
-    return ".".join(kept)

@@ -141,3 +141,22 @@ async def test_bodies_that_are_no_json_are_refused_or_left_to_vllm() -> None:
         assert (await http.post("/v1/sessions")).status_code == 201
         assert (await http.delete("/v1/sessions")).status_code == 405
         assert (await http.get("/nothing")).json() == {"detail": "Not Found"}
+
+
+async def test_a_bug_before_vllm_is_a_500_in_the_form_of_the_api() -> None:
+    async with Runtime(ScriptedExecutor()) as runtime:
+        server = Server(runtime, ("big",), tenants=Tenants(time.monotonic))
+        front = Front.of("big")
+        front.app.add_api_route("/v1/models", lambda: None)  # so that vLLM's paths have it
+        front.app.state.openai_serving_models = None
+        async with (
+            opened_app(server, [programs], FrontendApp(server, [front])) as app,
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+                base_url="http://local",
+            ) as http,
+        ):
+            answer = await http.get("/v1/models")
+            assert answer.status_code == 500
+            assert answer.json()["error"]["code"] == "internal_error"
+            assert answer.headers["x-request-id"]
