@@ -17,6 +17,7 @@ from mcp.types import ElicitRequestParams, ElicitRequestURLParams, ElicitResult
 from agentrt.errors import InterruptExpiredError, QuestionClosedError
 from agentrt.interrupts import ToolContext
 
+_ACTION = "action"
 _ACTIONS = ("accept", "decline", "cancel")
 
 
@@ -93,8 +94,20 @@ async def _ask(context: ToolContext, params: ElicitRequestParams) -> ElicitResul
     schema = params.requested_schema
     if not schema.get("properties"):
         return await _confirm(context, params.message)
-    answer = await context.ask(params.message, schema)
-    return ElicitResult(action="accept", content=answer)
+    answer = dict(await context.ask(params.message, _declinable(schema)))
+    action: Any = "accept" if _ACTION in schema["properties"] else answer.pop(_ACTION, "accept")
+    return ElicitResult(action=action, content=answer if action == "accept" else None)
+
+
+def _declinable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The form with one field more, by which a human can say no and leave the others out."""
+    if _ACTION in schema["properties"]:
+        return schema
+    no = {"properties": {_ACTION: {"enum": list(_ACTIONS[1:])}}, "required": [_ACTION]}
+    fields = {**schema["properties"], _ACTION: {"type": "string", "enum": list(_ACTIONS)}}
+    whole = {key: value for key, value in schema.items() if key != "required"}
+    given = {"required": list(schema.get("required", ()))}
+    return {**whole, "properties": fields, "anyOf": [given, no]}
 
 
 async def _confirm(context: ToolContext, text: str) -> ElicitResult:

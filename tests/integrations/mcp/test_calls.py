@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from agentrt.errors import (
     UnknownToolError,
 )
 from agentrt.graph import Progress
+from agentrt.interrupts.schema import mistake_in
 from tests.integrations.mcp.servers import LARGEST, Client, Watching, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -89,16 +92,25 @@ async def test_what_a_server_asks_is_asked_of_a_human(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "action"),
-    [(QuestionClosedError("withdrawn"), "decline"), (InterruptExpiredError("late"), "cancel")],
+    ("answer", "action"),
+    [
+        ({"action": "decline"}, "decline"),
+        ({"action": "cancel", "centimetres": 5}, "cancel"),
+        ({"action": "accept", "centimetres": 5}, "5 cm"),
+        (QuestionClosedError("withdrawn"), "decline"),
+        (InterruptExpiredError("late"), "cancel"),
+    ],
 )
-async def test_a_question_can_stay_without_an_answer(
-    client: Client, error: Exception, action: str
-) -> None:
-    def answer(question: str, schema: object) -> None:
-        raise error
+async def test_a_human_can_say_no_or_nothing(client: Client, answer: Any, action: str) -> None:
+    def ask(question: str, schema: Mapping[str, Any] | None) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        assert schema is not None
+        assert mistake_in(answer, schema) is None
+        assert mistake_in({}, schema) is not None
+        return answer
 
-    result = await client.call("cut", Watching(answer), thing="cake")
+    result = await client.call("cut", Watching(ask), thing="cake")
     assert result == {"result": f"cake: {action}"}
 
 
