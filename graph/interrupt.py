@@ -21,6 +21,10 @@ class Progress:
     total: float | None = None
     message: str = ""
 
+    def __str__(self) -> str:
+        of = "" if self.total is None else f"/{self.total:g}"
+        return f"{self.done:g}{of} {self.message}".rstrip()
+
 
 @dataclass(slots=True)
 class Interrupt:
@@ -38,3 +42,8 @@ class Interrupt:
     key: str = ""
     attempt: int = 0
     progress: Progress | None = None
+
+    def __str__(self) -> str:
+        """How far it is, for people: nothing in a first attempt that tells nothing."""
+        attempt = f"attempt {self.attempt}" if self.attempt > 1 else ""
+        return ", ".join(part for part in (attempt, str(self.progress or "")) if part)

@@ -22,6 +22,7 @@ STYLES = {
     NodeState.DONE: "green",
     NodeState.FAILED: "red",
     NodeState.CANCELLED: "yellow",
+    NodeState.EXPIRED: "red",
     NodeState.INTERRUPTED: "magenta",
     RunState.DONE: "green",
     RunState.FAILED: "red",
@@ -196,11 +197,14 @@ _OUTSIDE = {
 def _node_state(run: Run, node: Node, queue: Queue, now: float) -> str:
     if node.ended_at is not None:
         seconds = f"{node.ended_at - node.created_at:.1f} s"
-        return f"failed: {node.error}" if node.error else f"{node.state} in {seconds}"
+        return f"{node.state}: {node.error}" if node.error else f"{node.state} in {seconds}"
     seconds = f"{now - node.created_at:.1f} s"
     if node.kind is NodeKind.CALL:
         return f"{queue.describe(f'{run.id}/{node.id}')}, {seconds}"
-    return f"{_OUTSIDE[node.kind]}, {seconds}"
+    if node.state is NodeState.WAITING:
+        return f"waiting {node.wait}, {seconds}"
+    parts = (_OUTSIDE[node.kind], str(node.interrupt or ""), seconds)
+    return ", ".join(part for part in parts if part)
 
 
 def _line(text: str, style: str = "") -> Text:

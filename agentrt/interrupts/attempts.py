@@ -35,7 +35,7 @@ class Observer(ToolContext, Protocol):
     """Told what becomes of a call: it waits, it starts, it is tried again."""
 
     def waits(self, why: str) -> None:
-        """No attempt runs now."""
+        """No attempt runs now: it is waiting, and ``why`` goes on from there."""
 
     def starts(self, attempt: int) -> None:
         """An attempt runs from now on."""
@@ -89,7 +89,7 @@ class Attempts:
             return _may_retry(tool, _error(state), state.attempt_number)
 
         def tell(state: RetryCallState) -> None:
-            observer.waits(f"attempt {state.attempt_number} failed: {_error(state)}")
+            observer.waits(f"after attempt {state.attempt_number} failed: {_error(state)}")
 
         return AsyncRetrying(
             sleep=self.sleep,

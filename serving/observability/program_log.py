@@ -6,7 +6,14 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from agentrt.graph import NodeKind
-from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded, ProgramStarted
+from agentrt.runtime.events import (
+    Event,
+    NodeChanged,
+    NodeEnded,
+    NodeStarted,
+    ProgramEnded,
+    ProgramStarted,
+)
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import Run
 from agentrt.serving.observability.engines import EngineCall, EngineView
@@ -70,6 +77,9 @@ class ProgramLog:
                 self._end(event.program_id)
             case NodeStarted():
                 self.readers.note(self.live[event.program_id], event.node)
+            case NodeChanged():
+                if (run := self.live.get(event.program_id)) is not None:
+                    self.readers.note(run, event.node)
             case NodeEnded():
                 self._node_ended(event)
 
@@ -115,4 +125,4 @@ class ProgramLog:
 
 
 def _is_busy(run: Run) -> bool:
-    return bool(run.row.calls or run.row.tools or run.row.humans)
+    return bool(run.row.calls or run.row.tools or run.row.humans or run.row.events)

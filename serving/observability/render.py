@@ -116,6 +116,11 @@ class Renderer:
             for name in ("waiting_s", "prompt_tokens", "cached_tokens", "output_tokens"):
                 found[name] = getattr(report, name)
             found["preemptions"] = report.preemptions
+        if (interrupt := node.interrupt) is not None:
+            found["transport"] = interrupt.transport
+            found["attempt"] = interrupt.attempt
+            found["deadline"] = interrupt.deadline
+            found["progress"] = clipped(str(interrupt.progress or ""))
         if node.kind is NodeKind.CALL:
             track = self._log.tracks.get(call_id(run, node))
             found["replica"] = track.replica if track else ""

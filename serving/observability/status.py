@@ -118,14 +118,22 @@ def _outside(run: Run) -> str:
     """The tool, the event or the question that is open for the longest."""
     event = NodeKind.EVENT if run.row.events else NodeKind.HUMAN
     wanted = NodeKind.TOOL if run.row.tools else event
-    node = next((node for node in run.dag.running() if node.kind is wanted), None)
-    return "" if node is None else clipped(node.name)
+    nodes = run.dag.running() + run.dag.waiting()
+    node = min((one for one in nodes if one.kind is wanted), key=_began, default=None)
+    if node is None:
+        return ""
+    more = node.wait or str(node.interrupt or "")
+    return clipped(f"{node.name}: {more}" if more else node.name)
+
+
+def _began(node: Node) -> float:
+    return node.created_at
 
 
 def node_state(run: Run, node: Node, view: EngineView, name: Name) -> tuple[str, str]:
     """A node's state, and what it waits for."""
     if node.state.ended or node.kind is not NodeKind.CALL:
-        return str(node.state), ""
+        return str(node.state), clipped(node.wait)
     call = view.calls.get(call_id(run, node))
     if call is not None and call.running:
         return "running", ""

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from agentrt.interrupts.questions import Question
 from agentrt.program import Program
-from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded
+from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState
 from agentrt.serving.middleware import tenant_of
@@ -151,8 +151,8 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks)
     async def start_run(request: Request, name: str, body: RunRequest) -> Response:
         """Start a program; its result comes when it has ended.
 
-        With ``stream`` come events: a ``node`` for each that begins or ends, a ``question`` to a
-        human as it opens and is closed, then the ``run``.
+        With ``stream`` come events: a ``node`` for each that begins, changes or ends, a
+        ``question`` to a human as it opens and is closed, then the ``run``.
         With ``wait`` false the answer is the run as it begins. A client that goes while it
         waits or reads cancels the run.
         """
@@ -268,7 +268,7 @@ async def _events(
         while not isinstance(event := await box.get(), ProgramEnded):
             if isinstance(event, Asked):
                 yield {"event": "question", "data": json.dumps(event.to_json())}
-            elif isinstance(event, NodeStarted | NodeEnded):
+            elif isinstance(event, NodeStarted | NodeChanged | NodeEnded):
                 yield {"event": "node", "data": json.dumps(_node(event))}
         yield {"event": "run", "data": json.dumps(describe_run(one))}
     finally:
@@ -276,12 +276,18 @@ async def _events(
         one.run.cancel()
 
 
-def _node(event: NodeStarted | NodeEnded) -> dict[str, Any]:
-    node = event.node
-    return {
+def _node(event: NodeStarted | NodeChanged | NodeEnded) -> dict[str, Any]:
+    node, interrupt = event.node, event.node.interrupt
+    described = {
         "id": node.id,
         "kind": str(node.kind),
         "name": node.name,
         "state": str(node.state),
         "parents": list(node.parents),
     }
+    if interrupt is not None:
+        progress = interrupt.progress
+        described["wait"] = node.wait
+        described["attempt"] = interrupt.attempt
+        described["progress"] = None if progress is None else asdict(progress)
+    return described

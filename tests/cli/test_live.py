@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from agentrt.cli.live import render
-from agentrt.graph import ExecutionDAG, NodeKind, NodeState
+from agentrt.graph import ExecutionDAG, Interrupt, NodeKind, NodeState, Progress
 from agentrt.request import CallReport
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramRow
@@ -87,6 +87,24 @@ def test_tools_and_humans() -> None:
         "react-1  in tool  3.0 s  0 calls  0 → 0 tokens",
         "├── search  tool, 2.0 s",
         "└── Which [b]colour?  waits for a human, 2.0 s",
+    ]
+
+
+def test_what_becomes_of_a_tool_is_told() -> None:
+    """One waits for its slot, one is at it for the second time, one was too late."""
+    run = make_run()
+    ids = [emit(run, name, "react", NodeKind.TOOL) for name in ("drill", "saw", "glue")]
+    for node_id in ids:
+        run.dag.start(node_id, 1.0)
+        asked = Interrupt("mqtt", attempt=2, progress=Progress(3, 10, "cutting"))
+        run.dag.node(node_id).interrupt = asked
+    run.dag.requeue(ids[0], "for one of 2 calls of drill")
+    run.dag.expire(ids[2], 2.0, "not over after 1 s")
+    run.row.tools = 2
+    assert draw([run])[1:] == [
+        "├── drill  waiting for one of 2 calls of drill, 2.0 s",
+        "├── saw  tool, attempt 2, 3/10 cutting, 2.0 s",
+        "└── glue  expired: not over after 1 s",
     ]
 
 

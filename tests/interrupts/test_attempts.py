@@ -53,8 +53,8 @@ async def test_a_failed_attempt_is_tried_again_after_a_pause_that_grows() -> Non
     assert [one.attempt for one in call.transport.requests] == [1, 2, 3, 4]
     assert {one.key for one in call.transport.requests} == {"k"}
     assert call.observer.heard == [
-        *(1, "attempt 1 failed: no", 2, "attempt 2 failed: no"),
-        *(3, "attempt 3 failed: odd", 4),
+        *(1, "after attempt 1 failed: no", 2, "after attempt 2 failed: no"),
+        *(3, "after attempt 3 failed: odd", 4),
     ]
     for pause, least in zip(call.pauses, (0.2, 0.4, 0.8), strict=True):
         assert least <= pause <= least + 0.2

@@ -144,13 +144,16 @@ export class Graph {
 
   short(node, now) {
     const time = seconds((node.ended_at ?? now) - node.created_at);
-    if (node.wait) return node.wait;
+    if (node.wait || node.progress) return node.wait || node.progress;
     return node.output_tokens ? `${time} · ${node.output_tokens} tok` : time;
   }
 
   tellOf(node) {
     const parts = [`#${node.id} ${node.kind} ${label(node)}`, node.state];
     if (node.wait) parts.push(node.wait);
+    if (node.transport) parts.push(node.transport);
+    if (node.attempt > 1) parts.push(`attempt ${node.attempt}`);
+    if (node.progress) parts.push(node.progress);
     if (node.replica) parts.push(`on ${node.replica}`);
     if (node.service_s) parts.push(`service ${seconds(node.service_s)}`);
     if (node.waiting_s) parts.push(`waited ${seconds(node.waiting_s)}`);

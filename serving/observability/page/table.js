@@ -4,7 +4,7 @@ import { byId, brief, count, h, mark, say, seconds } from "./dom.js";
 import { isLive } from "./store.js";
 
 const ROWS = 100;
-const STATES = ["running", "waiting", "in tool", "waiting for a human", "between calls", "stale"];
+const STATES = ["running", "waiting", "in tool", "waiting for an event", "waiting for a human", "between calls", "stale"];
 
 const waited = (program, now) =>
   program.waited_s + program.waiting_calls * Math.max(0, now - program.waiting_since);

@@ -7,7 +7,8 @@ from itertools import count
 
 from hypothesis import strategies as st
 
-from agentrt.graph import Node, NodeKind
+from agentrt.errors import InterruptExpiredError
+from agentrt.graph import Interrupt, Node, NodeKind, Progress
 from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
@@ -20,7 +21,7 @@ ENDS = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
 Deed = tuple[str, int]
 """What happens, and a number that says to whom and how."""
 
-DEEDS = ("open", "call", "call", "tool", "human", "end", "end", "end", "close")
+DEEDS = ("open", "call", "call", "tool", "human", "event", "tell", "end", "end", "end", "close")
 deeds = st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 10_000)), max_size=60)
 
 
@@ -47,7 +48,9 @@ class Story:
             self._end(*self._open.pop(number % len(self._open)), number)
         elif kind == "close" and live:
             self.registry.close(live[number % len(live)], ENDS[number % len(ENDS)])
-        elif kind in ("call", "tool", "human") and live:
+        elif kind == "tell" and self._open:
+            self._tell(*self._open[number % len(self._open)], number)
+        elif kind in ("call", "tool", "human", "event") and live:
             self._emit(kind, live[number % len(live)])
 
     def _begin(self, number: int) -> None:
@@ -59,11 +62,24 @@ class Story:
         if kind == "call":
             node = self.registry.begin_call(run, scope, "llm")
         else:
-            node = self.registry.begin_interrupt(run, scope, NodeKind(kind), f"a {kind}")
+            asked = Interrupt("mqtt", {"n": 1})
+            node = self.registry.begin_interrupt(run, scope, NodeKind(kind), f"a {kind}", (), asked)
         self._open.append((run, scope, node))
 
+    def _tell(self, run: Run, scope: Scope, node: Node, number: int) -> None:
+        if node.kind is NodeKind.CALL:
+            return
+        if number % 3 == 0:
+            self.registry.interrupt_waits(run, node, f"for one of {number} slots")
+        elif number % 3 == 1:
+            self.registry.interrupt_starts(run, node, number % 5, 2.0)
+        else:
+            self.registry.interrupt_progress(run, node, Progress(number % 7, 7, "looking"))
+
     def _end(self, run: Run, scope: Scope, node: Node, number: int) -> None:
-        error = ValueError("no") if number % 5 == 0 else None
+        error: Exception | None = ValueError("no") if number % 5 == 0 else None
+        if number % 5 == 1 and node.kind is not NodeKind.CALL:
+            error = InterruptExpiredError("late")
         if node.kind is not NodeKind.CALL:
             self.registry.end_interrupt(run, scope, node, error)
             return

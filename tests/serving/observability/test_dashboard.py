@@ -18,7 +18,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 from pydantic import BaseModel
 
-from agentrt import Context, Runtime, program
+from agentrt import Context, Progress, Runtime, ToolContext, program
 from agentrt.errors import UsageError
 from agentrt.request import Call
 from agentrt.serving.observability.dashboard import dashboard
@@ -58,7 +58,8 @@ async def grower(ctx: Context) -> str:
     return "done"
 
 
-async def first_step() -> None:
+async def first_step(context: ToolContext) -> None:
+    context.progress(Progress(1, 3, "looking"))
     await gates["first"].wait()
 
 
@@ -169,12 +170,13 @@ async def test_a_program_appears_its_graph_grows_and_it_ends(browser: Browser) -
         run = runtime.start(grower)
         row = page.locator(f'tr[data-program="{run.id}"]')
         await expect(row.locator(".dotted")).to_have_text("in tool")
-        await expect(row.locator(".at-wait")).to_have_text("first_step")
+        await expect(row.locator(".at-wait")).to_have_text("first_step: 1/3 looking")
         await row.click()
         nodes = page.locator("#graph .node")
         await expect(nodes).to_have_count(2)
         await expect(nodes.nth(0)).to_have_attribute("data-state", "done")
         await expect(nodes.nth(1)).to_have_attribute("data-live", "true")
+        await expect(nodes.nth(1).locator("text").last).to_have_text("1/3 looking")
         gates["first"].set()
         await expect(nodes).to_have_count(5)
         await expect(page.locator("#graph .edge")).to_have_count(5)

@@ -1,0 +1,38 @@
+"""The stream of a run's events: what becomes of its tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from agentrt import Context, Progress, ToolContext, program, tool
+from agentrt.serving.server import ServedProgram
+from tests.serving.local import open_server
+
+
+async def test_a_runs_events_tell_what_becomes_of_its_tools() -> None:
+    """It waits for its slot, fails once, and says how far it is."""
+    done = asyncio.Event()
+
+    @tool(concurrency=1, retries=1)
+    async def drill(context: ToolContext) -> None:
+        if done.is_set():
+            context.progress(Progress(1, 3, "drilling"))
+            return
+        done.set()
+        raise ValueError("blunt")
+
+    @program
+    async def drills(ctx: Context) -> None:
+        await ctx.tool(drill)
+
+    served = {"drills": ServedProgram(drills, "here")}
+    async with open_server(served=served) as local:
+        url = "/v1/programs/drills/runs"
+        answer = await local.client.post(url, json={"stream": True})
+    bodies = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    nodes = [body for body in map(json.loads, bodies) if body.get("kind") == "tool"]
+    seen = [(node["state"], node["attempt"], node["wait"]) for node in nodes]
+    assert ("waiting", 1, "after attempt 1 failed: blunt") in seen
+    assert {"done": 1, "total": 3, "message": "drilling"} in [node["progress"] for node in nodes]
+    assert seen[-1] == ("done", 2, "")
