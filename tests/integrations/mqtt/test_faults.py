@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agentrt import Context, Runtime, program
-from agentrt.errors import ToolLostError
+from agentrt.errors import InterruptExpiredError, ToolLostError
 from agentrt.graph import NodeState
 from agentrt.integrations.mqtt import Broker, MqttTools
 from agentrt.runtime.run import Run
@@ -168,3 +169,19 @@ async def test_a_worker_told_to_stop_finishes_first(mortal: Mosquitto, tmp_path:
     assert worker.process.returncode == 128 + signal.SIGTERM
     assert "finishing 4 calls, taking nothing new" in said
     assert said.endswith("stopped: what ran has ended\n")
+
+
+async def test_a_tool_in_an_endless_loop_is_ended_at_its_worker(
+    mortal: Mosquitto, tmp_path: Path
+) -> None:
+    @program
+    async def endless(ctx: Context) -> None:
+        await ctx.tool("spins")
+
+    with workers(1, f"mqtt://127.0.0.1:{mortal.port}", folder=tmp_path) as (worker,):
+        async with opened(mortal.broker()) as (runtime, transport):
+            await offered(transport, 1)
+            with pytest.raises(InterruptExpiredError, match=r"spins was not over"):
+                await runtime.start(endless).wait()
+            process = psutil.Process(worker.process.pid)
+            await until(lambda: not process.children(recursive=True))

@@ -40,3 +40,9 @@ async def cancelled(context: ToolContext) -> None:
         await asyncio.Event().wait()
     finally:
         note("cancelled")
+
+
+@tool(isolation="process", timeout=0.5)
+def spins() -> None:
+    while True:
+        pass
