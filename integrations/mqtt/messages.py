@@ -163,8 +163,8 @@ class Taken(_Part):
     """What became of an answer."""
 
     state: Literal["answered", "refused"]
-    id: str = ""
-    why: str = ""
+    id: str | None = None
+    why: str | None = None
 
 
 M = TypeVar("M", bound=_Part)
