@@ -30,6 +30,7 @@ from agentrt.runtime.registry import Listener, RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
 from agentrt.runtime.services import Services
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
+from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
@@ -267,8 +268,12 @@ class Runtime:
             self._on_loop(self._notify, note)
 
     def _on_loop(self, do: Callable[[T], None], what: T) -> None:
-        if self._loop is not None and self._open:
-            with tracking.outside():
+        if self._loop is None or not self._open:
+            return
+        with tracking.outside():
+            if running_loop() is self._loop:
+                do(what)  # to wake a loop up costs as much as a call in a thread
+            else:
                 self._loop.call_soon_threadsafe(do, what)
 
     def _notify(self, note: Notification) -> None:
