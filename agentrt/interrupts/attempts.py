@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ _LONGEST_PAUSE_S = 20.0
 _AFTER_DEATHS = 2
 """Attempts that an idempotent tool gets beyond its retries when who ran it died."""
 _NEVER_AGAIN = (ToolArgumentsError, UnknownToolError, ToolResultError)
+_NOTHING = contextlib.nullcontext()
 _MAY_HAVE_RUN = (ToolLostError, InterruptExpiredError)
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -68,7 +69,7 @@ class Attempts:
         tool's time, and otherwise what the last attempt raised.
         """
         tool = request.tool
-        request = replace(request, arguments=tool.checked(request.arguments))
+        request = request._replace(arguments=tool.checked(request.arguments))
         once = partial(_attempt, request, transport, observer, slots)
         # To set the library up takes longer than a call in a thread: only where one failed.
         try:
@@ -120,14 +121,10 @@ async def _attempt(
     slots: Sequence[Slots],
     number: int,
 ) -> Any:
-    async with contextlib.AsyncExitStack() as held:
-        for one in slots:
-            if one.locked():
-                observer.waits(f"for {one.what}")
-            await held.enter_async_context(one)
+    async with _held(slots, observer) if slots else _NOTHING:
         observer.starts(number)
         if number > 1:
-            request = replace(request, attempt=number)
+            request = request._replace(attempt=number)
         if request.timeout is None or transport.keeps_time:
             result = await transport.call(request, observer)
         else:
@@ -135,6 +132,17 @@ async def _attempt(
                 result = await transport.call(request, observer)
     request.tool.check_result(result)
     return result
+
+
+@contextlib.asynccontextmanager
+async def _held(slots: Sequence[Slots], observer: Observer) -> AsyncIterator[None]:
+    """One of each, in their order."""
+    async with contextlib.AsyncExitStack() as held:
+        for one in slots:
+            if one.locked():
+                observer.waits(f"for {one.what}")
+            await held.enter_async_context(one)
+        yield
 
 
 @contextlib.asynccontextmanager

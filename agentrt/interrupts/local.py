@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from agentrt.errors import ToolFailedError
 from agentrt.graph import Progress
 from agentrt.interrupts.context import ToolContext, context_parameter
+from agentrt.interrupts.threads import Threads
 from agentrt.interrupts.tool import ToolRequest, ToolTransport
 
 
@@ -21,6 +23,12 @@ class ThreadTransport(ToolTransport):
 
     name = "thread"
 
+    def __init__(self) -> None:
+        self._threads = Threads()
+
+    async def close(self) -> None:
+        self._threads.close()
+
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         function, arguments = request.tool.function, request.arguments
         assert function is not None
@@ -28,7 +36,8 @@ class ThreadTransport(ToolTransport):
             arguments = {**arguments, name: _ThreadContext(context)}
         if inspect.iscoroutinefunction(function):
             return await function(*request.positional, **arguments)
-        return await asyncio.to_thread(_run, function, request.positional, arguments)
+        run = partial(_run, function, request.positional, arguments)
+        return await self._threads.run(run)
 
 
 def _run(

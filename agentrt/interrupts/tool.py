@@ -10,7 +10,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from agentrt.errors import ConfigError, ToolArgumentsError, ToolResultError
 from agentrt.interrupts.context import ToolContext
@@ -131,8 +131,7 @@ class Tool:
         return same
 
 
-@dataclass(frozen=True, slots=True)
-class ToolRequest:
+class ToolRequest(NamedTuple):
     """One attempt at a call of ``tool``.
 
     ``arguments`` go by name, and were checked against the tool's schema if it has one.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from agentrt import tracking
@@ -58,7 +57,7 @@ class InterruptEmitter:
             timeout=tool.options.timeout,
         )
         scope = self._own_scope(tool.name)
-        async with self._interrupted(NodeKind.TOOL, tool.name, scope, after, interrupt) as node:
+        with self._interrupted(NodeKind.TOOL, tool.name, scope, after, interrupt) as node:
             observer = _Observer(self, node, scope, tool.options.timeout)
             # A function of this process may emit nodes of its own; nothing else belongs to the run.
             inside = isinstance(transport, ThreadTransport)
@@ -93,9 +92,11 @@ class InterruptEmitter:
         deadline = None if timeout is None else self._registry.clock() + timeout
         interrupt = Interrupt(services.events.name, deadline=deadline, attempt=1)
         scope = self._own_scope(feed.topic)
-        async with self._interrupted(NodeKind.EVENT, feed.topic, scope, after, interrupt):
-            with tracking.outside():
-                return await feed.next(services.events, run.row.tenant, timeout)
+        with (
+            self._interrupted(NodeKind.EVENT, feed.topic, scope, after, interrupt),
+            tracking.outside(),
+        ):
+            return await feed.next(services.events, run.row.tenant, timeout)
 
     async def _ask(
         self,
@@ -109,19 +110,18 @@ class InterruptEmitter:
         question = Question(text, run.id, run.type, run.row.tenant, form)
         deadline = None if timeout is None else self._registry.clock() + timeout
         interrupt = Interrupt("human", deadline=deadline, key=question.id, attempt=1)
-        async with self._interrupted(NodeKind.HUMAN, text, scope, after, interrupt):
-            with tracking.outside():
-                return await self._with.questions.ask(question, timeout=timeout)
+        with self._interrupted(NodeKind.HUMAN, text, scope, after, interrupt), tracking.outside():
+            return await self._with.questions.ask(question, timeout=timeout)
 
-    @contextlib.asynccontextmanager
-    async def _interrupted(
+    @contextlib.contextmanager
+    def _interrupted(
         self,
         kind: NodeKind,
         name: str,
         scope: Scope,
         after: Iterable[Reply],
         interrupt: Interrupt,
-    ) -> AsyncIterator[Node]:
+    ) -> Iterator[Node]:
         """Meanwhile the program is outside the engine, by a node of its DAG."""
         run, registry = self._run, self._registry
         node = registry.begin_interrupt(run, scope, kind, name, map(node_of, after), interrupt)
@@ -153,7 +153,6 @@ class _Observer:
         self._emitter = emitter
         self._run, self._registry = emitter._run, emitter._registry
         self._node, self._scope, self._timeout = node, scope, timeout
-        self._loop = asyncio.get_running_loop()
 
     def waits(self, why: str) -> None:
         self._registry.interrupt_waits(self._run, self._node, why)
