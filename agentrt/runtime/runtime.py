@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -50,6 +50,16 @@ async def no_human(question: Question) -> Any:
 
 def _unread(message: str) -> None:
     """Progress that nobody reads."""
+
+
+async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Await it all, also if this task is cancelled meanwhile: it was told to end already."""
+    with tracking.outside():
+        ending = asyncio.create_task(coroutine)
+    while not ending.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([ending])
+    ending.result()
 
 
 class Runtime:
@@ -235,10 +245,16 @@ class Runtime:
             state = RunState.CANCELLED
         except Exception as raised:
             state, error = RunState.FAILED, raised
-        # Nothing of a program outlives it: no task, no call, no row. Another framework's
-        # tasks end by themselves, or serve others too; its threads' calls are still its own.
+        await _to_its_end(self._leave_nothing(run, program, state, error))
+
+    async def _leave_nothing(
+        self, run: Run, program: Program, state: RunState, error: Exception | None
+    ) -> None:
+        """Nothing of a program outlives it: no task, no call, no row. Another framework's
+        tasks end by themselves, or serve others too; its threads' calls are still its own.
+        """
         if program.owns_tasks:
-            await tracking.cancel_tasks(run)
+            await tracking.cancel_tasks(run, spare=run.task)
         await self._services.end_feeds(run.id)
         await self._cancel_client_calls(run.id)
         self.registry.close(run, state, error)

@@ -33,12 +33,14 @@ def start_task(
     return TrackedTask(coro, scope=scope, loop=loop, name=name, context=context)
 
 
-async def cancel_tasks(owner: object) -> None:
-    """Cancel every open task of ``owner`` but the current one, and wait until all are over."""
+async def cancel_tasks(owner: object, spare: asyncio.Task[Any] | None = None) -> None:
+    """Cancel every open task of ``owner`` but the current one and ``spare``, and wait until all
+    are over.
+    """
     family = family_of(owner)
-    me = asyncio.current_task()
+    spared = asyncio.current_task(), spare
     # A task can start others while it is being cancelled.
-    while left := [task for task in family if task is not me and not task.done()]:
+    while left := [task for task in family if task not in spared and not task.done()]:
         for task in left:
             task.cancel()
         await asyncio.wait(left)

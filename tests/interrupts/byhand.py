@@ -16,7 +16,8 @@ class ByHand(EventSource):
         self.first = first
         self.live: list[Held] = []
         self.is_open = False
-        self.asked = asyncio.Event()
+        self.asked, self.closing, self.may_close = (asyncio.Event() for _ in range(3))
+        self.may_close.set()
         self.refused: list[tuple[Event, str, str, str]] = []
 
     async def open(self) -> None:
@@ -42,4 +43,6 @@ class Held(Subscription):
             self.put(event)
 
     async def close(self) -> None:
+        self._source.closing.set()
+        await self._source.may_close.wait()
         self._source.live.remove(self)

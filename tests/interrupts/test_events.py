@@ -118,6 +118,31 @@ async def test_a_program_that_waits_says_so_and_can_be_cancelled(
     assert run.dag.node(0).state is NodeState.CANCELLED
 
 
+async def test_a_program_that_is_cancelled_twice_still_ends(
+    source: ByHand, runtime: Runtime
+) -> None:
+    """The second time comes while its subscription is being ended."""
+    source.first = ()
+    source.may_close.clear()
+
+    @program
+    async def waits(ctx: Context) -> None:
+        async for _ in ctx.event("plant/#"):
+            pass
+
+    run = runtime.start(waits)
+    await source.asked.wait()
+    run.cancel()
+    await source.closing.wait()
+    run.cancel()
+    source.may_close.set()
+    assert run.task is not None
+    await asyncio.wait([run.task])
+    assert run.state is RunState.CANCELLED
+    assert run.id not in runtime.runs
+    assert not source.live
+
+
 async def test_without_a_source_there_is_a_clear_error() -> None:
     @program
     async def waits(ctx: Context) -> None:
