@@ -145,13 +145,25 @@ class Connection:
     async def ask(
         self, within: float, what: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]]
     ) -> None:
-        """Ask the broker for something. Raises `ToolUnavailableError`."""
+        """Ask the broker for something. Raises `ToolUnavailableError`.
+
+        Who asks may be cancelled: what was asked for still comes, unless the connection breaks.
+        """
         await self.ready(within)
         assert self._client is not None
-        try:
-            await what(self._client)
-        except aiomqtt.MqttError as error:
-            raise ToolUnavailableError(f"broker {self.broker}: {error}") from error
+        asking = self._start(what(self._client))
+        await asyncio.wait([asking])
+        if asking.cancelled():
+            raise ToolUnavailableError(f"broker {self.broker}: the connection broke")
+        if (error := asking.exception()) is not None:
+            if isinstance(error, aiomqtt.MqttError):
+                raise ToolUnavailableError(f"broker {self.broker}: {error}") from error
+            raise error
+
+    def tell(self, what: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]]) -> None:
+        """Ask the broker for something, if there is a connection, and do not wait for it."""
+        if self._client is not None:
+            self._start(what(self._client))
 
     async def sent(self) -> None:
         """Wait until the broker has all that is kept."""
@@ -275,10 +287,20 @@ class Connection:
                 log.exception("a message on %s was dropped", message.topic)
 
     def _publish_soon(self, client: aiomqtt.Client, number: int, message: Outgoing) -> None:
+        self._start(self._publish(client, number, message))
+
+    def _start(self, what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with the connection. Whether it failed, only who waits for it asks."""
         with tracking.outside():
-            task = asyncio.create_task(self._publish(client, number, message))
+            task = asyncio.create_task(what)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
+        return task
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     async def _publish(self, client: aiomqtt.Client, number: int, message: Outgoing) -> None:
         with contextlib.suppress(aiomqtt.MqttError):

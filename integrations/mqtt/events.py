@@ -96,7 +96,11 @@ class MqttEvents(EventSource):
             one = self._filters.get(full)
             if one is None:
                 one = _Filter(full, next(self._numbers), len(below))
-                await self._connection.ask(self._patience, one.subscribe)
+                try:
+                    await self._connection.ask(self._patience, one.subscribe)
+                except asyncio.CancelledError:  # the broker has it already, or gets it yet
+                    self._connection.tell(partial(_unsubscribe, full))
+                    raise
                 self._filters[full] = one
             return MqttSubscription(self, one)
 

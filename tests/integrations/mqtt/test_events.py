@@ -116,6 +116,29 @@ async def test_a_topic_that_cannot_be_an_absent_broker_and_a_silent_topic(broker
             await runtime.start(waits, "plant/+").wait()
 
 
+async def test_a_wait_that_is_over_before_the_broker_answers_leaves_no_subscription(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = f"{broker.prefix.text}/hasty"
+    async with opened(broker) as (_, source):
+        await source._connection.ready(5)
+        for steps in range(8):
+            hasty = asyncio.create_task(source.subscribe(topic))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            hasty.cancel()
+            await asyncio.wait([hasty])
+            assert hasty.cancelled()
+        assert not source._filters
+        # The same again is a subscription of its own, which that one's end does not take away.
+        held = await source.subscribe(topic)
+        async with publisher(broker) as client:
+            await client.publish(topic, "1", qos=1)
+        assert (await held.next()).payload == 1
+        await held.close()
+    assert not caplog.records
+
+
 async def test_each_tenant_has_events_of_its_own_below_a_prefix_that_names_it(
     broker: Broker,
 ) -> None:
