@@ -133,7 +133,8 @@ class Context:
         request = make_request(ask, tools=known.values(), **options)
 
         async def run(tool: Tool, arguments: Mapping[str, Any]) -> Any:
-            return await self.tool(tool, **arguments)
+            # Not by `tool`, which has parameters of its own: the model may name any.
+            return await self._emitter.tool(tool, (), arguments, ())
 
         stream = ReplyStream(partial(self._emitter.stream, request, after))
         return await Stepper(known, run, eager).step(stream)

@@ -57,12 +57,17 @@ class Step:
 
 
 def tools_by_name(given: Iterable[Any]) -> dict[str, Tool]:
-    """Tools by the names that the model knows. Raises `ConfigError` for a bare spec."""
+    """Tools by the names that the model knows.
+
+    Raises `ConfigError` for a bare spec, and for two tools of one name.
+    """
     found: dict[str, Tool] = {}
     for one in given:
         if not callable(one):
             raise ConfigError(f"step() runs its tools, and {one!r} is only the description of one")
         each = one if isinstance(one, Tool) and one.spec is not None else tool(one)
+        if each.name in found:
+            raise ConfigError(f"two tools are named {each.name!r}")
         found[each.name] = each
     return found
 
