@@ -117,7 +117,8 @@ class Toolbox:
                 f"several tools are named {name!r}: say which, {' or '.join(sorted(fitting))}",
                 name=name,
             )
-        offered = ", ".join(sorted(known)) or "none is offered now"
+        nowhere = "none is offered now" if self._remote else "give --mcp FILE or --broker URL"
+        offered = ", ".join(sorted(known)) or nowhere
         if unreached:
             message = f"no tool is named {name!r} ({offered}); {unreached[0]}"
             raise ToolUnavailableError(message, name=name)
