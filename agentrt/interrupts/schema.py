@@ -120,6 +120,17 @@ def _fields(
     return fields
 
 
+def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as JSON values: models, dataclasses, dates and the like, too.
+
+    Raises `ValueError` for what JSON cannot carry.
+    """
+    from pydantic_core import to_jsonable_python
+
+    plain: dict[str, Any] = to_jsonable_python(dict(arguments))
+    return plain
+
+
 def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
     """The first thing in ``value`` that does not fit a JSON schema, in a line; None if all does.
 

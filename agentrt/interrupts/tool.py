@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from agentrt.errors import ConfigError, ToolArgumentsError, ToolResultError
 from agentrt.interrupts.context import ToolContext
-from agentrt.interrupts.schema import ToolSchema, mistake_in
+from agentrt.interrupts.schema import ToolSchema, as_json, mistake_in
 from agentrt.request import ToolSpec
 
 Isolation = Literal["thread", "process"]
@@ -89,7 +89,8 @@ class Tool:
         return f"<tool {self.name}>"
 
     def checked(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments as the tool takes them: of a function's own types, from JSON or not.
+        """The arguments as the tool takes them, from JSON or not: of a function's own types, or,
+        for a tool elsewhere, as JSON.
 
         Raises `ToolArgumentsError` for those that do not fit.
         """
@@ -97,9 +98,14 @@ class Tool:
             return arguments
         if self.schema is not None:
             return self.schema.checked(arguments)
-        if (wrong := mistake_in(arguments, self.spec.parameters)) is not None:
+        try:
+            plain = as_json(arguments)
+            wrong = mistake_in(plain, self.spec.parameters)
+        except ValueError as error:
+            wrong = f"JSON cannot carry them: {error}"
+        if wrong is not None:
             raise ToolArgumentsError(f"tool {self.name}: wrong arguments: {wrong}", name=self.name)
-        return arguments
+        return plain
 
     def check_result(self, result: Any) -> None:
         """Raise `ToolResultError` for a result that is not what the tool says it returns."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from agentrt.errors import ToolArgumentsError, ToolUnavailableError, UnknownToolError
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
@@ -54,6 +55,26 @@ async def test_what_is_asked_for_by_name_must_be_there() -> None:
         await TOOLBOX.tools("mqtt", "gone")
     with pytest.raises(UnknownToolError, match="no transport of tools is named 'mcp:c'"):
         await TOOLBOX.tools("mcp:c")
+
+
+async def test_where_no_tools_come_from_the_error_says_what_to_give() -> None:
+    with pytest.raises(UnknownToolError, match=r"'search' \(give --mcp FILE or --broker URL"):
+        await Toolbox().find("search")
+
+
+def test_a_tool_elsewhere_takes_what_json_can_carry() -> None:
+    class Hole(BaseModel):
+        depth: int
+
+    holes = {"type": "array", "items": {"type": "object", "required": ["depth"]}}
+    parameters = {"type": "object", "properties": {"holes": holes}, "required": ["holes"]}
+    tool = Tool("drill", spec=ToolSpec("drill", "", parameters))
+    assert tool.checked({"holes": (Hole(depth=3), {"depth": 4})}) == {
+        "holes": [{"depth": 3}, {"depth": 4}]
+    }
+    for wrong in (object(), b"\xff"):
+        with pytest.raises(ToolArgumentsError, match="drill: wrong arguments: JSON cannot carry"):
+            tool.checked({"holes": wrong})
 
 
 def test_a_schema_from_elsewhere_makes_us_fetch_nothing() -> None:
