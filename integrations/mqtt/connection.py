@@ -101,11 +101,13 @@ class Connection:
             self._owner = asyncio.create_task(self._run(), name=f"mqtt/{self.identifier}")
 
     async def finish(self) -> None:
-        """Close, once the broker has all that is kept, if that does not take long."""
+        """Close, once the broker has all that is kept or asked, if that does not take long."""
         if self.is_up:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GOODBYE_S):
                     await self.sent()
+                    if self._tasks:
+                        await asyncio.wait(self._tasks)
         await self.close()
 
     async def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import uuid
 from base64 import b64encode
@@ -17,7 +16,6 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from agentrt.errors import ToolUnavailableError
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.connection import Connection, Outgoing, check_codes
 from agentrt.integrations.mqtt.messages import MAX_BYTES
@@ -117,10 +115,8 @@ class MqttEvents(EventSource):
         async with self._lock:
             if one.behind or self._filters.get(one.topic) is not one:
                 return
-            del self._filters[one.topic]
-            if self._connection.is_up:  # else it is not made again
-                with contextlib.suppress(ToolUnavailableError):
-                    await self._connection.ask(0, partial(_unsubscribe, one.topic))
+            del self._filters[one.topic]  # without a connection, it is not made again
+            self._connection.tell(partial(_unsubscribe, one.topic))
 
     async def _again(self, client: aiomqtt.Client) -> None:
         for one in tuple(self._filters.values()):

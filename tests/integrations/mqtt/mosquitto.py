@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from agentrt.integrations.mqtt.broker import Broker
@@ -54,6 +56,16 @@ class Mosquitto:
         if process is not None:
             process.send_signal(number)
             process.wait()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Meanwhile it says nothing, and its connections stay."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def broker(self, prefix: str = "agentrt") -> Broker:
         return Broker("127.0.0.1", self.port, Prefix(prefix))

@@ -197,3 +197,23 @@ async def test_a_subscription_outlives_a_broker_that_is_killed(tmp_path: Path) -
             assert await run.wait() == [1, 2]
     finally:
         mosquitto.stop()
+
+
+async def test_a_program_ends_also_while_the_broker_is_frozen(tmp_path: Path) -> None:
+    @program
+    async def waits(ctx: Context) -> None:
+        await ctx.event("plant/#")
+
+    mosquitto = Mosquitto(tmp_path)
+    mosquitto.start()
+    try:
+        async with opened(mosquitto.broker()) as (runtime, source):
+            run = runtime.start(waits)
+            await until(lambda: bool(source._filters))
+            with mosquitto.frozen():
+                run.cancel()
+                assert run.task is not None
+                ended, _ = await asyncio.wait([run.task], timeout=5)
+                assert ended
+    finally:
+        mosquitto.stop()
