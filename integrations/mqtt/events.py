@@ -151,6 +151,10 @@ def read_payload(payload: bytes) -> Any:
     except UnicodeDecodeError:
         return payload
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return text
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is Python's, no JSON")

@@ -53,10 +53,10 @@ async def test_payloads_are_json_text_or_bytes(broker: Broker) -> None:
     async with opened(broker) as (runtime, source), publisher(broker) as client:
         run = runtime.start(listens, root)
         await until(lambda: bool(source._filters))
-        for payload in ('{"degrees": 81.5}', "hot", "", b"\xff"):
+        for payload in ('{"degrees": 81.5}', "hot", "[NaN]", "", b"\xff"):
             await client.publish(f"{root}/drill/alarm", payload, qos=1)
         await client.publish(f"{root}/drill/other", "not asked for", qos=1)
-        assert await run.wait() == [{"degrees": 81.5}, "hot", "", b"\xff"]
+        assert await run.wait() == [{"degrees": 81.5}, "hot", "[NaN]", "", b"\xff"]
 
 
 async def test_two_programs_share_a_subscription_and_overlapping_ones_get_each_once(
