@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiomqtt
+
 from agentrt.graph import Progress
 from agentrt.integrations.mqtt import Broker, MqttTools
 from agentrt.interrupts import Tool, ToolRequest
@@ -75,6 +77,12 @@ async def calling(broker: Broker, **options: Any) -> AsyncIterator[Caller]:
     finally:
         await transport.close()
         assert asyncio.all_tasks() <= before
+
+
+async def publish_once(broker: Broker, topic: str, payload: bytes) -> None:
+    """Publish as any client of the broker would."""
+    async with aiomqtt.Client(broker.host, broker.port) as client:
+        await client.publish(topic, payload, qos=1)
 
 
 async def until(condition: Callable[[], bool]) -> None:
