@@ -15,6 +15,9 @@ from agentrt.interrupts.transports import ENTRY_POINT_GROUP
 from agentrt.request import ToolSpec
 from tests.cli.conftest import Invoke, Write
 
+# One loads a file that is called json.py.
+pytestmark = pytest.mark.usefixtures("clean_imports")
+
 
 class Shelf(ToolTransport):
     """Another package's transport: a shelf of this name has one tool."""
