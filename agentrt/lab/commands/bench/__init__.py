@@ -17,6 +17,7 @@ from agentrt.lab.commands.bench.policies import EPILOG, compare, policies_option
 BENCHMARKS = {
     "chaos": ("agentrt.lab.bench.chaos", "Programs while engines are killed or hang."),
     "decisions": ("agentrt.lab.bench.decisions", "The CPU time of a policy's decisions."),
+    "eager": ("agentrt.lab.bench.eager", "Tools that start while the model still writes."),
     "interrupts": ("agentrt.lab.bench.interrupts", "Tools' calls beside the bare libraries'."),
     "retention": ("agentrt.lab.bench.retention", "Agents with tools over a small KV cache."),
     "serve": ("agentrt.lab.bench.serving", "agentrt serve and vLLM's own server under load."),
