@@ -19,6 +19,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from agentrt import tracking
 from agentrt.errors import ToolUnavailableError
+from agentrt.integrations._compat.aiomqtt import end_session
 from agentrt.integrations.mqtt.broker import Broker
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ class Connection:
     ``on_connect`` is awaited on each new connection, before anything else is sent on it, and
     ``on_up`` is called when it has ended. ``on_message`` is called with each message, and must
     be quick. ``will`` is what the broker publishes when this client is gone without a word. With
-    ``session_s`` the broker keeps what comes in for so long while the connection is broken.
+    ``session_s`` the broker keeps what comes in for so long while the connection is broken, and
+    nothing once it is closed.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Connection:
         self._on_message, self._on_connect, self._on_up = on_message, on_connect, on_up
         self._will, self._session_s, self._keepalive = will, session_s, keepalive
         self._client: aiomqtt.Client | None = None
+        self._newest: aiomqtt.Client | None = None
         self._kept: dict[int, Outgoing] = {}
         self._numbers = count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,6 +117,8 @@ class Connection:
         """Disconnect, and leave no task behind. Idempotent."""
         owner, self._owner = self._owner, None
         if owner is not None:
+            if self._newest is not None:
+                end_session(self._newest)
             owner.cancel()
             await asyncio.wait([owner])
 
@@ -277,6 +282,7 @@ class Connection:
             max_queued_outgoing_messages=0,
         )
         client.pending_calls_threshold = 1 << 30
+        self._newest = client
         return client
 
     async def _read(self, client: aiomqtt.Client) -> None:

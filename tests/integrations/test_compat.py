@@ -19,12 +19,13 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Interrupt
 from typing_extensions import TypedDict
 
-from agentrt.integrations._compat import httpx, langchain, langgraph
+from agentrt.integrations._compat import aiomqtt, httpx, langchain, langgraph
 
 
 def changed(what: str, *packages: str) -> str:
     known = httpx.VERSIONS if "httpx" in packages else langgraph.VERSIONS
     known = langchain.VERSIONS if "langchain" in packages else known
+    known = aiomqtt.VERSIONS if "aiomqtt" in packages else known
     here = ", ".join(f"{name} {version(name)}" for name in packages)
     return f"{here}: {what}; agentrt.integrations._compat knows {known}"
 
@@ -170,3 +171,10 @@ def test_langchain_has_its_list_of_providers() -> None:
     package, name, make = providers["openai"]
     assert (package, name) == ("langchain_openai", "ChatOpenAI"), changed("providers", "langchain")
     assert make(cls=dict, model="x") == {"model": "x"}
+
+
+async def test_a_client_of_mqtt_disconnects_with_properties() -> None:
+    client = import_module("aiomqtt").Client("127.0.0.1")
+    aiomqtt.end_session(client)
+    given = client._client.disconnect.keywords["properties"]
+    assert given.SessionExpiryInterval == 0, changed("what disconnects", "aiomqtt")

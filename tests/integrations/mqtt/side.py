@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiomqtt
+from paho.mqtt.client import Client, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion
 
 from agentrt.graph import Progress
 from agentrt.integrations.mqtt import Broker, MqttTools
@@ -83,6 +85,18 @@ async def publish_once(broker: Broker, topic: str, payload: bytes) -> None:
     """Publish as any client of the broker would."""
     async with aiomqtt.Client(broker.host, broker.port) as client:
         await client.publish(topic, payload, qos=1)
+
+
+def has_session(broker: Broker, identifier: str) -> bool:
+    """Whether the broker keeps a session of this client, which is not connected now."""
+    found: list[bool] = []
+    client = Client(CallbackAPIVersion.VERSION2, identifier, protocol=MQTTv5)
+    client.on_connect = lambda _client, _data, flags, *_: found.append(flags.session_present)
+    client.connect(broker.host, broker.port, clean_start=False)
+    while not found:
+        client.loop(0.1)
+    client.disconnect()
+    return found[0]
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -18,7 +18,7 @@ from agentrt.integrations.mqtt import Broker, MqttEvents
 from agentrt.integrations.mqtt.topics import Prefix
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.mqtt.mosquitto import Mosquitto, free_port
-from tests.integrations.mqtt.side import until
+from tests.integrations.mqtt.side import has_session, until
 
 
 @asynccontextmanager
@@ -197,6 +197,16 @@ async def test_a_subscription_outlives_a_broker_that_is_killed(tmp_path: Path) -
             assert await run.wait() == [1, 2]
     finally:
         mosquitto.stop()
+
+
+async def test_the_broker_keeps_a_session_as_long_as_the_source_is_open(broker: Broker) -> None:
+    """Whoever connects under its name takes its session over; it connects again by itself."""
+    async with opened(broker) as (_, source):
+        await source._connection.ready(20)
+        first = source._connection._client
+        assert has_session(broker, source._connection.identifier)
+        await until(lambda: source._connection._client not in (first, None))
+    assert not has_session(broker, source._connection.identifier)
 
 
 async def test_a_program_ends_also_while_the_broker_is_frozen(tmp_path: Path) -> None:
