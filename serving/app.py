@@ -18,6 +18,7 @@ from agentrt import __version__
 from agentrt.errors import ConfigError
 from agentrt.serving.error_responses import error_response, is_openai
 from agentrt.serving.middleware import Middleware, server_failed
+from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Api, Server
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ async def opened_app(
             app.include_router(await stack.enter_async_context(api(server)))
         if rest is not None:
             app.router.default = rest
-        yield Middleware(app, server, {} if rest is None else dict.fromkeys(rest.paths, rest))
+        direct = {} if rest is None else dict.fromkeys(rest.paths, rest)
+        origins = OriginCheck(server.origins, has_keys=server.keys is not None)
+        yield origins.around(Middleware(app, server, origins, direct))
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

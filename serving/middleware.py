@@ -1,4 +1,6 @@
-"""What every request passes first: request id, draining, API key, body size. Then its route."""
+"""What every request passes first: request id, draining, whose page sent it, API key, body size.
+Then its route.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.serving.error_responses import error_response
+from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
 
 DEFAULT_TENANT = "default"
@@ -42,9 +45,12 @@ class Middleware:
     ``scope["state"]`` gets the ``tenant``, whether it is an ``operator``, and the ``request_id``.
     """
 
-    def __init__(self, app: ASGIApp, server: Server, direct: Mapping[str, ASGIApp]) -> None:
+    def __init__(
+        self, app: ASGIApp, server: Server, origins: OriginCheck, direct: Mapping[str, ASGIApp]
+    ) -> None:
         self._app = app
         self._server = server
+        self._origins = origins
         self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +100,10 @@ class Middleware:
                 code="stopping",
                 headers={"retry-after": _DRAIN_RETRY_S, "connection": "close"},
             )
-        tenant = self._tenant(path, headers)
+        is_open = path in OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+        if not is_open and (why := self._origins.refusal(headers)) is not None:
+            return error_response(path, 403, why, code="foreign_origin")
+        tenant = self._tenant(headers, is_open=is_open)
         if tenant is None:
             return error_response(
                 path,
@@ -112,13 +121,12 @@ class Middleware:
             return error_response(path, 413, error.detail, code="body_too_large")
         return None
 
-    def _tenant(self, path: str, headers: dict[bytes, bytes]) -> str | None:
+    def _tenant(self, headers: dict[bytes, bytes], *, is_open: bool) -> str | None:
         """The tenant of the request's key; on a server without keys, the one that it names."""
         if self._server.keys is None:
             named = unquote(headers.get(b"x-agentrt-tenant", b"").decode("latin-1"))
             return named if _NAME.fullmatch(named) else DEFAULT_TENANT
         tenant = self._server.keys.tenant_of(_key(headers))
-        is_open = path in OPEN_PATHS or path.startswith(_OPEN_FOLDER)
         return DEFAULT_TENANT if tenant is None and is_open else tenant
 
 

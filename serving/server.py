@@ -13,6 +13,7 @@ from fastapi import APIRouter
 
 from agentrt.program import Program
 from agentrt.runtime import Runtime
+from agentrt.serving.origins import Origins
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.questions.asked import ServerQuestions
 from agentrt.serving.tenants import Tenants
@@ -81,7 +82,7 @@ class Server:
     server finishes what runs and takes nothing new; ``under_way`` has the tasks to wait for that
     belong to no request (an API adds and removes them). ``tenants`` has each tenant's limits and
     use; with ``keys``, requests without a key are refused. ``programs`` are the clients' own.
-    ``questions`` are what programs and graphs ask humans.
+    ``origins`` says which pages may call it. ``questions`` are what programs and graphs ask humans.
     """
 
     runtime: Runtime
@@ -93,6 +94,7 @@ class Server:
     tenants: Tenants = field(default_factory=_default_tenants)
     keys: KeyCheck | None = None
     bounds: Bounds = field(default_factory=Bounds)
+    origins: Origins = field(default_factory=Origins)
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 

@@ -68,6 +68,21 @@ _server, _tenants, _events = grouped("Server"), grouped("Tenants"), grouped("Eve
     help="Where threads and runs of graphs are kept.  [default: sqlite:agentrt.db]",
 )
 @_server(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Pages of this origin, such as https://chat.example.com, may call the server from a "
+    "browser; * for all. Repeat it for more.  [default: without keys, those of this machine]",
+)
+@_server(
+    "--allowed-hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Without keys, a name beside localhost that clients may call the server by; *.NAME, "
+    "or * for any. Repeat it for more.",
+)
+@_server(
     "--drain-timeout",
     type=click.FloatRange(min=0),
     default=30.0,

@@ -29,6 +29,7 @@ from agentrt.scheduler.policies import policy_class
 from agentrt.serving.app import load_apis, opened_app
 from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
 from agentrt.serving.listen import Listener
+from agentrt.serving.origins import Origins, read_cors, read_hosts, read_origins
 from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import KeyRing, Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
@@ -57,6 +58,7 @@ class ServeJob:
     strict: bool = False
     limits: Limits = field(default_factory=Limits)
     bounds: Bounds = field(default_factory=Bounds)
+    origins: Origins = field(default_factory=Origins)
     drain_s: float = 30.0
     tools: ToolSources = NO_TOOLS
     triggers: Sequence[Trigger] = ()
@@ -79,10 +81,11 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
     for trigger in triggers:
         program_of(trigger, served)
     idle = options["idle"]
+    projects = [path for target in targets if (path := project_of(target)) is not None]
     return ServeJob(
         engine=engine,
         served=served,
-        projects=[path for target in targets if (path := project_of(target)) is not None],
+        projects=projects,
         seed=options["seed"],
         name=options["served_model_name"],
         key_file=options["api_key_file"],
@@ -91,6 +94,12 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         strict=options["strict_requests"],
         limits=Limits(calls=options["max_calls"], programs=options["max_programs"]),
         bounds=Bounds(body_bytes=options["max_body"], idle_s=idle, silent_idle_s=idle / 8),
+        origins=Origins(
+            options["host"],
+            read_hosts(options["allowed_hosts"]),
+            read_origins(options["cors_origins"]),
+            read_cors(projects),
+        ),
         drain_s=options["drain_timeout"],
         tools=read_tools(options),
         triggers=triggers,
@@ -188,6 +197,7 @@ class Serving:
             tenants=tenants,
             keys=self.keys,
             bounds=job.bounds,
+            origins=job.origins,
         )
 
     async def _serve(self, server: Server, app: ASGIApp, fronts: Sequence[Front]) -> None:

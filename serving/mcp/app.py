@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from urllib.parse import urlsplit
 
 import mcp.server
 from fastapi import APIRouter
@@ -37,8 +36,6 @@ from agentrt.serving.middleware import MCP_PATH, tenant_of
 from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import Server
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
 
 @asynccontextmanager
 async def open_api(server: Server, *, graphs: bool) -> AsyncIterator[APIRouter]:
@@ -53,7 +50,7 @@ async def open_api(server: Server, *, graphs: bool) -> AsyncIterator[APIRouter]:
             _sdk_server(offers, made), max_request_body_size=server.bounds.body_bytes
         )
         await stack.enter_async_context(_running(manager))
-        yield APIRouter(routes=[Route(MCP_PATH, Endpoint(server, manager))])
+        yield APIRouter(routes=[Route(MCP_PATH, Endpoint(manager))])
 
 
 def _sdk_server(offers: dict[str, Offer], made: Calls) -> mcp.server.Server:
@@ -108,8 +105,7 @@ async def _running(manager: StreamableHTTPSessionManager) -> AsyncIterator[None]
 class Endpoint:
     """The ASGI application at the path."""
 
-    def __init__(self, server: Server, manager: StreamableHTTPSessionManager) -> None:
-        self._server = server
+    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
         self._manager = manager
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,18 +115,8 @@ class Endpoint:
             allowed = {"allow": "POST, DELETE"}
             answer = JSONResponse({"detail": "MCP is called with POST"}, 405, allowed)
             await answer(scope, receive, send)
-        elif self._is_foreign(request):
-            text = "a page of another site may not call a server without keys"
-            await JSONResponse({"detail": text}, 403)(scope, receive, send)
         else:
             # In the SDK's own terms, so that a session serves nobody but who began it.
             token = AccessToken(token="", client_id=tenant_of(request), scopes=[])
             scope["user"] = AuthenticatedUser(token)
             await self._manager.handle_request(scope, receive, send)
-
-    def _is_foreign(self, request: Request) -> bool:
-        """Whether a browser shows a page that has no business here (DNS rebinding)."""
-        origin = request.headers.get("origin")
-        if self._server.keys is not None or origin is None:
-            return False
-        return urlsplit(origin).hostname not in _LOOPBACK

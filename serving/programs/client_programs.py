@@ -185,8 +185,7 @@ class ClientPrograms:
     def _open(self, tenant: str, own: _TenantPrograms, claim: Claim) -> ClientProgram:
         most = self._limits(tenant).programs
         if len(own.all) >= most:
-            # A program that nobody named nobody misses.
-            oldest = next(iter(own.silent_idle), None)
+            oldest = self._dispensable(own)
             if oldest is None:
                 raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
             self._end(oldest)
@@ -200,6 +199,15 @@ class ClientPrograms:
         if program.name is not None:
             own.named[program.name] = program
         return program
+
+    def _dispensable(self, own: _TenantPrograms) -> ClientProgram | None:
+        """The program to end for a new one. One that nobody named nobody misses; else that which
+        was silent the longest, if it was as long as one without a name may be.
+        """
+        named = next(iter(own.idle), None)
+        if named is not None and self._runtime.now() - named.heard < self._silent_idle_s:
+            named = None
+        return next(iter(own.silent_idle), named)
 
     def _check(self, program: ClientProgram) -> None:
         if program.deadline_at is not None and self._runtime.now() >= program.deadline_at:

@@ -44,6 +44,8 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
         (("--database", "mysql://x"), "give sqlite:FILE or postgresql://…"),
         (("--api-key-file", "no.json"), "make a key: agentrt keys new TENANT --file no.json"),
         (("--router", "agentix"), "give --replicas N"),
+        (("--cors-origin", "chat.example"), "--cors-origin 'chat.example': an origin is a scheme"),
+        (("--allowed-hosts", "http://a"), "--allowed-hosts 'http://a': give a name without"),
         (("--speed", "5"), "options of vLLM go after --"),
         (("--model", "./none"), "no such folder"),
     ],

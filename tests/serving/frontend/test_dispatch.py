@@ -80,7 +80,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         async with (
             opened_app(server, [programs], FrontendApp(server, fronts)) as app,
             httpx.AsyncClient(
-                transport=httpx.ASGITransport(app), base_url="http://local"
+                transport=httpx.ASGITransport(app), base_url="http://localhost"
             ) as client,
         ):
             yield client
@@ -153,7 +153,7 @@ async def test_a_bug_before_vllm_is_a_500_in_the_form_of_the_api() -> None:
             opened_app(server, [programs], FrontendApp(server, [front])) as app,
             httpx.AsyncClient(
                 transport=httpx.ASGITransport(app, raise_app_exceptions=False),
-                base_url="http://local",
+                base_url="http://localhost",
             ) as http,
         ):
             answer = await http.get("/v1/models")

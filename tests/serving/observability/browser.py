@@ -34,11 +34,11 @@ def chromium() -> str:
 
 
 @asynccontextmanager
-async def opened_browser() -> AsyncIterator[Browser]:
-    """A browser with an empty profile."""
+async def opened_browser(*flags: str) -> AsyncIterator[Browser]:
+    """A browser with an empty profile; ``flags`` beside those that all have."""
     path = chromium()
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=_FLAGS)
+        browser = await playwright.chromium.launch(executable_path=path, args=[*_FLAGS, *flags])
         try:
             yield browser
         finally:

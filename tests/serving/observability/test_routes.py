@@ -61,7 +61,7 @@ class Served:
         self.server = server
         self.runtime = server.runtime
         transport = httpx.ASGITransport(app)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://agentrt")
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     async def get(self, path: str, key: str = "", **params: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"} if key else {}

@@ -16,7 +16,7 @@ from agentrt.testing.scripted_engine import ScriptedEngine
 from tests.serving.local import MODEL, WAIT_S, Held, LocalServer, open_server
 
 CHAT = "/v1/chat/completions"
-HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 def body(**more: Any) -> dict[str, Any]:

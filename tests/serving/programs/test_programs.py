@@ -16,7 +16,7 @@ from agentrt.scheduler.table import ProgramState
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import Claim
 from agentrt.serving.server import Bounds, ServedProgram
-from agentrt.serving.tenants import Limits
+from agentrt.serving.tenants import BusyError, Limits
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.local import Held, LocalServer, called, open_server
 
@@ -262,6 +262,23 @@ async def test_too_many_programs_drop_the_silent_and_refuse_the_named() -> None:
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
         assert "2 live programs" in answer.json()["error"]["message"]
+
+
+async def test_named_programs_of_a_client_that_is_gone_make_room_too() -> None:
+    """1. Both were heard of lately: no room. 2. One is silent for long: it ends for a new one."""
+    now = 0.0
+    async with Runtime(ScriptedExecutor(), clock=lambda: now) as runtime:
+        limits = Limits(programs=2)
+        programs = ClientPrograms(runtime, lambda tenant: limits, idle_s=900.0, silent_idle_s=120.0)
+        first = programs.start_session("a", Claim()).name
+        now = 60.0
+        second = programs.start_session("a", Claim()).name
+        now = 119.0
+        with pytest.raises(BusyError):
+            programs.start_session("a", Claim())
+        now = 121.0
+        third = programs.start_session("a", Claim()).name
+        assert [one.name for one in programs.named("a")] == [second, third] != [first, second]
 
 
 async def test_a_session_begins_and_ends_by_hand() -> None:

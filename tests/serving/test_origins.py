@@ -1,0 +1,253 @@
+"""Which pages and which names of hosts a server takes, with keys and without; in Chromium, too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.async_api import Page
+
+from agentrt import Runtime
+from agentrt.errors import AgentrtError
+from agentrt.serving.app import opened_app
+from agentrt.serving.listen import Listener
+from agentrt.serving.observability import api as observability
+from agentrt.serving.origins import OriginCheck, Origins, read_cors, read_hosts, read_origins
+from agentrt.serving.programs.api import api as programs
+from agentrt.serving.server import KeyCheck, Server
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.observability.browser import opened_browser
+from tests.serving.tenants.plain_keys import PlainKeys
+
+EVIL = "http://evil.example"
+CROSS = {"sec-fetch-site": "cross-site"}
+Told = dict[str, str]
+
+
+def passes(given: Told, *, has_keys: bool = False, **asked: Any) -> bool:
+    """Whether a request with these headers passes."""
+    headers = {"host": "127.0.0.1:8000", **given}
+    raw = {key.encode(): value.encode() for key, value in headers.items()}
+    return OriginCheck(Origins(**asked), has_keys=has_keys).refusal(raw) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "asked", "expected"),
+    [
+        ("localhost:8000", {}, True),
+        ("LOCALHOST", {}, True),
+        ("agents.localhost:1", {}, True),
+        ("127.0.0.2:8000", {}, True),
+        ("[::1]:8000", {}, True),
+        ("", {}, True),
+        ("evil.example", {}, False),
+        ("evil.example:8000", {}, False),
+        ("localhost.evil.example", {}, False),
+        ("127.0.0.1.evil.example", {}, False),
+        ("evil.example#localhost", {}, False),
+        ("evil.example:8000:8000", {}, False),
+        ("[::1", {}, True),
+        ("192.168.0.7:8000", {}, False),
+        ("192.168.0.7:8000", {"listens": "0.0.0.0"}, True),
+        ("[fe80::1]:8000", {"listens": "::"}, True),
+        ("evil.example", {"listens": "0.0.0.0"}, False),
+        ("agents.lan:80", {"listens": "agents.lan"}, True),
+        ("agents.lan:80", {"hosts": ["agents.lan"]}, True),
+        ("Agents.LAN.", {"hosts": ["agents.lan"]}, True),
+        ("a.agents.lan", {"hosts": ["*.agents.lan"]}, True),
+        ("agents.lan", {"hosts": ["*.agents.lan"]}, False),
+        ("evilagents.lan", {"hosts": ["*.agents.lan"]}, False),
+        ("evil.example", {"hosts": ["*"]}, True),
+        ("evil.example", {"has_keys": True}, True),
+        ("evil.example", {"has_keys": True, "hosts": ["agents.lan"]}, False),
+    ],
+)
+def test_hosts(host: str, asked: dict[str, Any], expected: bool) -> None:
+    assert passes({"host": host}, **asked) is expected
+
+
+@pytest.mark.parametrize(
+    ("headers", "asked", "expected"),
+    [
+        ({}, {}, True),
+        ({"sec-fetch-site": "none"}, {}, True),
+        ({"sec-fetch-site": "same-origin"}, {}, True),
+        (CROSS, {}, False),
+        (CROSS, {"origins": ["*"]}, True),
+        (CROSS, {"has_keys": True}, True),
+        ({"origin": "http://127.0.0.1:8000"}, {}, True),
+        ({"origin": "http://localhost:3000", **CROSS}, {}, True),
+        ({"origin": "https://[::1]:3000", **CROSS}, {}, True),
+        ({"origin": EVIL, **CROSS}, {}, False),
+        ({"origin": EVIL}, {}, False),
+        ({"origin": EVIL}, {"has_keys": True}, True),
+        ({"origin": EVIL, **CROSS}, {"origins": [EVIL]}, True),
+        ({"origin": f"{EVIL}:8000"}, {"origins": [EVIL]}, False),
+        ({"origin": EVIL}, {"origins": ["*"]}, True),
+        ({"origin": EVIL}, {"cors": {"allow_origins": [EVIL]}}, True),
+        ({"origin": EVIL}, {"cors": {"allow_origin_regex": "http://e.*"}}, True),
+        ({"origin": "http://localhost"}, {"cors": {"allow_origin_regex": "http://e.*"}}, True),
+        ({"origin": "http://localhost.evil.example"}, {}, False),
+        ({"origin": "http://127.0.0.1.evil.example"}, {}, False),
+        ({"origin": "null"}, {}, False),
+        ({"origin": "null"}, {"origins": ["null"]}, True),
+        ({"origin": "http://"}, {}, False),
+        ({"origin": "http://", "host": ""}, {}, False),
+        ({"origin": "https://a.lan", "host": "a.lan"}, {"hosts": ["a.lan"]}, True),
+        ({"origin": "http://a.lan:80", "host": "a.lan"}, {"hosts": ["a.lan"]}, True),
+        ({"origin": "http://a.lan:81", "host": "a.lan"}, {"hosts": ["a.lan"]}, False),
+    ],
+)
+def test_pages(headers: Told, asked: dict[str, Any], expected: bool) -> None:
+    assert passes(headers, **asked) is expected
+
+
+@pytest.mark.parametrize("given", ["evil.example", "http://", "http://a/b", "http://a b", "/", ""])
+def test_what_is_no_origin_is_refused(given: str) -> None:
+    with pytest.raises(AgentrtError, match=r"--cors-origin .*: an origin is a scheme, a host"):
+        read_origins([given])
+    assert read_origins(["*", "null", "https://a.example:1"])
+
+
+@pytest.mark.parametrize("given", ["http://a", "a:80", "a/b", "", "a b", "*a"])
+def test_what_is_no_host_is_refused(given: str) -> None:
+    with pytest.raises(AgentrtError, match=r"--allowed-hosts .*: give a name without scheme"):
+        read_hosts([given])
+    assert read_hosts(["*", "*.a.lan", "[fe80::1]"]) == ("*", "*.a.lan", "fe80::1")
+
+
+@pytest.mark.parametrize(
+    ("http", "says"),
+    [
+        ({"cors": 5}, "http.cors is an object"),
+        ({"cors": {"origins": []}}, "http.cors has allow_origins, .* and no 'origins'"),
+        ({"cors": {"allow_origins": "*"}}, "allow_origins is a list of texts, not '\\*'"),
+        ({"cors": {"allow_credentials": 1}}, "allow_credentials is bool, not 1"),
+        ({"cors": {"allow_origin_regex": "("}}, "allow_origin_regex: missing"),
+    ],
+)
+def test_what_http_cors_cannot_be(http: Any, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "langgraph.json"
+    path.write_text(json.dumps({"http": http}))
+    with pytest.raises(AgentrtError, match=says):
+        read_cors([path])
+
+
+def test_http_cors_is_of_one_project(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    sections: list[Any] = [{"cors": {"max_age": 5}}, {}, {"cors": {"max_age": 6}}]
+    for path, http in zip(paths, sections, strict=True):
+        path.write_text(json.dumps({"http": http}))
+    assert read_cors(paths[:2]) == {"max_age": 5}
+    assert read_cors(paths[1:2]) == {}
+    with pytest.raises(AgentrtError, match=r"one server takes http\.cors of one project"):
+        read_cors(paths)
+
+
+# -- a server --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def serving(
+    keys: KeyCheck | None = None, **asked: Any
+) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
+    async with Runtime(ScriptedExecutor()) as runtime:
+        server = Server(runtime, ("scripted",), keys=keys, origins=Origins(**asked))
+        listener = Listener("127.0.0.1", 0)
+        async with opened_app(server, [programs, observability]) as app:
+            task = asyncio.create_task(listener.serve(app, server.bounds))
+            try:
+                while not listener.is_serving:
+                    await asyncio.sleep(0)
+                async with httpx.AsyncClient(base_url=listener.url) as client:
+                    yield server, client
+            finally:
+                listener.stop()
+                await task
+                listener.close()
+
+
+async def test_what_a_stranger_is_answered() -> None:
+    """What holds nothing of anybody stays open; an error says the way out, in its API's form."""
+    async with serving() as (server, client):
+        rebound = {"host": "evil.example"}
+        for path in ("/health", "/ready", "/dashboard"):
+            assert (await client.get(path, headers=rebound | CROSS)).status_code == 200
+        for headers in (rebound, {"origin": EVIL}, CROSS):
+            assert (await client.get("/programs", headers=headers)).status_code == 403
+        refused = await client.post("/v1/sessions", headers={"origin": EVIL})
+        assert refused.status_code == 403
+        assert refused.json()["error"]["code"] == "foreign_origin"
+        assert "--cors-origin ORIGIN" in refused.json()["error"]["message"]
+        assert "x-request-id" in refused.headers
+        assert "access-control-allow-origin" not in refused.headers
+        assert len(server.programs) == 0
+        here = {"origin": "http://localhost:3000"}
+        made = await client.post("/v1/sessions", headers=here)
+        assert made.status_code == 201
+        assert made.headers["access-control-allow-origin"] == here["origin"]
+
+
+async def test_errors_too_can_be_read_by_pages_that_may() -> None:
+    async with serving(PlainKeys(), origins=[EVIL]) as (_, client):
+        refused = await client.get("/programs", headers={"origin": EVIL})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == EVIL
+
+
+# -- a browser -------------------------------------------------------------------------------
+
+ASK = """async ([url, init]) => {
+    try {
+        const answer = await fetch(url, init);
+        return [answer.status, answer.headers.get("x-request-id") !== null];
+    } catch (error) { return "blocked"; }
+}"""
+
+
+async def ask(page: Page, url: Any, **init: Any) -> Any:
+    return await page.evaluate(ASK, [str(url), init])
+
+
+async def test_pages_in_a_browser() -> None:
+    """A page of a stranger, a page of this machine, and a name that a stranger bound anew."""
+    rules = "--host-resolver-rules=MAP evil.example 127.0.0.1"
+    async with opened_browser(rules, "--disable-features=LocalNetworkAccessChecks") as browser:
+        page = await browser.new_page()
+        blank = {"content_type": "text/html", "body": "<title>a page</title>"}
+        await page.route("**/a-page", lambda route: route.fulfill(**blank))
+        key = {"authorization": "Bearer acme"}
+        await page.goto(f"{EVIL}/a-page")
+        async with serving() as (server, client):
+            sessions = client.base_url.join("/v1/sessions")
+            assert await ask(page, sessions, method="POST") == "blocked"
+            assert await ask(page, sessions, method="POST", mode="no-cors") == [0, False]
+            assert await ask(page, client.base_url.join("/programs")) == "blocked"
+            assert await ask(page, sessions, method="DELETE") == "blocked"
+            assert len(server.programs) == 0
+        async with serving(origins=[EVIL]) as (server, client):
+            sessions = client.base_url.join("/v1/sessions")
+            assert await ask(page, sessions, method="POST") == [201, True]
+            assert await ask(page, f"{sessions}/none", method="DELETE") == [404, True]
+            assert len(server.programs) == 1
+        async with serving(PlainKeys()) as (_, client):
+            assert await ask(page, client.base_url.join("/programs"), headers=key) == "blocked"
+        async with serving(PlainKeys(), origins=["*"]) as (_, client):
+            listed = client.base_url.join("/programs")
+            assert await ask(page, listed, headers=key) == [200, True]
+            assert await ask(page, listed) == [401, True]
+        async with serving() as (server, client):
+            # The server's own page, under a name of the stranger's.
+            rebound = f"{EVIL}:{client.base_url.port}"
+            await page.goto(f"{rebound}/dashboard")
+            assert await ask(page, f"{rebound}/v1/sessions", method="POST") == [403, True]
+            assert await ask(page, f"{rebound}/programs") == [403, True]
+            await page.goto("http://localhost:1/a-page")
+            assert await ask(page, client.base_url.join("/programs")) == [200, True]
+            assert len(server.programs) == 0
