@@ -30,8 +30,8 @@ class Mosquitto:
     def __init__(self, folder: Path, settings: tuple[str, ...] = PLAIN) -> None:
         self.port = free_port()
         self._config = folder / f"mosquitto-{self.port}.conf"
-        lines = (f"listener {self.port} 127.0.0.1", "set_tcp_nodelay true", *settings)
-        self._config.write_text("\n".join([*lines, "log_type none"]) + "\n")
+        lines = (f"listener {self.port} 127.0.0.1", "set_tcp_nodelay true", "sys_interval 1")
+        self._config.write_text("\n".join([*lines, *settings, "log_type none"]) + "\n")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

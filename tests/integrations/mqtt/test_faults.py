@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,19 @@ import pytest
 from agentrt import Context, Runtime, program
 from agentrt.errors import InterruptExpiredError, ToolLostError
 from agentrt.graph import NodeState
-from agentrt.integrations.mqtt import Broker, MqttTools
+from agentrt.integrations.mcp.transport import McpTransport
+from agentrt.integrations.mqtt import Broker, MqttEvents, MqttTools
+from agentrt.interrupts import ToolTransport
 from agentrt.runtime.run import Run
 from agentrt.testing.scripted import ScriptedExecutor
+from tests.integrations.mcp.servers import stdio
 from tests.integrations.mqtt.mosquitto import Mosquitto
-from tests.integrations.mqtt.processes import workers
-from tests.integrations.mqtt.side import until
+from tests.integrations.mqtt.processes import WorkerProcess, workers
+from tests.integrations.mqtt.side import Census, Stranger, census, retained, stranger, until
 
 MANY = ("--concurrency", "200")
+CALLER, WORKER, SHARED = 2, 5, 4
+"""Subscriptions of a caller and of a worker with four tools."""
 
 
 @pytest.fixture
@@ -36,24 +41,30 @@ def mortal(tmp_path: Path) -> Iterator[Mosquitto]:
 
 
 @asynccontextmanager
-async def opened(broker: Broker, **options: Any) -> AsyncIterator[tuple[Runtime, MqttTools]]:
-    """A runtime at the broker; no task, call or program is left when it ends."""
+async def opened(
+    broker: Broker, *others: ToolTransport, **options: Any
+) -> AsyncIterator[tuple[Runtime, MqttTools]]:
+    """A runtime at the broker; no task, call, question or program is left when it ends."""
     before = asyncio.all_tasks()
-    transport = MqttTools(broker, **options)
-    async with Runtime(ScriptedExecutor(lambda call: "x"), tools=[transport]) as runtime:
+    transport, events = MqttTools(broker, **options), MqttEvents(broker)
+    executor = ScriptedExecutor(lambda call: "x")
+    async with Runtime(
+        executor, tools=[transport, *others], events=events, ask_human=None
+    ) as runtime:
         yield runtime, transport
         assert not runtime.runs
         assert len(runtime.table) == 0
         assert not transport._calls
+        assert not runtime.questions.open
     assert asyncio.all_tasks() <= before
 
 
 @program
 async def calls(ctx: Context, given: dict[str, Any]) -> list[Any]:
-    """Calls one tool many times at once; the results, or the errors."""
+    """Calls one tool many times at once, which ends at one of two gates; results, or errors."""
     tools = {one.name: one for one in await ctx.tools("mqtt")}
-    tool, numbers = tools[given["tool"]], range(given["count"])
-    made = [ctx.tool(tool, number=number, until=f"gate{number % 2}") for number in numbers]
+    tool, numbers, gate = tools[given["tool"]], range(given["count"]), given.get("gate", "gate")
+    made = [ctx.tool(tool, number=number, until=f"{gate}{number % 2}") for number in numbers]
     return await asyncio.gather(*made, return_exceptions=True)
 
 
@@ -63,93 +74,165 @@ def runs(folder: Path) -> list[str]:
 
 
 async def offered(transport: MqttTools, count: int) -> None:
-    """Wait until so many workers are there."""
+    """Wait until so many workers are surely there."""
     fleet = transport._fleets["default"]
-    await until(lambda: len(fleet.workers) == count)
+    await until(lambda: len(fleet.workers) == count and not fleet.doubtful())
 
 
-async def test_a_broker_dies_under_a_hundred_calls(mortal: Mosquitto, tmp_path: Path) -> None:
-    """1 A hundred calls run at two workers. 2 The broker is killed. 3 Half of them end meanwhile.
-    4 It comes back, without memory. 5 The rest end: each once, and every result arrives."""
-    with workers(2, f"mqtt://127.0.0.1:{mortal.port}", *MANY, folder=tmp_path):
-        async with opened(mortal.broker(), resend_s=2.0) as (runtime, transport):
+def children() -> int:
+    return len(psutil.Process().children(recursive=True))
+
+
+def kinds(results: Sequence[Any]) -> Counter[type]:
+    return Counter(type(one) for one in results)
+
+
+def attempts(run: Run) -> Counter[int]:
+    return Counter(node.interrupt.attempt for node in run.dag.nodes() if node.interrupt)
+
+
+async def test_whatever_dies_nothing_is_lost_applied_twice_or_left(
+    mortal: Mosquitto, tmp_path: Path
+) -> None:
+    """Two workers, an MCP server and a stranger's worker serve one runtime. 1 The broker dies
+    under a hundred calls, and comes back. 2 A worker dies. 3 The MCP server dies. 4 An answer comes
+    twice, and one too late. 5 A program is cancelled. 6 All is counted, also at the broker.
+    """
+    processes, broker, mcp = children(), mortal.broker(), McpTransport(stdio(), lambda line: None)
+    url = f"mqtt://127.0.0.1:{mortal.port}"
+    with workers(2, url, *MANY, folder=tmp_path) as two:
+        async with opened(broker, mcp, resend_s=2.0, back_within=1.0) as (runtime, transport):
             await offered(transport, 2)
-            run = runtime.start(calls, {"tool": "once", "count": 100})
-            await until(lambda: len(runs(tmp_path)) == 100)
-            mortal.kill()
-            (tmp_path / "gate0").touch()
-            await until(lambda: not transport._connection.is_up)
-            mortal.start()
-            (tmp_path / "gate1").touch()
-            assert await run.wait() == list(range(100))
-            await offered(transport, 2)
-    assert sorted(runs(tmp_path)) == sorted(f"once {number}" for number in range(100))
+            await under_a_dying_broker(runtime, transport, mortal, tmp_path)
+            await under_a_dying_worker(runtime, transport, two[0], tmp_path)
+            await under_a_dying_mcp_server(runtime, tmp_path)
+            async with stranger(broker) as other:
+                await with_answers_late_and_doubled(runtime, transport, other)
+            async with census(broker) as counted:
+                await with_a_cancelled_program(runtime, counted, tmp_path)
+        two[1].end()
+    assert children() == processes
+    async with census(broker) as counted:
+        await counted.until(0, 0, 0)
+    assert await retained(broker, "agentrt/#") == []
+
+
+async def under_a_dying_broker(
+    runtime: Runtime, transport: MqttTools, mortal: Mosquitto, folder: Path
+) -> None:
+    """Half of the calls end while it is gone; it has no memory. Each runs once, and no result is
+    lost."""
+    run = runtime.start(calls, {"tool": "once", "count": 100, "gate": "a"})
+    await until(lambda: len(runs(folder)) == 100)
+    mortal.kill()
+    (folder / "a0").touch()
+    await until(lambda: not transport._connection.is_up)
+    mortal.start()
+    (folder / "a1").touch()
+    assert await run.wait() == list(range(100))
+    assert sorted(runs(folder)) == sorted(f"once {number}" for number in range(100))
     assert Counter(node.state for node in run.dag.nodes()) == {NodeState.DONE: 100}
+    assert attempts(run) == {1: 100}
+    await offered(transport, 2)
 
 
-async def test_a_worker_that_is_killed_loses_calls_that_may_not_run_twice(
-    mortal: Mosquitto, tmp_path: Path
+async def under_a_dying_worker(
+    runtime: Runtime, transport: MqttTools, dying: WorkerProcess, folder: Path
 ) -> None:
-    with workers(2, f"mqtt://127.0.0.1:{mortal.port}", *MANY, folder=tmp_path) as two:
-        async with opened(mortal.broker(), back_within=0.2) as (runtime, transport):
-            await offered(transport, 2)
-            dead = two[0].name()
-            run = runtime.start(calls, {"tool": "once", "count": 20})
-            await until(lambda: len(runs(tmp_path)) == 20)
-            two[0].end(signal.SIGKILL)
-            await until(lambda: failed(run) == 10)
-            (tmp_path / "gate0").touch()
-            (tmp_path / "gate1").touch()
-            results = await run.wait()
-    errors = [one for one in results if isinstance(one, ToolLostError)]
-    assert len(errors) == 10
-    assert f"its worker {dead} is gone; whether it ran is unknown" in str(errors[0])
-    assert sum(isinstance(one, int) for one in results) == 10
-    assert len(runs(tmp_path)) == len(set(runs(tmp_path))) == 20
-
-
-def failed(run: Run) -> int:
-    return sum(node.state is NodeState.FAILED for node in run.dag.nodes())
-
-
-async def test_idempotent_calls_of_a_killed_worker_go_to_another(
-    mortal: Mosquitto, tmp_path: Path
-) -> None:
-    with workers(2, f"mqtt://127.0.0.1:{mortal.port}", *MANY, folder=tmp_path) as two:
-        async with opened(mortal.broker()) as (runtime, transport):
-            await offered(transport, 2)
-            run = runtime.start(calls, {"tool": "again", "count": 20})
-            accepted = transport._fleets["default"].workers.values()
-            await until(lambda: sum(one.calls for one in accepted) == 20)
-            of_dead = [one for one in runs(tmp_path) if one.endswith(f" {two[0].process.pid}")]
-            two[0].end(signal.SIGKILL)
-            (tmp_path / "gate0").touch()
-            (tmp_path / "gate1").touch()
-            assert await run.wait() == list(range(20))
+    """Its calls that may run twice go to the other one, those that may not are lost and say so."""
+    (folder / "runs").unlink()
+    once = runtime.start(calls, {"tool": "once", "count": 20, "gate": "b"})
+    again = runtime.start(calls, {"tool": "again", "count": 20, "gate": "b"})
+    accepted = transport._fleets["default"].workers.values()
+    await until(lambda: sum(one.calls for one in accepted) == 40)
+    await until(lambda: len(runs(folder)) == 40)
+    of_dead = [one for one in runs(folder) if one.endswith(f" {dying.process.pid}")]
+    name = dying.name()
+    dying.end(signal.SIGKILL)
+    await until(lambda: sum(one.state is NodeState.FAILED for one in once.dag.nodes()) == 10)
+    for gate in ("b0", "b1"):
+        (folder / gate).touch()
+    results = await once.wait()
+    assert kinds(results) == {int: 10, ToolLostError: 10}
+    [error, *_] = (one for one in results if isinstance(one, ToolLostError))
+    assert f"its worker {name} is gone; whether it ran is unknown" in str(error)
+    assert await again.wait() == list(range(20))
+    assert attempts(again) == {1: 20 - len(of_dead), 2: len(of_dead)}
     assert 0 < len(of_dead) < 20
-    assert len(runs(tmp_path)) == 20 + len(of_dead)
-    attempts = Counter(one.interrupt.attempt for one in run.dag.nodes() if one.interrupt)
-    assert attempts == {1: 20 - len(of_dead), 2: len(of_dead)}
+    ran = Counter(" ".join(one.split()[:2]) for one in runs(folder))
+    assert ran == {
+        **{f"once {number}": 1 for number in range(20)},
+        **{f"again {number}": 1 for number in range(20)},
+        **{" ".join(one.split()[:2]): 2 for one in of_dead},
+    }
 
 
-async def test_a_cancelled_program_stops_its_calls_where_they_run(
-    mortal: Mosquitto, tmp_path: Path
+async def under_a_dying_mcp_server(runtime: Runtime, folder: Path) -> None:
+    """The same; it is started again."""
+
+    @program
+    async def dying(ctx: Context) -> list[Any]:
+        tools = {one.name: one for one in await ctx.mcp("stdio")}
+        waiting = asyncio.create_task(ctx.tool(tools["wait"], marks=str(folder)))
+        await until((folder / "began").exists)
+        made = (waiting, ctx.tool(tools["die_once"], marks=str(folder)))
+        return list(await asyncio.gather(*made, return_exceptions=True))
+
+    run = runtime.start(dying)
+    lost, result = await run.wait()
+    assert isinstance(lost, ToolLostError)
+    assert result == {"result": "alive"}
+    assert attempts(run) == {1: 1, 2: 1}
+
+
+async def with_answers_late_and_doubled(
+    runtime: Runtime, transport: MqttTools, other: Stranger
 ) -> None:
+    """The first answer counts; what nobody waits for is dropped."""
+
+    @program
+    async def asks(ctx: Context) -> list[Any]:
+        [tool] = [one for one in await ctx.tools("mqtt") if one.name == "lie"]
+        doubled = await ctx.tool(tool)
+        late = ctx.tool(tool.but(timeout=0.1))
+        return [doubled, *await asyncio.gather(late, return_exceptions=True)]
+
+    dropped, fleet = transport.dropped, transport._fleets["default"]
+    await until(lambda: "w" in fleet.workers)
+    run = runtime.start(asks)
+    call = await other.asked()
+    for number in (1, 2, 3):
+        await other.answer(call, b'{"state":"done","worker":"w","result":%d}' % number)
+    late = await other.asked()
+    result, expired = await run.wait()
+    await other.answer(late, b'{"state":"done","worker":"w","result":4}')
+    assert result == 1
+    assert isinstance(expired, InterruptExpiredError)
+    await until(lambda: transport.dropped == dropped + 3)
+
+
+async def with_a_cancelled_program(runtime: Runtime, counted: Census, folder: Path) -> None:
+    """It is in four interrupts. Each ends where its work is done."""
+
     @program
     async def endless(ctx: Context) -> None:
-        await ctx.tool("cancelled")
+        tools = {one.name: one for one in await ctx.mcp("stdio")}
+        waits = ctx.tool(tools["wait"], marks=str(folder))
+        await asyncio.gather(ctx.tool("cancelled"), waits, ctx.event("plant/#"), ctx.human("Go?"))
 
-    with workers(1, f"mqtt://127.0.0.1:{mortal.port}", folder=tmp_path):
-        async with opened(mortal.broker()) as (runtime, transport):
-            await offered(transport, 1)
-            run = runtime.start(endless)
-            await until(
-                lambda: any(node.interrupt and node.interrupt.progress for node in run.dag.nodes())
-            )
-            run.cancel()
-            assert run.task is not None
-            await asyncio.wait([run.task])
-            await until(lambda: runs(tmp_path) == ["cancelled"])
+    for file in ("runs", "began"):
+        (folder / file).unlink()
+    run = runtime.start(endless)
+    await until((folder / "began").exists)
+    await until(lambda: any(one.interrupt and one.interrupt.progress for one in run.dag.nodes()))
+    await counted.until(3, WORKER + CALLER + 1, SHARED)
+    run.cancel()
+    assert run.task is not None
+    await asyncio.wait([run.task])
+    assert Counter(node.state for node in run.dag.nodes()) == {NodeState.CANCELLED: 4}
+    await until(lambda: runs(folder) == ["cancelled"])
+    await until((folder / "cancelled").exists)
+    await counted.until(3, WORKER + CALLER, SHARED)
 
 
 async def test_a_worker_told_to_stop_finishes_first(mortal: Mosquitto, tmp_path: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import aiomqtt
 import pytest
@@ -17,13 +14,10 @@ from agentrt.errors import (
     ToolResultError,
 )
 from agentrt.integrations.mqtt import Broker, MqttTools, Worker, connection
-from agentrt.integrations.mqtt.connection import Outgoing, publish
 from agentrt.interrupts import tool
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
-from tests.integrations.mqtt.side import calling, until
-
-LIE = b'{"tools":[{"name":"lie","parameters":{"type":"object"}}],"later":"ignored"}'
+from tests.integrations.mqtt.side import calling, stranger, until
 
 
 @tool
@@ -31,49 +25,14 @@ def add(a: int, b: int = 1) -> int:
     return a + b
 
 
-@contextlib.asynccontextmanager
-async def _impostor(broker: Broker, *answers: bytes, offer: bytes = LIE) -> AsyncIterator[None]:
-    """A worker of somebody else's, which offers ``lie`` and answers every call like this."""
-    topics = broker.prefix.of("default")
-    async with aiomqtt.Client(
-        broker.host, broker.port, protocol=aiomqtt.ProtocolVersion.V5
-    ) as client:
-        await client.subscribe(topics.inbox("w"), qos=1)
-        await client.publish(topics.worker("w"), offer, qos=1, retain=True)
-
-        async def answer() -> None:
-            async for message in client.messages:
-                properties = message.properties
-                for one in answers:
-                    correlation = getattr(properties, "CorrelationData", None)
-                    reply = Outgoing(getattr(properties, "ResponseTopic", ""), one)
-                    await publish(client, replace(reply, correlation=correlation))
-
-        task = asyncio.create_task(answer())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-            await client.publish(topics.worker("w"), b"", qos=1, retain=True)
-
-
 async def test_a_reply_that_is_no_reply_is_an_error_of_its_own(broker: Broker) -> None:
-    async with calling(broker) as caller, _impostor(broker, b"\x80 no JSON"):
+    async with calling(broker) as caller, stranger(broker, b"\x80 no JSON"):
         with pytest.raises(ToolResultError, match="the reply cannot be used: it is no JSON"):
             await caller.call("lie")
 
 
-async def test_late_and_doubled_answers_are_dropped_and_counted(broker: Broker) -> None:
-    """Three answers to one call: the first counts."""
-    answers = [b'{"state":"done","worker":"w","result":%d}' % number for number in (1, 2, 3)]
-    async with calling(broker) as caller, _impostor(broker, *answers):
-        assert await caller.call("lie") == 1
-        await until(lambda: caller.transport.dropped == 2)
-
-
 async def test_a_worker_that_says_nothing_is_lost(broker: Broker) -> None:
-    async with calling(broker, resend_s=0.05) as caller, _impostor(broker):
+    async with calling(broker, resend_s=0.05) as caller, stranger(broker):
         with pytest.raises(ToolLostError, match=r"worker w was silent for 0\.15 s"):
             await caller.call("lie")
 
@@ -134,7 +93,7 @@ async def test_a_result_that_its_schema_forbids_is_found_out_by_the_caller(broke
     async def asks(ctx: Context) -> None:
         await ctx.tool("lie")
 
-    async with calling(broker) as caller, _impostor(broker, answer, offer=offer):
+    async with calling(broker) as caller, stranger(broker, answer, offer=offer):
         await caller.tool("lie")
         transport = MqttTools(broker)
         executor = ScriptedExecutor(lambda call: "x")
