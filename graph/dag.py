@@ -84,8 +84,6 @@ class ExecutionDAG:
         node = Node(len(self._nodes), kind, name, scope, above, at, path_s, depth, via)
         self._nodes.append(node)
         self._waiting[node.id] = node
-        for parent in above:
-            self._sinks.pop(parent, None)
         self._sinks[node.id] = node
         self._totals.calls += kind is NodeKind.CALL
         self._totals.interrupts += kind is not NodeKind.CALL
@@ -228,7 +226,8 @@ class ExecutionDAG:
         if report is not None and node.kind is NodeKind.CALL:
             node.service_s = report.service_s
         self._count(node)
-        self._best = max(self._best or node, node, key=_length)
+        if self._best is None or _length(node) > _length(self._best):
+            self._best = node
         return node
 
     def _count(self, node: Node) -> None:
@@ -256,6 +255,8 @@ class ExecutionDAG:
         for node in nodes:
             if not node.state.ended:
                 raise InvariantError(f"{self._label(node)} is {node.state}: not yet a parent")
+        for parent in unique:
+            self._sinks.pop(parent, None)
         via = max(nodes, key=_length)
         depth = 1 + max(node.depth for node in nodes)
         kept = parents if parents == unique else unique

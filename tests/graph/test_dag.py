@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -106,6 +107,23 @@ def test_sinks_are_what_nobody_waited_for(dag: ExecutionDAG) -> None:
     assert dag.sinks() == [b, c]
     d = call(dag, (c.id,), 1.0)
     assert dag.sinks() == [b, d]
+
+
+def test_a_wide_fan_out_after_a_wide_join_looks_at_each_parent_once(dag: ExecutionDAG) -> None:
+    looked_at: list[int] = []
+
+    class Sinks(dict[int, Node]):
+        def pop(self, key: int, *default: Any) -> Any:
+            looked_at.append(key)
+            return super().pop(key, *default)
+
+    wide = tuple(call(dag, (), 1.0).id for _ in range(30))
+    dag._sinks = Sinks(dag._sinks)
+    for _ in range(30):
+        call(dag, wide, 1.0)
+    assert looked_at == list(wide)
+    assert [node.id for node in dag.sinks()] == list(range(30, 60))
+    check_integrity(dag)
 
 
 def test_totals_add_up(dag: ExecutionDAG) -> None:
