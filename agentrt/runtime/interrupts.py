@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from types import TracebackType
 from typing import Any
 
 from agentrt import tracking
@@ -17,7 +18,7 @@ from agentrt.interrupts.events import Event, Feed
 from agentrt.interrupts.local import ThreadTransport
 from agentrt.interrupts.questions import Question
 from agentrt.request import Reply
-from agentrt.runtime.registry import registry_of
+from agentrt.runtime.registry import RunRegistry, registry_of
 from agentrt.runtime.run import Run
 from agentrt.runtime.services import Services
 from agentrt.tracking.scope import Scope
@@ -113,7 +114,6 @@ class InterruptEmitter:
         with self._interrupted(NodeKind.HUMAN, text, scope, after, interrupt), tracking.outside():
             return await self._with.questions.ask(question, timeout=timeout)
 
-    @contextlib.contextmanager
     def _interrupted(
         self,
         kind: NodeKind,
@@ -121,18 +121,11 @@ class InterruptEmitter:
         scope: Scope,
         after: Iterable[Reply],
         interrupt: Interrupt,
-    ) -> Iterator[Node]:
+    ) -> _Interrupted:
         """Meanwhile the program is outside the engine, by a node of its DAG."""
-        run, registry = self._run, self._registry
-        node = registry.begin_interrupt(run, scope, kind, name, map(node_of, after), interrupt)
-        ended: BaseException | None = None
-        try:
-            yield node
-        except BaseException as error:
-            ended = error
-            raise
-        finally:
-            registry.end_interrupt(run, scope, node, ended)
+        run, before = self._run, [node_of(reply) for reply in after]
+        node = self._registry.begin_interrupt(run, scope, kind, name, before, interrupt)
+        return _Interrupted(self._registry, run, scope, node)
 
     def _own_scope(self, name: str) -> Scope:
         scope = tracking.current_scope()
@@ -142,6 +135,28 @@ class InterruptEmitter:
                 "a context must not be passed to another program or a bare thread"
             )
         return scope
+
+
+class _Interrupted:
+    """An open interrupt's node, which ends with the block as the block does. A class, and no
+    generator: it is entered for each call of a tool.
+    """
+
+    __slots__ = ("_node", "_registry", "_run", "_scope")
+
+    def __init__(self, registry: RunRegistry, run: Run, scope: Scope, node: Node) -> None:
+        self._registry, self._run, self._scope, self._node = registry, run, scope, node
+
+    def __enter__(self) -> Node:
+        return self._node
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._registry.end_interrupt(self._run, self._scope, self._node, error)
 
 
 class _Observer:

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from agentrt.interrupts.threads import Threads
+from agentrt.interrupts.threads import Ends, Threads
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who")
 
@@ -60,6 +60,23 @@ async def test_one_that_is_left_behind_disturbs_nobody() -> None:
     open_.set()
     assert await threads.run(over.is_set)
     threads.close()
+
+
+async def test_one_wake_up_of_the_loop_takes_all_results_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, woken = asyncio.get_running_loop(), []
+    wake = loop.call_soon_threadsafe
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda do: woken.append(wake(do)))
+    ends = Ends(loop)
+    for wakes in (1, 2):
+        given = [loop.create_future() for _ in range(3)]
+        given[0].cancel()
+        for number, future in enumerate(given):
+            ends.put(future, number, ZeroDivisionError() if number == 2 else None)
+        got = await asyncio.gather(*given, return_exceptions=True)
+        assert [type(one) for one in got] == [asyncio.CancelledError, int, ZeroDivisionError]
+        assert len(woken) == wakes
 
 
 HANGS = """
