@@ -26,7 +26,6 @@ _LONGEST_PAUSE_S = 20.0
 _AFTER_DEATHS = 2
 """Attempts that an idempotent tool gets beyond its retries when who ran it died."""
 _NEVER_AGAIN = (ToolArgumentsError, UnknownToolError, ToolResultError)
-_NOTHING = contextlib.nullcontext()
 _MAY_HAVE_RUN = (ToolLostError, InterruptExpiredError)
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -69,7 +68,8 @@ class Attempts:
         tool's time, and otherwise what the last attempt raised.
         """
         tool = request.tool
-        request = request._replace(arguments=tool.checked(request.arguments))
+        if tool.spec is not None:
+            request = request._replace(arguments=tool.checked(request.arguments))
         once = partial(_attempt, request, transport, observer, slots)
         # To set the library up takes longer than a call in a thread: only where one failed.
         try:
@@ -121,15 +121,17 @@ async def _attempt(
     slots: Sequence[Slots],
     number: int,
 ) -> Any:
-    async with _held(slots, observer) if slots else _NOTHING:
-        observer.starts(number)
-        if number > 1:
-            request = request._replace(attempt=number)
-        if request.timeout is None or transport.keeps_time:
+    if slots:
+        async with _held(slots, observer):
+            return await _attempt(request, transport, observer, (), number)
+    observer.starts(number)
+    if number > 1:
+        request = request._replace(attempt=number)
+    if request.timeout is None or transport.keeps_time:
+        result = await transport.call(request, observer)
+    else:
+        async with in_time(request):
             result = await transport.call(request, observer)
-        else:
-            async with in_time(request):
-                result = await transport.call(request, observer)
     request.tool.check_result(result)
     return result
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -34,7 +33,7 @@ class ThreadTransport(ToolTransport):
         assert function is not None
         if (name := context_parameter(function)) is not None:
             arguments = {**arguments, name: _ThreadContext(context)}
-        if inspect.iscoroutinefunction(function):
+        if request.tool.is_async:
             return await function(*request.positional, **arguments)
         run = partial(_run, function, request.positional, arguments)
         return await self._threads.run(run)

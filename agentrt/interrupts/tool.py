@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,7 @@ class Tool:
         self.remote = name if remote is None else remote
         self.schema = schema
         self.function = function
+        self.is_async = inspect.iscoroutinefunction(function)
         self.spec = spec
         self.result_schema = result_schema
         self.options = options or ToolOptions()

@@ -65,9 +65,11 @@ _WHAT = {
 
 def notification_of(event: Event) -> Notification | None:
     """What an engine is told of an event: that a program went to a tool or a human, or is back."""
-    if not isinstance(event, NodeStarted | NodeEnded) or event.node.kind not in _WHAT:
-        return None
-    node = event.node
-    began, ended = _WHAT[node.kind]
-    what = ended if isinstance(event, NodeEnded) else began
+    match event:
+        case NodeStarted(node=node) if node.kind in _WHAT:
+            what, _ = _WHAT[node.kind]
+        case NodeEnded(node=node) if node.kind in _WHAT:
+            _, what = _WHAT[node.kind]
+        case _:
+            return None
     return Notification(event.program_id, what, "" if node.kind is NodeKind.HUMAN else node.name)

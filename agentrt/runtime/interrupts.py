@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import uuid
 from collections.abc import Iterable, Mapping
@@ -62,7 +61,9 @@ class InterruptEmitter:
             observer = _Observer(self, node, scope, tool.options.timeout)
             # A function of this process may emit nodes of its own; nothing else belongs to the run.
             inside = isinstance(transport, ThreadTransport)
-            with contextlib.nullcontext() if inside else tracking.outside():
+            if inside:
+                return await services.attempts.run(request, transport, observer, slots)
+            with tracking.outside():
                 return await services.attempts.run(request, transport, observer, slots)
 
     async def find_tool(self, name: str) -> Tool:
