@@ -14,6 +14,7 @@ from agentrt.cli.human import FLAG, Answer, Human, UnansweredError, choose, read
 from agentrt.cli.load import GraphTarget
 from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.errors import AgentrtError, ProgramLoadError, UsageError
+from agentrt.integrations.langgraph.factories import Access
 from agentrt.integrations.langgraph.graphs import (
     Graph,
     graph_name,
@@ -110,7 +111,7 @@ class GraphPlan(Plan):
         path = self._target.path
         config = thread_config(self._terms.thread) if self._terms.thread else {}
         try:
-            return await open_graph(self._target.value, stack, config)
+            return await open_graph(self._target.value, stack, Access(config))
         except ProgramLoadError as error:
             raise ProgramLoadError(f"{path}: {self._target.name!r} is no graph: {error}") from None
         except AgentrtError as error:

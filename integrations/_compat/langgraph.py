@@ -109,6 +109,27 @@ def was_drained(error: BaseException) -> bool:
     return isinstance(error, GraphDrained)
 
 
+# -- factories of graphs ---------------------------------------------------------------------
+
+
+def is_server_runtime(hint: object) -> bool:
+    """Whether a parameter's type is that of the ``ServerRuntime``, or of one of its two forms."""
+    from langgraph_sdk import runtime
+
+    return any(
+        hint is one
+        for one in (runtime.ServerRuntime, runtime._ExecutionRuntime, runtime._ReadRuntime)
+    )
+
+
+def server_runtime(running: bool, **about: Any) -> Any:
+    """The ``ServerRuntime`` for a factory whose graph is to be ``running``, or only read."""
+    from langgraph_sdk import runtime
+
+    made: Any = runtime._ExecutionRuntime if running else runtime._ReadRuntime
+    return made(**about)
+
+
 # -- heartbeats ------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ its nodes, tools and questions into that program's DAG.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from agentrt import tracking
 from agentrt.errors import ProgramLoadError
 from agentrt.graph import NodeKind
 from agentrt.integrations._compat.langgraph import QUESTIONS, UNNAMED_GRAPH
+from agentrt.integrations.langgraph.factories import Access, Factory
 from agentrt.integrations.langgraph.frames import terms_of
 from agentrt.integrations.langgraph.process import follow
 from agentrt.program import Context, Program
@@ -63,14 +63,14 @@ def graph_name(value: Any, variable: str) -> str:
     return variable if isinstance(value, CompiledStateGraph) else next(iter(value.nodes), variable)
 
 
-async def open_graph(value: Any, stack: AsyncExitStack, config: RunnableConfig) -> Graph:
+async def open_graph(value: Any, stack: AsyncExitStack, access: Access) -> Graph:
     """``value`` as a graph that can be run: compiled, and made if it is a factory.
 
-    A factory takes nothing or ``config``; what it gives may be awaitable, or a context
-    manager, which ``stack`` leaves. Raises `ProgramLoadError` if no graph comes of it.
+    ``stack`` leaves the context managers of a factory. Raises `ProgramLoadError` if no graph
+    comes of it.
     """
-    if not is_graph(value) and callable(value):
-        value = await _made(value, stack, config)
+    if is_factory(value):
+        value = await Factory(value).open(access, stack)
     if isinstance(value, StateGraph):
         value = value.compile()
     if not isinstance(value, Pregel):
@@ -81,24 +81,9 @@ async def open_graph(value: Any, stack: AsyncExitStack, config: RunnableConfig) 
     return value
 
 
-async def _made(factory: Callable[..., Any], stack: AsyncExitStack, config: RunnableConfig) -> Any:
-    needed = [
-        name
-        for name, parameter in inspect.signature(factory).parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if len(needed) > 1:
-        raise ProgramLoadError(
-            f"it is a function that needs {', '.join(needed)}; one that makes a graph takes "
-            "nothing, or the config"
-        )
-    value = factory(config) if needed else factory()
-    if inspect.isawaitable(value):
-        value = await value
-    if hasattr(value, "__aenter__"):
-        return await stack.enter_async_context(value)
-    return stack.enter_context(value) if hasattr(value, "__enter__") else value
+def is_factory(value: object) -> bool:
+    """Whether it makes graphs, and is none itself."""
+    return callable(value) and not is_graph(value)
 
 
 def _described(value: object) -> str:

@@ -6,7 +6,8 @@ Each graph has a default assistant, whose id anybody can compute from the graph'
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
@@ -18,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
+from agentrt.serving.langgraph.configs import caller_access, in_both
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.graphs import Graphs, schemas_of, subgraphs_of
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, timestamp
@@ -140,28 +142,28 @@ class Assistants:
 
     async def graph(self, assistant_id: str, caller: CallerDep, xray: bool | int = False) -> JSON:
         """The nodes and edges of an assistant's graph; with ``xray``, of those inside, too."""
-        _, graph = await self._graph(caller, assistant_id)
         if not isinstance(xray, bool) and not 0 <= xray <= 32:
             raise invalid("xray: true, false, or a depth of up to 32")
-        drawn = await graph.aget_graph(xray=xray)
+        async with self._graph(caller, assistant_id) as (_, graph):
+            drawn = await graph.aget_graph(xray=xray)
         return JSON(drawn.to_json())
 
     async def schemas(self, assistant_id: UUID, caller: CallerDep) -> JSON:
         """The JSON schemas of an assistant's graph."""
-        name, graph = await self._graph(caller, str(assistant_id))
-        return JSON(schemas_of(graph, name))
+        async with self._graph(caller, str(assistant_id)) as (name, graph):
+            return JSON(schemas_of(graph, name))
 
     async def subgraphs(self, assistant_id: str, caller: CallerDep, recurse: bool = False) -> JSON:
         """The schemas of the graphs inside."""
-        _, graph = await self._graph(caller, assistant_id)
-        return JSON(subgraphs_of(graph, None, recurse))
+        async with self._graph(caller, assistant_id) as (_, graph):
+            return JSON(subgraphs_of(graph, None, recurse))
 
     async def subgraphs_in(
         self, assistant_id: str, namespace: str, caller: CallerDep, recurse: bool = False
     ) -> JSON:
         """The schemas of the graphs inside, from one of them on."""
-        _, graph = await self._graph(caller, assistant_id)
-        return JSON(subgraphs_of(graph, namespace, recurse))
+        async with self._graph(caller, assistant_id) as (_, graph):
+            return JSON(subgraphs_of(graph, namespace, recurse))
 
     async def versions(
         self, assistant_id: UUID, body: bodies.VersionSearch, caller: CallerDep
@@ -227,9 +229,14 @@ class Assistants:
         only = await caller.authorize("assistants", "read", {"assistant_id": key})
         return await self.find(caller.tenant, name, only)
 
-    async def _graph(self, caller: Caller, name: str) -> tuple[str, Graph]:
-        graph_id: str = (await self._read(caller, name))["graph_id"]
-        return graph_id, self._graphs.of(graph_id, caller.tenant)
+    @asynccontextmanager
+    async def _graph(self, caller: Caller, name: str) -> AsyncIterator[tuple[str, Graph]]:
+        """An assistant's graph, and its name."""
+        found = await self._read(caller, name)
+        config, _ = in_both(found["config"], found["context"])
+        access = caller_access(caller, "assistants.read", config)
+        async with self._graphs.opened(found["graph_id"], caller.tenant, access) as graph:
+            yield found["graph_id"], graph
 
     async def _add_defaults(self, tenant: str) -> None:
         """Give a new tenant the default assistants of all graphs."""

@@ -33,6 +33,11 @@ _RESERVED = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph
 """Configurable keys that only the server sets."""
 
 
+def is_free(key: str) -> bool:
+    """Whether clients may set a configurable key."""
+    return key not in _RESERVED and not key.startswith(("__", "langgraph_auth"))
+
+
 class Body(BaseModel):
     """Any request. Unknown fields are refused."""
 
@@ -53,10 +58,7 @@ class Config(Body):
     @classmethod
     def _not_reserved(cls, given: Object) -> Object:
         kept = {key: value for key, value in given.items() if not key.startswith(PREGEL_PREFIX)}
-        taken = sorted(_RESERVED & kept.keys()) + sorted(
-            key for key in kept if key.startswith(("__", "langgraph_auth"))
-        )
-        if taken:
+        if taken := sorted(key for key in kept if not is_free(key)):
             raise ValueError(f"{', '.join(taken)}: set by the server, and by nobody else")
         return kept
 

@@ -15,21 +15,23 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, cast
-from uuid import UUID
+from contextlib import AsyncExitStack
+from typing import Any
 
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
+from agentrt.errors import ProgramLoadError
+from agentrt.integrations.langgraph.factories import Purpose
 from agentrt.integrations.langgraph.graphs import Graph, graph_program, program_terms
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
 from agentrt.serving.langgraph import recovery
-from agentrt.serving.langgraph._compat import INTERRUPT, STRICT_RESUME
-from agentrt.serving.langgraph.graphs import enter_program, native_input
+from agentrt.serving.langgraph._compat import INTERRUPT
+from agentrt.serving.langgraph.configs import context_for, run_access, run_config
+from agentrt.serving.langgraph.native import enter_program, native_input
 from agentrt.serving.langgraph.responses import encode, error_json
-from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.streams import LiveRun
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.threads import thread_state
@@ -48,6 +50,8 @@ class Execution:
         self._live = live
         self._state = state
         self._record = live.record
+        self._opened = AsyncExitStack()  # what a factory has opened for the graph
+        self._graph: Graph | None = None
         self._stream = StreamAdapter(
             live.record.kwargs["stream_mode"],
             subgraphs=bool(live.record.kwargs.get("stream_subgraphs")),
@@ -55,6 +59,10 @@ class Execution:
 
     async def run(self) -> None:
         """From pending to its end. When cancelled, it stops as `LiveRun.action` says."""
+        async with self._opened:
+            await self._run()
+
+    async def _run(self) -> None:
         error = await self._until_end() if self._live.action is None else None
         if self._live.action == "rollback":
             await self._roll_back()
@@ -91,7 +99,7 @@ class Execution:
 
     async def _run_program(self) -> None:
         record = self._record
-        graph = self._graph()
+        graph = self._graph = await self._open("threads.create_run")
         terms = {**program_terms(graph), "tenant": record.tenant}
         program, given = self._program(graph)
         run = self._state.server.runtime.start(program, given, session=record.thread_id, **terms)
@@ -105,7 +113,7 @@ class Execution:
 
     def _program(self, graph: Graph) -> tuple[Program, Any]:
         record, stream, log = self._record, self._stream, self._live.log
-        config, options = run_config(record), self._options()
+        config, options = run_config(record), self._options(graph)
         if self._entry.resumes:  # at its thread's end, beyond where it was asked to start
             config["configurable"].pop("checkpoint_id", None)
         else:
@@ -135,11 +143,12 @@ class Execution:
             return native_input(kwargs.get("input"))
         return kwargs.get("input")
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self, graph: Graph) -> dict[str, Any]:
         """The options of `Pregel.astream`."""
         kwargs = self._record.kwargs
-        names = ("interrupt_before", "interrupt_after", "durability", "context")
-        return {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        names = ("interrupt_before", "interrupt_after", "durability")
+        given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        return {**given, "context": context_for(graph, kwargs.get("context"))}
 
     # -- the end -----------------------------------------------------------------------
 
@@ -149,7 +158,7 @@ class Execution:
         fault = _CANCELLED if cancelled else error_json(error) if error is not None else None
         result = encode(self._stream.result if fault is None else {"__error__": fault})
         status = "interrupted" if cancelled else "success" if fault is None else "error"
-        state = await thread_state(self._graph(), record.thread_id)
+        state = await self._thread_state()
         if fault is not None:
             state |= {"status": "interrupted" if cancelled else "error", "error": fault}
         reason = "the client cancelled it" if cancelled else None
@@ -165,8 +174,7 @@ class Execution:
             origin = recovery.Origin.of(record.origin)
             await recovery.roll_back(storage.database, record.thread_id, origin)
         await self._state.runs.remove(record.run_id)
-        state = await thread_state(self._graph(), record.thread_id)
-        await self._state.threads.update_state(record.thread_id, state)
+        await self._state.threads.update_state(record.thread_id, await self._thread_state())
         await self._publish(encode({"__error__": _CANCELLED}), _CANCELLED)
 
     async def _publish(self, result: bytes, fault: Mapping[str, str] | None) -> None:
@@ -174,30 +182,19 @@ class Execution:
         if fault is not None:
             await self._live.log.put([("error", encode(fault))])
 
-    def _graph(self) -> Graph:
-        return self._state.graphs.of(self._record.graph_id, self._record.tenant)
+    async def _thread_state(self) -> dict[str, Any]:
+        """The thread's state now; of a graph that cannot be made, what was known before."""
+        try:
+            graph = self._graph or await self._open("threads.read")
+        except ProgramLoadError:
+            return {"status": "idle"}
+        return await thread_state(graph, self._record.thread_id)
 
-
-def run_config(record: RunRecord) -> RunnableConfig:
-    """The config of the run's graph. The server's own keys come last: clients cannot set them."""
-    given: dict[str, Any] = dict(record.kwargs.get("config") or {})
-    about = {
-        "run_id": record.run_id,
-        "thread_id": record.thread_id,
-        "graph_id": record.graph_id,
-        "assistant_id": record.assistant_id,
-    }
-    configurable = {**given.pop("configurable", {}), **about}
-    configurable |= record.kwargs.get("user") or {}
-    if record.kwargs.get("strict_resume"):
-        configurable[STRICT_RESUME] = True
-    metadata = {**given.pop("metadata", {}), **record.metadata, **about}
-    own: RunnableConfig = {
-        "run_id": UUID(record.run_id),
-        "configurable": configurable,
-        "metadata": metadata,
-    }
-    return merge_configs(cast("RunnableConfig", given), own)
+    async def _open(self, purpose: Purpose) -> Graph:
+        """The run's graph, until the run's end."""
+        record, graphs = self._record, self._state.graphs
+        opening = graphs.opened(record.graph_id, record.tenant, run_access(record, purpose))
+        return await self._opened.enter_async_context(opening)
 
 
 # -- stream modes -------------------------------------------------------------------------

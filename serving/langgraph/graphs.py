@@ -1,94 +1,107 @@
 """The graphs of the server, each with the server's checkpointer and its tenant's store.
 
-A native ``@program`` function is a graph of one node. Its `Context.human` becomes an interrupt of
-LangGraph: the run ends with the question, and the run that answers it starts the function again
-from its top, as LangGraph does with a node.
+What a factory makes depends on the run's config: it is called for each run, and whenever a
+graph's form or a thread's state is asked for. All other graphs are made once.
 """
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
-from langchain_core.runnables import RunnableConfig
-from langgraph.func import entrypoint
 from langgraph.pregel.protocol import PregelProtocol
-from langgraph.store.base import BaseStore
-from langgraph.types import interrupt
 
-from agentrt.errors import AgentrtError, InterruptExpiredError, ProgramLoadError
-from agentrt.integrations.langgraph.graphs import Graph, open_graph
-from agentrt.interrupts import Tool
-from agentrt.interrupts.answers import AnswerForm
-from agentrt.interrupts.events import Event, Feed
-from agentrt.program import Context, Emitter, Program
-from agentrt.request import Reply
+from agentrt.errors import AgentrtError, ProgramLoadError
+from agentrt.integrations.langgraph.factories import Access, Factory
+from agentrt.integrations.langgraph.graphs import Graph, is_factory, open_graph
 from agentrt.runtime import Runtime
-from agentrt.serving.langgraph.interrupts import EXPIRED
+from agentrt.serving.langgraph.native import as_graph
 from agentrt.serving.langgraph.responses import not_found
 from agentrt.serving.langgraph.storage import Storage
 from agentrt.serving.langgraph.store import TenantStore
-from agentrt.serving.server import Served, ServedProgram, Server
-
-_PROGRAM: ContextVar[Context] = ContextVar("agentrt_native_program")
-_INPUT = "input"
+from agentrt.serving.server import Served, ServedGraph, ServedProgram, Server
 
 
+@dataclass(frozen=True, slots=True)
 class Graphs:
-    """The graphs by their ``graph_id``, the name that clients use; some are ``native``."""
+    """The graphs by their ``graph_id``, the name that clients use.
 
-    def __init__(
-        self, graphs: Mapping[str, Graph], native: frozenset[str], store: BaseStore
-    ) -> None:
-        self._graphs = graphs
-        self._native = native
-        self._store = store
+    ``fixed`` are made; ``factories`` make one whenever it is needed; ``native`` are programs.
+    """
+
+    fixed: Mapping[str, Graph]
+    factories: Mapping[str, ServedGraph]
+    native: frozenset[str]
+    storage: Storage
 
     def __contains__(self, name: object) -> bool:
-        return name in self._graphs
+        return name in self.fixed or name in self.factories
 
     def names(self) -> list[str]:
-        """All names, in the order of the server."""
-        return list(self._graphs)
+        """All names."""
+        return [*self.fixed, *self.factories]
 
-    def of(self, name: str, tenant: str) -> Graph:
-        """The graph ``name`` with the store of ``tenant``. Raises 404 if it is not served."""
-        if name not in self._graphs:
+    @asynccontextmanager
+    async def opened(self, name: str, tenant: str, access: Access) -> AsyncIterator[Graph]:
+        """The graph ``name`` with the store of ``tenant``, as long as the block lasts.
+
+        Raises 404 if it is not served, and `ProgramLoadError` if it cannot be made.
+        """
+        if name not in self:
             raise not_found("graph", name)
-        return self._graphs[name].copy(update={"store": TenantStore(self._store, tenant)})
+        store = TenantStore(self.storage.store, tenant)
+        async with AsyncExitStack() as stack:
+            if (graph := self.fixed.get(name)) is None:
+                access = replace(access, store=store)
+                graph = await made(name, self.factories[name], stack, access)
+            yield graph.copy(update={"checkpointer": self.storage.saver, "store": store})
+
+    def varies(self, name: str) -> bool:
+        """Whether what the graph is made for changes it."""
+        return name in self.factories
 
     def is_native(self, name: str) -> bool:
         """Whether it is a ``@program`` function."""
-        return name in self._native
+        return name in self.native
 
 
 @asynccontextmanager
 async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]:
     """Every graph and program that ``server`` serves. Raises `ProgramLoadError`."""
+    fixed: dict[str, Graph] = {}
+    factories: dict[str, ServedGraph] = {}
     async with AsyncExitStack() as stack:
-        graphs = {
-            name: await opened_graph(name, served, server.runtime, stack)
-            for name, served in server.served.items()
-        }
+        for name, served in server.served.items():
+            if isinstance(served, ServedGraph) and varies(name, served):
+                factories[name] = served
+            else:
+                fixed[name] = await opened_graph(name, served, server.runtime, stack)
         native = frozenset(n for n, one in server.served.items() if isinstance(one, ServedProgram))
-        with_saver = {
-            name: graph.copy(update={"checkpointer": storage.saver})
-            for name, graph in graphs.items()
-        }
-        yield Graphs(with_saver, native, storage.store)
+        yield Graphs(fixed, factories, native, storage)
 
 
 async def opened_graph(name: str, served: Served, runtime: Runtime, stack: AsyncExitStack) -> Graph:
-    """What is served under ``name``, as a graph. Raises `ProgramLoadError`."""
+    """What is served under ``name``, as a graph for any run. Raises `ProgramLoadError`."""
     if isinstance(served, ServedProgram):
         return as_graph(served.program, runtime)
-    config: RunnableConfig = {}
+    return await made(name, served, stack, Access())
+
+
+def varies(name: str, served: ServedGraph) -> bool:
+    """Whether it is a factory that is told what a graph is for. Raises `ProgramLoadError`."""
     try:
-        return await open_graph(served.value, stack, config)
+        return is_factory(served.value) and Factory(served.value).varies
+    except ProgramLoadError as error:
+        raise ProgramLoadError(f"{served.source}: {name!r} is no graph: {error}") from None
+
+
+async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Access) -> Graph:
+    """The graph that is served under ``name``. Raises `ProgramLoadError`."""
+    try:
+        return await open_graph(served.value, stack, access)
     except ProgramLoadError as error:
         raise ProgramLoadError(f"{served.source}: {name!r} is no graph: {error}") from None
     except AgentrtError as error:
@@ -127,80 +140,3 @@ def subgraphs_of(graph: Graph, namespace: str | None, recurse: bool) -> dict[str
     """The schemas of the graphs inside a graph, by their namespaces."""
     found = graph.get_subgraphs(namespace=namespace, recurse=recurse)
     return {name: schemas_of(inner, inner.get_name()) for name, inner in found}
-
-
-# -- native programs ----------------------------------------------------------------------
-
-
-def as_graph(program: Program, runtime: Runtime) -> Graph:
-    """``program`` as a graph of LangGraph's functional API."""
-
-    async def run(given: dict[str, Any]) -> Any:
-        outer = _PROGRAM.get()
-        emitter = runtime.emitter(runtime.runs[outer.program_id])
-        context = Context(outer.program_id, outer.program_type, _InterruptingEmitter(emitter))
-        return await program(context, given[_INPUT])
-
-    run.__name__ = run.__qualname__ = program.name
-    return entrypoint()(run)
-
-
-def enter_program(context: Context) -> None:
-    """Make ``context`` the program that the calling task runs."""
-    _PROGRAM.set(context)
-
-
-def native_input(given: Any) -> dict[str, Any]:
-    """A program's input as its graph takes it; None is an input too."""
-    return {_INPUT: given}
-
-
-class _InterruptingEmitter:
-    """An `Emitter` that asks humans through LangGraph's interrupts."""
-
-    def __init__(self, inner: Emitter) -> None:
-        self._inner = inner
-
-    async def call(self, request: Mapping[str, Any], after: Iterable[Reply]) -> Reply:
-        return await self._inner.call(request, after)
-
-    def stream(
-        self, request: Mapping[str, Any], after: Iterable[Reply], put: Callable[[Reply], None]
-    ) -> AsyncIterator[Mapping[str, Any]]:
-        return self._inner.stream(request, after, put)
-
-    async def tool(
-        self,
-        tool: Tool,
-        positional: tuple[Any, ...],
-        arguments: Mapping[str, Any],
-        after: Iterable[Reply],
-    ) -> Any:
-        return await self._inner.tool(tool, positional, arguments, after)
-
-    async def find_tool(self, name: str) -> Tool:
-        return await self._inner.find_tool(name)
-
-    async def tools(self, *transports: str) -> list[Tool]:
-        return await self._inner.tools(*transports)
-
-    async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
-        return await self._inner.event(feed, timeout, after)
-
-    async def human(
-        self,
-        text: str,
-        form: AnswerForm,
-        timeout: float | None,
-        after: Iterable[Reply],
-    ) -> Any:
-        asked: dict[str, Any] = {"question": text}
-        if form.schema is not None:
-            asked["schema"] = form.schema
-        if timeout is not None:
-            asked["expires_at"] = time.time() + timeout
-        answer = interrupt(asked if len(asked) > 1 else text)
-        if answer == EXPIRED:
-            raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {text!r}")
-        # Without a schema, clients of LangGraph may answer with any JSON.
-        return answer if form.schema is None else form.accept(answer)

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 
+from agentrt.errors import ProgramLoadError
 from agentrt.serving.tenants import BusyError
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -47,6 +48,8 @@ class Route(APIRoute):
                 return JSON({"detail": _summary(error.errors())}, 422)
             except BadJSONError as error:
                 return JSON({"detail": str(error)}, 422)
+            except ProgramLoadError as error:  # a factory that cannot make its graph for this
+                return JSON({"detail": str(error)}, 500)
             except BusyError as error:
                 headers = {"Retry-After": str(error.retry_after)}
                 return JSON({"detail": str(error)}, 429, headers)

@@ -164,8 +164,8 @@ class RunQueue:
     async def _execute(self, live: LiveRun) -> None:
         try:
             await Execution(live, self._state).run()
-        except Exception:  # of the database: the next server resumes the run
-            _log.exception("run %s: its end could not be stored", live.record.run_id)
+        except Exception:  # of the database: the next server resumes the run; or of a factory
+            _log.exception("run %s: its end was not stored, or not clean", live.record.run_id)
         finally:
             self._remove(live)
             self._dispatch()

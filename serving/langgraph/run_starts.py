@@ -14,9 +14,9 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse
 
-from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import BatchRunBody, LoneRunBody, RunBody, ThreadRunBody
+from agentrt.serving.langgraph.configs import caller_access, merged
 from agentrt.serving.langgraph.responses import JSON, invalid
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import NewRun, record_of, run_json
@@ -144,8 +144,24 @@ class StartRoutes:
         assistant = await self._state.assistants.find(caller.tenant, body.assistant_id)
         _check_thread(body, thread)
         _check_command(body, thread)
-        _check_nodes(body, self._state.graphs.of(assistant["graph_id"], caller.tenant))
+        await self._check_nodes(caller, body, assistant)
         return assistant
+
+    async def _check_nodes(
+        self, caller: Caller, body: RunBody, assistant: Mapping[str, Any]
+    ) -> None:
+        """Refuse nodes that the graph does not have: the run would never stop there."""
+        named = {"interrupt_before": body.interrupt_before, "interrupt_after": body.interrupt_after}
+        if not any(isinstance(nodes, list) for nodes in named.values()):
+            return
+        config, _ = merged(body.config.given(), body.context, assistant)
+        access = caller_access(caller, "assistants.read", config)
+        async with self._state.graphs.opened(assistant["graph_id"], caller.tenant, access) as graph:
+            for field, nodes in named.items():
+                unknown = [] if nodes is None or nodes == "*" else set(nodes) - set(graph.nodes)
+                if unknown:
+                    names = ", ".join(map(repr, sorted(unknown)))
+                    raise invalid(f"{field}: no node {names} in the graph")
 
     def _reserve(self, tenant: str, runs: int = 1) -> AbstractContextManager[None]:
         most = self._state.server.tenants.limits(tenant).programs
@@ -205,17 +221,8 @@ async def _new_run(
 def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:
     """The run's kwargs: its body over the config and the context of its assistant."""
     kwargs = body.model_dump(mode="json", exclude=_OWN_COLUMNS, exclude_none=True)
-    given, base = body.config.given(), assistant["config"]
-    # Not langchain_core's merge_configs: that would sort the tags.
-    merged = {**base, **given}
-    for key in ("configurable", "metadata"):
-        if key in base or key in given:
-            merged[key] = {**base.get(key, {}), **given.get(key, {})}
-    if "tags" in base or "tags" in given:
-        merged["tags"] = list(dict.fromkeys([*base.get("tags", []), *given.get("tags", [])]))
-    merged.get("configurable", {}).pop("thread_id", None)
-    kwargs["config"] = merged
-    if context := {**assistant["context"], **(body.context or {})}:
+    kwargs["config"], context = merged(body.config.given(), body.context, assistant)
+    if context:
         kwargs["context"] = context
     if body.command is not None:
         kwargs["command"] = body.command.model_dump(mode="json", exclude_unset=True)
@@ -240,14 +247,3 @@ def _check_command(body: RunBody, thread: UUID | None) -> None:
         raise invalid("command: give resume, update or goto")
     if thread is None:
         raise invalid("command: a run without a thread has nothing to go on from")
-
-
-def _check_nodes(body: RunBody, graph: Graph) -> None:
-    """Refuse nodes that the graph does not have: the run would never stop there."""
-    for field in ("interrupt_before", "interrupt_after"):
-        nodes = getattr(body, field)
-        if isinstance(nodes, list):
-            unknown = [node for node in nodes if node not in graph.nodes]
-            if unknown:
-                names = ", ".join(map(repr, unknown))
-                raise invalid(f"{field}: no node {names} in the graph")

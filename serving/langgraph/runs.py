@@ -149,6 +149,12 @@ class Runs:
         query = query.order_by(runs.c.number.desc()).limit(limit).offset(offset)
         return [run_json(row) for row in await self._database.rows(query)]
 
+    async def last_of(self, thread: str) -> RunRecord | None:
+        """The last run of a thread."""
+        query = sa.select(runs).where(runs.c.thread_id == thread)
+        row = await self._database.first(query.order_by(runs.c.number.desc()))
+        return None if row is None else record_of(row)
+
     async def ids(self, tenant: str, statuses: Sequence[str]) -> list[str]:
         """The ids of a tenant's runs of some statuses."""
         query = sa.select(runs.c.run_id).where(runs.c.tenant == tenant, runs.c.status.in_(statuses))

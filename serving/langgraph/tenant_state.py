@@ -7,12 +7,16 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrt import tracking
 from agentrt.integrations.langchain.portal import Portal
 from agentrt.integrations.langchain.shared import lend
+from agentrt.integrations.langgraph.factories import Access, Purpose
+from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph.assistants import Assistants
+from agentrt.serving.langgraph.auth import Caller
+from agentrt.serving.langgraph.configs import caller_access, run_access
 from agentrt.serving.langgraph.graphs import Graphs, open_graphs
 from agentrt.serving.langgraph.runs import Runs
 from agentrt.serving.langgraph.storage import Storage, open_storage
@@ -36,6 +40,17 @@ class TenantState:
     assistants: Assistants
     threads: Threads
     runs: Runs
+
+    async def access_to(
+        self, caller: Caller, thread: str, graph_id: str, purpose: Purpose
+    ) -> Access:
+        """What a thread's graph is made for: as in the thread's last run, for this caller."""
+        if not self.graphs.varies(graph_id):
+            return Access()
+        record = await self.runs.last_of(thread)
+        if record is None or record.graph_id != graph_id:
+            return caller_access(caller, purpose, thread_config(thread))
+        return replace(run_access(record, purpose), user=caller.user)
 
     async def clear_away(self, now: float) -> None:
         """Delete temporary threads whose runs have ended a while ago, and old streams."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated, Any, Literal
 from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Header, Query, Response
@@ -13,6 +13,7 @@ from langgraph.errors import EmptyInputError, InvalidUpdateError
 from langgraph.types import StateSnapshot, StateUpdate
 from sqlalchemy import Row
 
+from agentrt.integrations.langgraph.factories import Purpose
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest
@@ -70,20 +71,22 @@ class ThreadRoutes:
         made, is_new = await self._all.create(caller.tenant, body, only)
         if not body.supersteps or not is_new:  # what is there already is left as it is
             return JSON(made)
-        graph = self._state.graphs.of(graph_id, caller.tenant)
         try:
-            steps = [[StateUpdate(u.values, u.as_node) for u in s.updates] for s in body.supersteps]
-            with _refused_updates("supersteps"):
-                await graph.abulk_update_state(
-                    _config(UUID(made["thread_id"]), Checkpoint()), steps
-                )
+            await self._write_history(caller, graph_id, made["thread_id"], body.supersteps)
         except BaseException:
             await self._forget(made["thread_id"])
             raise
-        await self._all.update_state(
-            made["thread_id"], await thread_state(graph, made["thread_id"])
-        )
         return JSON(thread_json(await self._all.get(caller.tenant, UUID(made["thread_id"]))))
+
+    async def _write_history(
+        self, caller: Caller, graph_id: str, key: str, supersteps: Sequence[bodies.Superstep]
+    ) -> None:
+        steps = [[StateUpdate(one.values, one.as_node) for one in s.updates] for s in supersteps]
+        access = await self._state.access_to(caller, key, graph_id, "threads.update")
+        async with self._state.graphs.opened(graph_id, caller.tenant, access) as graph:
+            with _refused_updates("supersteps"):
+                await graph.abulk_update_state(_config(UUID(key), Checkpoint()), steps)
+            await self._all.update_state(key, await thread_state(graph, key))
 
     async def search(self, body: bodies.ThreadSearch, caller: CallerDep) -> JSON:
         """Threads that fit."""
@@ -177,40 +180,38 @@ class ThreadRoutes:
         self, thread_id: UUID, body: bodies.StateUpdate, caller: CallerDep
     ) -> JSON:
         """Write values into a thread's state, as if a node had; from a checkpoint: fork it."""
-        graph = await self._graph(caller, thread_id, "update")
-        if graph is None:
-            raise invalid(
-                f"thread {thread_id} has no graph yet: run one, or give metadata.graph_id"
-            )
-        if self._queue.is_running(str(thread_id)):
-            raise conflict(f"thread {thread_id} has a run under way; wait for its end")
-        start = body.checkpoint or Checkpoint(checkpoint_id=body.checkpoint_id)
-        config = _config(thread_id, start)
-        with _refused_updates("values"):
-            written = await graph.aupdate_state(config, body.values, body.as_node)
         key = str(thread_id)
-        await self._state.threads.update_state(key, await thread_state(graph, key))
+        async with self._graph(caller, thread_id, "update") as graph:
+            if graph is None:
+                raise invalid(f"thread {key} has no graph yet: run one, or give metadata.graph_id")
+            if self._queue.is_running(key):
+                raise conflict(f"thread {key} has a run under way; wait for its end")
+            start = body.checkpoint or Checkpoint(checkpoint_id=body.checkpoint_id)
+            config = _config(thread_id, start)
+            with _refused_updates("values"):
+                written = await graph.aupdate_state(config, body.values, body.as_node)
+            await self._state.threads.update_state(key, await thread_state(graph, key))
         checkpoint = checkpoint_json(written, key)
         own_id = checkpoint["checkpoint_id"]
         return JSON({"checkpoint": checkpoint, "configurable": checkpoint, "checkpoint_id": own_id})
 
     async def history(self, thread_id: UUID, body: bodies.History, caller: CallerDep) -> JSON:
         """A thread's states, the last one first."""
-        graph = await self._graph(caller, thread_id, "read")
-        if graph is None:
-            return JSON([])
         config = _config(thread_id, body.checkpoint or Checkpoint())
         before = body.before
         if isinstance(before, UUID):
             before = Checkpoint(checkpoint_id=before)
         earlier = _config(thread_id, before) if before and before.checkpoint_id else None
-        found = graph.aget_state_history(
-            config, filter=body.metadata, before=earlier, limit=body.limit
-        )
-        try:
-            states = [one async for one in found]
-        except ValueError as error:
-            raise invalid(str(error)) from error
+        async with self._graph(caller, thread_id, "read") as graph:
+            if graph is None:
+                return JSON([])
+            found = graph.aget_state_history(
+                config, filter=body.metadata, before=earlier, limit=body.limit
+            )
+            try:
+                states = [one async for one in found]
+            except ValueError as error:
+                raise invalid(str(error)) from error
         return JSON([state_json(one, str(thread_id), body.select) for one in states])
 
     # -- inside ------------------------------------------------------------------------
@@ -236,25 +237,33 @@ class ThreadRoutes:
         subgraphs: bool,
         select: Sequence[str] | None,
     ) -> JSON:
-        graph = await self._graph(caller, thread_id, "read")
         config = _config(thread_id, checkpoint)
-        if graph is None:
-            state = StateSnapshot({}, (), config, None, None, None, (), ())
-        else:
-            try:
-                state = await last_state(graph, config, subgraphs=subgraphs)
-            except ValueError as error:  # no such subgraph
-                raise not_found("checkpoint_ns", f"{error}") from error
+        async with self._graph(caller, thread_id, "read") as graph:
+            if graph is None:
+                state = StateSnapshot({}, (), config, None, None, None, (), ())
+            else:
+                try:
+                    state = await last_state(graph, config, subgraphs=subgraphs)
+                except ValueError as error:  # no such subgraph
+                    raise not_found("checkpoint_ns", f"{error}") from error
         if state.created_at is None and checkpoint.checkpoint_id:
             raise not_found("checkpoint", checkpoint.checkpoint_id)
         return JSON(state_json(state, str(thread_id), select))
 
-    async def _graph(self, caller: Caller, thread_id: UUID, action: str) -> Graph | None:
+    @asynccontextmanager
+    async def _graph(
+        self, caller: Caller, thread_id: UUID, action: Literal["read", "update"]
+    ) -> AsyncIterator[Graph | None]:
         """The graph that a thread has run, or is to run."""
         row = await self._read(caller, thread_id, action)
         name = row._mapping["metadata"].get("graph_id")
-        graphs = self._state.graphs
-        return graphs.of(name, caller.tenant) if name in graphs else None
+        if name not in self._state.graphs:
+            yield None
+            return
+        purpose: Purpose = "threads.read" if action == "read" else "threads.update"
+        access = await self._state.access_to(caller, str(thread_id), name, purpose)
+        async with self._state.graphs.opened(name, caller.tenant, access) as graph:
+            yield graph
 
 
 def _config(thread_id: UUID, checkpoint: Checkpoint) -> RunnableConfig:

@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (f"{PROGRAM}{ECHO}", "", [], ["several programs (good, graph)", "name one"]),
         (ECHO, ":tea", [], ["no program 'tea'", "there is: graph"]),
         (f"{HEAD}def make(): pass\n", ":make", [], ["'make' is no graph", "it is None"]),
-        (f"{HEAD}def make(a, b): pass\n", ":make", [], ["a function that needs a, b"]),
+        (f"{HEAD}def make(a, b): pass\n", ":make", [], ["a function that needs b"]),
         (ECHO, "", [], ["graph 'graph' needs an input", "--input '{\"text\":"]),
         (ECHO, "", ["--input", "tea"], ["the fields 'text', 'cups', 'seen'", "JSON object"]),
         (ECHO, "", ["--input", "[1]"], ["takes an object with the fields 'text'", "not [1]"]),

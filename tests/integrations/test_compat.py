@@ -178,3 +178,17 @@ async def test_a_client_of_mqtt_disconnects_with_properties() -> None:
     aiomqtt.end_session(client)
     given = client._client.disconnect.keywords["properties"]
     assert given.SessionExpiryInterval == 0, changed("what disconnects", "aiomqtt")
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_factory_can_be_given_the_servers_runtime(running: bool) -> None:
+    """Which tells a graph that is to run from one that is to be read."""
+    from langgraph_sdk.runtime import ServerRuntime
+
+    assert langgraph.is_server_runtime(ServerRuntime), changed("ServerRuntime", "langgraph-sdk")
+    about = {"context": {"a": 1}} if running else {}
+    given = langgraph.server_runtime(
+        running, access_context="threads.read", user=None, store=None, **about
+    )
+    assert (given.execution_runtime is not None) is running, changed("it", "langgraph-sdk")
+    assert getattr(given, "context", {}) == about.get("context", {})

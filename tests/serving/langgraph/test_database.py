@@ -93,7 +93,7 @@ async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     [
         (3, "'bad' is no graph: it is of type int"),
         (lambda: 1 / 0, "makes 'bad' raised ZeroDivisionError"),
-        (lambda a, b: None, "needs a, b"),
+        (lambda a, b: None, "needs b; one that makes a graph takes"),
     ],
 )
 def test_what_is_no_graph_is_told(tmp_path: Path, value: Any, message: str) -> None:

@@ -1,0 +1,102 @@
+"""Native programs as graphs of LangGraph, each of one node.
+
+`Context.human` becomes an interrupt of LangGraph: the run ends with the question, and the run that
+answers it starts the function again from its top, as LangGraph does with a node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from langgraph.func import entrypoint
+from langgraph.types import interrupt
+
+from agentrt.errors import InterruptExpiredError
+from agentrt.integrations.langgraph.graphs import Graph
+from agentrt.interrupts import Tool
+from agentrt.interrupts.answers import AnswerForm
+from agentrt.interrupts.events import Event, Feed
+from agentrt.program import Context, Emitter, Program
+from agentrt.request import Reply
+from agentrt.runtime import Runtime
+from agentrt.serving.langgraph.interrupts import EXPIRED
+
+_PROGRAM: ContextVar[Context] = ContextVar("agentrt_native_program")
+_INPUT = "input"
+
+
+def as_graph(program: Program, runtime: Runtime) -> Graph:
+    """``program`` as a graph of LangGraph's functional API."""
+
+    async def run(given: dict[str, Any]) -> Any:
+        outer = _PROGRAM.get()
+        emitter = runtime.emitter(runtime.runs[outer.program_id])
+        context = Context(outer.program_id, outer.program_type, _InterruptingEmitter(emitter))
+        return await program(context, given[_INPUT])
+
+    run.__name__ = run.__qualname__ = program.name
+    return entrypoint()(run)
+
+
+def enter_program(context: Context) -> None:
+    """Make ``context`` the program that the calling task runs."""
+    _PROGRAM.set(context)
+
+
+def native_input(given: Any) -> dict[str, Any]:
+    """A program's input as its graph takes it; None is an input too."""
+    return {_INPUT: given}
+
+
+class _InterruptingEmitter:
+    """An `Emitter` that asks humans through LangGraph's interrupts."""
+
+    def __init__(self, inner: Emitter) -> None:
+        self._inner = inner
+
+    async def call(self, request: Mapping[str, Any], after: Iterable[Reply]) -> Reply:
+        return await self._inner.call(request, after)
+
+    def stream(
+        self, request: Mapping[str, Any], after: Iterable[Reply], put: Callable[[Reply], None]
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        return self._inner.stream(request, after, put)
+
+    async def tool(
+        self,
+        tool: Tool,
+        positional: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+        after: Iterable[Reply],
+    ) -> Any:
+        return await self._inner.tool(tool, positional, arguments, after)
+
+    async def find_tool(self, name: str) -> Tool:
+        return await self._inner.find_tool(name)
+
+    async def tools(self, *transports: str) -> list[Tool]:
+        return await self._inner.tools(*transports)
+
+    async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
+        return await self._inner.event(feed, timeout, after)
+
+    async def human(
+        self,
+        text: str,
+        form: AnswerForm,
+        timeout: float | None,
+        after: Iterable[Reply],
+    ) -> Any:
+        asked: dict[str, Any] = {"question": text}
+        if form.schema is not None:
+            asked["schema"] = form.schema
+        if timeout is not None:
+            asked["expires_at"] = time.time() + timeout
+        answer = interrupt(asked if len(asked) > 1 else text)
+        if answer == EXPIRED:
+            raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {text!r}")
+        # Without a schema, clients of LangGraph may answer with any JSON.
+        return answer if form.schema is None else form.accept(answer)

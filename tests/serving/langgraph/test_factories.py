@@ -1,0 +1,148 @@
+"""Graph factories: each run, and whoever asks for a graph's form, gets one made for its config."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import InternalServerError
+
+from agentrt.errors import ProgramLoadError
+from agentrt.integrations.langgraph.factories import Access
+from agentrt.integrations.langgraph.graphs import open_graph
+from tests.serving.langgraph.factories import FORMS, OPENED, OTHERS
+from tests.serving.langgraph.graphs import GATES, gate_graph
+from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.langgraph.test_runs import IN, a_thread
+
+ANN: Any = {"configurable": {"who": "Ann"}}
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder: Path = tmp_path_factory.mktemp("factories")
+    with serving({**FORMS, **OTHERS, "gated": _gated}, folder / "agentrt.db") as it:
+        yield it
+
+
+def _gated(config: Any) -> Any:
+    return gate_graph()
+
+
+@pytest_asyncio.fixture
+async def client(it: Serving) -> AsyncIterator[LangGraphClient]:
+    async with get_client(url=it.url) as client:
+        yield client
+
+
+async def steps(client: LangGraphClient, assistant: str, **asked: Any) -> str:
+    found: Any = await client.runs.wait(None, assistant, input=IN, **asked)
+    return str(found["steps"][-1])
+
+
+@pytest.mark.parametrize("name", FORMS)
+async def test_a_graph_is_made_for_each_run(client: LangGraphClient, name: str) -> None:
+    """With what the run gives, as configurable or as context, or what its assistant gives."""
+    assert await steps(client, name, config=ANN) == "made for Ann"
+    assert await steps(client, name, context={"who": "Bob"}) == "made for Bob"
+    assert await steps(client, name) == "made for nobody"
+    for given in ({"config": {"configurable": {"who": "Eve"}}}, {"context": {"who": "Eve"}}):
+        assistant = (await client.assistants.create(name, **given))["assistant_id"]
+        assert await steps(client, assistant) == "made for Eve"
+        assert await steps(client, assistant, config=ANN) == "made for Ann"
+
+
+async def test_a_stream_and_a_background_run_have_graphs_of_their_own(
+    client: LangGraphClient,
+) -> None:
+    thread = await a_thread(client)
+    run = await client.runs.create(thread, "plain", input=IN, config=ANN)
+    assert await client.runs.join(thread, run["run_id"]) == {"steps": ["in", "made for Ann"]}
+    streamed = client.runs.stream(
+        None, "plain", input=IN, context={"who": "Bob"}, stream_mode="updates"
+    )
+    updates = [part.data async for part in streamed if part.event == "updates"]
+    assert updates == [{"Bob": {"steps": ["made for Bob"]}}]
+
+
+async def test_a_threads_state_is_read_with_the_graph_of_its_last_run(
+    client: LangGraphClient,
+) -> None:
+    """That of another config would not know the node that is next."""
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "plain", input=IN, config=ANN, interrupt_before=["Ann"])
+    state = await client.threads.get_state(thread)
+    assert (state["next"], [task["name"] for task in state["tasks"]]) == (["Ann"], ["Ann"])
+    assert (await client.threads.get(thread))["status"] == "interrupted"
+    assert len(await client.threads.get_history(thread)) == 2
+    await client.threads.update_state(thread, {"steps": ["by hand"]}, as_node="Ann")
+    assert (await client.threads.get_state(thread))["next"] == []
+
+
+async def test_an_assistants_form_is_that_of_its_config(client: LangGraphClient) -> None:
+    made = await client.assistants.create("plain", config=ANN)
+    drawn = await client.assistants.get_graph(made["assistant_id"])
+    assert [node["id"] for node in drawn["nodes"]] == ["__start__", "Ann", "__end__"]
+    drawn = await client.assistants.get_graph("plain")
+    assert drawn["nodes"][1]["id"] == "nobody"
+
+
+async def test_a_factory_is_told_what_its_graph_is_for(client: LangGraphClient) -> None:
+    assert await steps(client, "with_both", config=ANN) == "made for Ann, threads.create_run, None"
+    drawn = await client.assistants.get_graph("with_both")
+    assert drawn["nodes"][1]["id"] == "nobody, assistants.read, None"
+
+
+async def test_what_a_factory_opens_lasts_until_the_runs_end(client: LangGraphClient) -> None:
+    OPENED.clear()
+    await client.runs.wait(None, "managed", input=IN, config=ANN)
+    assert OPENED == ["opened Ann", "closed Ann"]
+
+
+async def test_a_factory_that_fails_for_a_run_fails_the_run(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    failed: Any = await client.runs.wait(thread, "needs_who", input=IN, raise_error=False)
+    assert "the function that makes 'needs_who' raised KeyError" in failed["__error__"]["message"]
+    kept = await client.threads.get(thread)
+    assert (kept["status"], kept["values"]) == ("error", None)
+    with pytest.raises(InternalServerError, match="raised KeyError"):
+        await client.threads.get_state(thread)
+    with pytest.raises(InternalServerError, match="raised KeyError"):
+        await client.assistants.get_graph("needs_who")
+    done: Any = await client.runs.wait(thread, "needs_who", input=IN, config=ANN)
+    assert done["steps"][-1] == "made for Ann"
+
+
+async def test_a_run_of_a_factory_is_stopped(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    run = await client.runs.create(thread, "gated", input={"gate": "stopped", "steps": []})
+    await GATES.reached("stopped")
+    await client.runs.cancel(thread, run["run_id"], wait=True)
+    assert (await client.threads.get_state(thread))["next"] == ["wait"]
+
+
+def _needs_a_database(database: str) -> Any: ...
+
+
+def _needs_two(config: Any, other: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("factory", "what"),
+    [
+        (_needs_a_database, "needs database"),
+        (_needs_two, "needs other"),
+        (lambda: 3, "of type int"),
+        (min, "takes nothing, a config"),
+    ],
+)
+async def test_a_function_that_makes_no_graph_is_refused(factory: Any, what: str) -> None:
+    async with AsyncExitStack() as stack:
+        with pytest.raises(ProgramLoadError, match=what):
+            await open_graph(factory, stack, Access())
