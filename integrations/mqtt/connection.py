@@ -65,9 +65,9 @@ class Connection:
 
     ``on_connect`` is awaited on each new connection, before anything else is sent on it, and
     ``on_up`` is called when it has ended. ``on_message`` is called with each message, and must
-    be quick. ``will`` is what the broker publishes when this client is gone without a word. With
-    ``session_s`` the broker keeps what comes in for so long while the connection is broken, and
-    nothing once it is closed.
+    be quick. With ``session_s`` the broker keeps what comes in for so long while the connection is
+    broken, and nothing once it is closed. ``will`` is what the broker publishes when this client is
+    gone without a word, and did not come back within ``session_s``.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Connection:
         return f"it cannot be reached: {error}"
 
     def _new_client(self, context: Any) -> aiomqtt.Client:
-        broker, properties, will = self.broker, None, self._will
+        broker, properties = self.broker, None
         if self._session_s:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.SessionExpiryInterval = self._session_s
@@ -274,7 +274,7 @@ class Connection:
             protocol=aiomqtt.ProtocolVersion.V5,
             clean_start=not self._session_s,
             properties=properties,
-            will=None if will is None else aiomqtt.Will(will.topic, will.payload, 1, will.retain),
+            will=self._last_will(),
             tls_context=context,
             keepalive=self._keepalive,
             socket_options=NO_DELAY,
@@ -284,6 +284,13 @@ class Connection:
         client.pending_calls_threshold = 1 << 30
         self._newest = client
         return client
+
+    def _last_will(self) -> aiomqtt.Will | None:
+        if (will := self._will) is None:
+            return None
+        properties = Properties(PacketTypes.WILLMESSAGE)  # type: ignore[no-untyped-call]
+        properties.WillDelayInterval = self._session_s
+        return aiomqtt.Will(will.topic, will.payload, will.qos, will.retain, properties)
 
     async def _read(self, client: aiomqtt.Client) -> None:
         async for message in client.messages:

@@ -18,7 +18,7 @@ from agentrt.integrations.mqtt.fleet import Fleet
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 
-_SYNC, _SYNC_S = "sync", 3.0
+_SYNC_S = 3.0
 _UNHEARD = 100
 """Calls on their way at once that no worker has accepted: brokers drop what they cannot queue."""
 _SILENCES = 3
@@ -32,6 +32,7 @@ class MqttTools(ToolTransport):
     call to one worker alone, so that it runs at most once. Times are in seconds: a call waits
     ``patience`` for the broker; a worker that is gone may come back ``back_within``, unless the
     tool is idempotent; what gets no answer is sent again every ``resend_s``, with the same key.
+    Workers stop the calls of a client that is cut off from the broker for ``away`` seconds.
     ``dropped`` counts answers that nobody waited for.
     """
 
@@ -43,6 +44,7 @@ class MqttTools(ToolTransport):
         patience: float = 5.0,
         back_within: float = 5.0,
         resend_s: float = 10.0,
+        away: int = 30,
     ) -> None:
         self.name = name
         self.dropped = 0
@@ -52,7 +54,7 @@ class MqttTools(ToolTransport):
         self._fleets: defaultdict[str, Fleet] = defaultdict(Fleet)
         self._calls: dict[str, Call] = {}
         self._unheard = asyncio.Semaphore(_UNHEARD)
-        self._synced = asyncio.Event()
+        self._synced, self._sync = asyncio.Event(), ""
         self._timers: set[asyncio.TimerHandle] = set()
         self._connection = Connection(
             broker,
@@ -60,6 +62,8 @@ class MqttTools(ToolTransport):
             on_message=self._saw,
             on_connect=self._greet,
             on_up=self._resume,
+            will=Outgoing(broker.prefix.common().client(self._client_id), b""),
+            session_s=away,
         )
 
     async def open(self) -> None:
@@ -144,10 +148,11 @@ class MqttTools(ToolTransport):
         """Hear of the workers that are there, all of them: messages come in their order."""
         for fleet in self._fleets.values():
             fleet.doubt()
-        everywhere, own = self._prefix.all(), self._prefix.of("default").replies(self._client_id)
+        everywhere, own = self._prefix.all(), self._prefix.common().replies(self._client_id)
         await subscribe(client, [everywhere.worker("+"), everywhere.replies(self._client_id)])
         self._synced.clear()
-        await publish(client, Outgoing(own, b"{}", correlation=_SYNC.encode()))
+        self._sync = uuid.uuid4().hex
+        await publish(client, Outgoing(own, b"{}", correlation=self._sync.encode()))
         try:
             async with asyncio.timeout(_SYNC_S):
                 await self._synced.wait()
@@ -225,7 +230,7 @@ class MqttTools(ToolTransport):
 
     def _replied(self, message: aiomqtt.Message) -> None:
         call_id = _correlation(message)
-        if call_id == _SYNC:
+        if call_id == self._sync:
             self._synced.set()
             return
         call = self._calls.get(call_id)

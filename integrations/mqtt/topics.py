@@ -42,6 +42,10 @@ class Prefix:
             raise ConfigError(f"tenant {tenant!r} cannot be in an MQTT topic")
         return Topics(self.text.replace(_TENANT, tenant))
 
+    def common(self) -> Topics:
+        """The topics that all tenants share: those of one client, whichever tenants it serves."""
+        return self.of("default")
+
     def all(self) -> Topics:
         """The topics of all tenants, to subscribe to."""
         return Topics(self.text.replace(_TENANT, "+"))
@@ -78,6 +82,10 @@ class Topics:
     def cancels(self, tool: str) -> str:
         """Where all workers hear which calls of a tool are cancelled."""
         return f"{self.prefix}/tools/{tool}/cancels"
+
+    def client(self, client: str) -> str:
+        """Where it is said that one client is gone, and needs its calls no more."""
+        return f"{self.prefix}/clients/{client}"
 
     def replies(self, client: str) -> str:
         """Where one client gets replies."""

@@ -16,6 +16,7 @@ from agentrt.errors import (
     InterruptExpiredError,
     QuestionClosedError,
     ToolArgumentsError,
+    ToolLostError,
     ToolResultError,
     ToolUnavailableError,
     UnknownToolError,
@@ -70,7 +71,7 @@ class Worker:
         self.id = f"{name}-{uuid.uuid4().hex[:8]}"
         # Who calls tries again, if anybody does.
         self._tools = {tool.name: tool.but(retries=0) for tool in tools}
-        self._topics = broker.prefix.of(tenant)
+        self._topics, self._common = broker.prefix.of(tenant), broker.prefix.common()
         self._concurrency, self._slots = concurrency, asyncio.Semaphore(concurrency)
         self._notice = notice
         self._offer = [OfferedTool.of(tool) for tool in tools]
@@ -137,7 +138,7 @@ class Worker:
     # -- the connection -----------------------------------------------------------------
 
     async def _subscribe(self, client: aiomqtt.Client) -> None:
-        topics = [self._topics.inbox(self.id)]
+        topics = [self._topics.inbox(self.id), self._common.client("+")]
         for name in self._tools:
             topics.append(self._topics.cancels(name))
             if not self._draining.is_set():
@@ -166,10 +167,13 @@ class Worker:
     # -- what comes in ------------------------------------------------------------------
 
     def _saw(self, message: aiomqtt.Message) -> None:
-        if str(message.topic).endswith("/cancels"):
+        topic = str(message.topic)
+        if topic.endswith("/cancels"):
             self._cancel(decode(Cancel, message.payload))
-        else:
+        elif topic.endswith("/calls"):
             self._asked(message)
+        else:
+            self._gone(topic.rpartition("/")[2])
 
     def _asked(self, message: aiomqtt.Message) -> None:
         try:
@@ -210,8 +214,20 @@ class Worker:
                 return
         elif job.request.attempt > cancel.attempt:
             return
-        job.cancelled = True
-        self._jobs.end(job, now)
+        self._end(job)
+
+    def _gone(self, client: str) -> None:
+        """A client is gone: nobody needs its calls. Should it come back, it hears of that."""
+        replies = self._topics.replies(client)
+        for job in tuple(self._jobs.live.values()):
+            if job.sender.topic == replies:
+                lost = ToolLostError(f"tool {job.request.tool} was stopped: its caller was gone")
+                self._end(job, self._said("failed", error=Failure.of(lost)))
+
+    def _end(self, job: Job, reply: Reply | None = None) -> None:
+        """Stop a job. Without a reply nobody is told."""
+        job.cancelled, job.reply = True, reply
+        self._jobs.end(job, asyncio.get_running_loop().time())
         if job.task is not None:
             job.task.cancel()
 
@@ -263,7 +279,7 @@ class Worker:
 
     def _tell(self, job: Job) -> None:
         """Say how a job stands."""
-        if not job.cancelled:
+        if job.reply is not None or not job.cancelled:
             self._reply(job.sender, job.reply or self._said("accepted"))
 
     def _told_progress(self, job: Job, progress: Progress) -> None:

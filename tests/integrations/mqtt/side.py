@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from socket import SHUT_RDWR
 from typing import Any
 
 import aiomqtt
@@ -15,7 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from agentrt.graph import Progress
 from agentrt.integrations.mqtt import Broker, MqttTools
-from agentrt.integrations.mqtt.connection import Outgoing, publish
+from agentrt.integrations.mqtt.connection import Connection, Outgoing, publish
 from agentrt.interrupts import Tool, ToolRequest
 
 _PATIENCE_S = 20.0
@@ -169,6 +170,13 @@ async def retained(broker: Broker, topic: str) -> list[str]:
                 break
             found.append(str(message.topic))
     return found
+
+
+def cut_off(connection: Connection) -> None:
+    """Break a connection as a network does."""
+    assert connection._client is not None
+    line: Any = connection._client._client.socket()
+    line.shutdown(SHUT_RDWR)
 
 
 async def publish_once(broker: Broker, topic: str, payload: bytes) -> None:

@@ -27,7 +27,7 @@ from tests.integrations.mqtt.processes import WorkerProcess, workers
 from tests.integrations.mqtt.side import Census, Stranger, census, retained, stranger, until
 
 MANY = ("--concurrency", "200")
-CALLER, WORKER, SHARED = 2, 5, 4
+CALLER, WORKER, SHARED = 2, 6, 4
 """Subscriptions of a caller and of a worker with four tools."""
 
 
@@ -230,7 +230,7 @@ async def with_a_cancelled_program(runtime: Runtime, counted: Census, folder: Pa
     assert run.task is not None
     await asyncio.wait([run.task])
     assert Counter(node.state for node in run.dag.nodes()) == {NodeState.CANCELLED: 4}
-    await until(lambda: runs(folder) == ["cancelled"])
+    await until(lambda: runs(folder) == ["waits", "cancelled"])
     await until((folder / "cancelled").exists)
     await counted.until(3, WORKER + CALLER, SHARED)
 

@@ -20,7 +20,7 @@ from agentrt.errors import ToolFailedError, ToolUnavailableError
 from agentrt.integrations.mqtt import Broker, read_broker
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request
 from tests.integrations.mqtt.mosquitto import Mosquitto
-from tests.integrations.mqtt.processes import workers
+from tests.integrations.mqtt.processes import ROOT, workers
 from tests.integrations.mqtt.side import calling, until
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "mqtt.md").read_text("utf-8")
@@ -140,6 +140,38 @@ async def test_a_worker_and_a_caller_with_tls_passwords_and_rules(
     with workers(1, url, "--broker-ca", str(ca), folder=tmp_path):
         async with calling(guarded_broker(guarded, "agent", "agents own", ca)) as caller:
             assert await caller.call("once", number=3, until="gate1") == 3
+
+
+CALLER = """
+import asyncio, sys
+from pathlib import Path
+from agentrt.integrations.mqtt import MqttTools, read_broker
+from tests.integrations.mqtt.side import Caller
+
+async def call():
+    transport = MqttTools(read_broker(sys.argv[1], ca=Path(sys.argv[2])), away=1)
+    await transport.open()
+    await Caller(transport).call("cancelled")
+
+asyncio.run(call())
+"""
+
+
+def started(script: str, *args: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", script, *args], cwd=ROOT)
+
+
+async def test_the_calls_of_a_caller_that_is_killed_are_stopped(
+    guarded: Mosquitto, tmp_path: Path
+) -> None:
+    """Its will says so, which the page's rules let it leave, and workers read."""
+    ca, runs, at = tmp_path / "ca.pem", tmp_path / "runs", f"127.0.0.1:{guarded.port}"
+    worker, caller = f"mqtts://worker:workers%20own@{at}", f"mqtts://agent:agents%20own@{at}"
+    with workers(1, worker, "--broker-ca", str(ca), folder=tmp_path):
+        with started(CALLER, caller, str(ca)) as process:
+            await until(runs.exists)
+            process.kill()
+        await until(lambda: runs.read_text() == "waits\ncancelled\n")
 
 
 # paho leaves the socket of a handshake that failed to the garbage collector.

@@ -16,6 +16,7 @@ from agentrt.errors import (
     InterruptExpiredError,
     ToolArgumentsError,
     ToolFailedError,
+    ToolLostError,
     ToolResultError,
     ToolUnavailableError,
     UnknownToolError,
@@ -27,7 +28,7 @@ from agentrt.request import ToolSpec
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
 from tests.integrations.mqtt.mosquitto import free_port
-from tests.integrations.mqtt.side import calling, until
+from tests.integrations.mqtt.side import calling, cut_off, publish_once, until
 
 
 @tool(idempotent=True, timeout=30, retries=2)
@@ -135,6 +136,43 @@ async def test_a_cancelled_call_is_cancelled_at_the_worker(broker: Broker) -> No
         await asyncio.wait([call])
         assert call.cancelled()
         await ended.wait()
+
+
+async def test_a_caller_that_is_cut_off_for_a_moment_keeps_its_calls_and_hears_if_it_was_too_long(
+    broker: Broker,
+) -> None:
+    """1 Its connection breaks, and the call goes on. 2 The broker says that it was gone too long:
+    the call is stopped, and the caller, which comes back, learns it by asking again."""
+    began, go_on, ended = asyncio.Event(), asyncio.Event(), list[str]()
+
+    @tool
+    async def wait(which: str) -> str:
+        began.set()
+        try:
+            await go_on.wait()
+        finally:
+            ended.append(which)
+        return which
+
+    worker = Worker(broker, [wait])
+    async with calling(broker, resend_s=0.1) as caller, running(worker):
+        call = asyncio.create_task(caller.call("wait", which="first"))
+        await began.wait()
+        connection = caller.transport._connection
+        first = connection._client
+        cut_off(connection)
+        await until(lambda: connection._client not in (first, None))
+        assert ended == []
+        go_on.set()
+        assert await call == "first"
+        for event in (began, go_on):
+            event.clear()
+        call = asyncio.create_task(caller.call("wait", which="second"))
+        await began.wait()
+        await publish_once(broker, broker.prefix.common().client(caller.transport._client_id), b"")
+        with pytest.raises(ToolLostError, match="tool wait was stopped: its caller was gone"):
+            await call
+        assert ended == ["first", "second"]
 
 
 async def test_a_call_that_expires_before_its_turn_is_never_run(broker: Broker) -> None:

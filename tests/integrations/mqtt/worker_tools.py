@@ -35,6 +35,7 @@ async def again(number: int, until: str) -> int:
 
 @tool
 async def cancelled(context: ToolContext) -> None:
+    note("waits")
     context.progress(Progress(1, 2, "half way"))
     try:
         await asyncio.Event().wait()
