@@ -6,6 +6,7 @@ change its calls, subclasses `ForwardingExecutor` and overrides what it changes.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -95,6 +96,11 @@ class Executor(ABC):
     def alive(self) -> bool:
         """False once the engine is known to be gone. Costs nothing."""
         return True
+
+    async def given_up(self) -> str:
+        """Wait until the engine is gone, and none will take its place; return why."""
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def cpu_seconds(self) -> float | None:
         """Processor time that the engine has used so far; None where it cannot be told."""
@@ -187,6 +193,9 @@ class ForwardingExecutor(Executor):
 
     def alive(self) -> bool:
         return self.inner.alive()
+
+    async def given_up(self) -> str:
+        return await self.inner.given_up()
 
     async def cpu_seconds(self) -> float | None:
         return await self.inner.cpu_seconds()

@@ -19,7 +19,7 @@ from agentrt.cli.values import read_quanta
 from agentrt.errors import ConfigError, ModelLoadError, UsageError
 from agentrt.executors import memory
 from agentrt.executors.base import Executor, Progress
-from agentrt.executors.replicas import ReplicaSet
+from agentrt.executors.replicas import ReplicaSet, RestartedEngine
 from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
 from agentrt.executors.vllm import engine
 from agentrt.executors.vllm.footprint import check_memory, footprint, free_memory
@@ -90,14 +90,18 @@ def _others(text: str) -> Others:
     return Others(match["model"], int(match["count"] or 1), tuple(words[1:]))
 
 
-def make_executor(options: EngineOptions, fleet: Fleet, notice: Progress) -> Executor:
-    """The engine, or the replicas; ``notice`` is told what happens to these.
+def make_executor(
+    options: EngineOptions, fleet: Fleet, notice: Progress, *, restarts: bool = False
+) -> Executor:
+    """The engine, which ``restarts`` if it dies, or the replicas, which always do; ``notice`` is
+    told what happens to these.
 
     Raises `ConfigError` for GPUs that are not there, and `EngineStartError` where memory is
     short.
     """
     if fleet.size == 1 and fleet.cluster is None:
-        return engine.VLLMEngine(options)
+        one = partial(engine.VLLMEngine, options)
+        return RestartedEngine(one, notice=notice) if restarts else one()
     router = make_router(fleet.router)
     scheduling, own = options.scheduler, replace(options.scheduler, history=None)
     options = replace(options, scheduler=own, kv_events=router.reads_blocks)

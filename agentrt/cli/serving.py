@@ -21,7 +21,7 @@ from agentrt.cli.load import Found, GraphTarget, load_all, project_of
 from agentrt.cli.screen import Screen
 from agentrt.cli.signals import SIGNALS, Drain, Interrupts
 from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools, read_triggers
-from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.errors import ConfigError, EngineDiedError, ProgramLoadError
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime import Runtime
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 _THREADS = 64
 """A quarter of the threads that programs' synchronous code may block at once."""
+
+
+_ANSWERS_S = 2.0
+"""How long answers may be on their way from a server that has no engine any more (seconds)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
         keys = KeyRing(job.key_file, job.limits, notice=tell)
     with opened_output(verbose=job.engine.verbose) as (log, screen, last_words):
         serving = Serving(job, listener, keys, drain, screen, log, tell)
-        executor = make_executor(job.engine, fleet, screen.progress)
+        executor = make_executor(job.engine, fleet, screen.announce, restarts=True)
         Interrupts(last_words, drain, uvloop.new_event_loop).run(serving.run(executor))
     if drain.first is not None:
         raise StoppedError(drain.first, "stopped: what ran has ended")
@@ -204,6 +208,8 @@ class Serving:
         stop = asyncio.Event()
         serving = asyncio.create_task(self.listener.serve(app, server.bounds), name="http")
         stopping = asyncio.create_task(stop.wait(), name="signals")
+        gone = asyncio.create_task(server.runtime.executor.given_up(), name="engines")
+        tasks = [serving, stopping, gone]
 
         def drain(signal: str) -> None:
             self.tell(f"{signal}: finishing what runs and taking nothing new; again to stop now")
@@ -217,14 +223,19 @@ class Serving:
                 gc.collect()
                 gc.freeze()
                 self.tell(self._announcement(server))
-                await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
-                    await self.listener.drain(server, self.job.drain_s)
+                    # Without an engine nothing is to be finished: only answers are on their way.
+                    await self.listener.drain(
+                        server, _ANSWERS_S if gone.done() else self.job.drain_s
+                    )
                 await serving
+                if gone.done():
+                    raise EngineDiedError(f"no engine is left: {gone.result()}")
         finally:
-            for task in (serving, stopping):
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait([serving, stopping])
+            await asyncio.wait(tasks)
 
     def _announcement(self, server: Server) -> str:
         url = self.listener.url

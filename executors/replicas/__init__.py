@@ -2,6 +2,7 @@
 
 from agentrt.executors.replicas.replica import Backoff, Replica, ReplicaState
 from agentrt.executors.replicas.set import ReplicaSet
+from agentrt.executors.replicas.single import RestartedEngine
 from agentrt.executors.replicas.supervisor import Health
 
-__all__ = ["Backoff", "Health", "Replica", "ReplicaSet", "ReplicaState"]
+__all__ = ["Backoff", "Health", "Replica", "ReplicaSet", "ReplicaState", "RestartedEngine"]

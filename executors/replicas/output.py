@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrt.errors import EngineDiedError
@@ -25,13 +25,26 @@ class CallOutput:
         self.differs = False
         self._call_id = call_id
         self._parts = RepeatedParts()
+        self._first: list[Chunk] | None = []
+        """What the first run gave, not looked at yet: most calls have no second one."""
 
     def restart(self) -> None:
-        """The call runs from its beginning."""
+        """The call runs from its beginning again."""
+        first, self._first = self._first or (), None
+        for chunk in first:
+            self._new(chunk)
         self._parts.restart()
 
     def take(self, chunk: Chunk) -> Chunk | None:
         """What of a chunk is new. Raises `EngineDiedError` if it is not what came before."""
+        if self._first is None:
+            return self._new(chunk)
+        self.delivered |= chunk.reply is not None
+        if not self.delivered:
+            self._first.append(_without_rest(chunk))
+        return chunk
+
+    def _new(self, chunk: Chunk) -> Chunk | None:
         last = chunk.reply is not None
         try:
             text = self._parts.take("text", chunk.text)
@@ -44,7 +57,7 @@ class CallOutput:
                 f"the engine died in the middle of call {self._call_id}, and another gave "
                 "something else than what had been streamed already"
             ) from None
-        self.delivered = last
+        self.delivered |= last
         if output is chunk.output and text == chunk.text:
             return chunk
         if output is None and not text and not last:
@@ -85,3 +98,28 @@ class CallOutput:
         if cut.prompt_logprobs is not None:
             cut.prompt_logprobs = []  # they came with the first piece, as vLLM streams them
         return cut
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Of vLLM's ``CompletionOutput``, what comes again."""
+
+    text: str
+    token_ids: Sequence[int]
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """Of vLLM's ``RequestOutput``, what comes again."""
+
+    outputs: list[_Piece]
+    finished: bool = False
+
+
+def _without_rest(chunk: Chunk) -> Chunk:
+    """A chunk without what is large, such as log probabilities."""
+    outputs = getattr(chunk.output, "outputs", None)
+    if not isinstance(outputs, list):
+        return chunk
+    one = outputs[0]
+    return Chunk(chunk.text, output=_Pieces([_Piece(one.text, tuple(one.token_ids))]))

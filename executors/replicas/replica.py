@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
-from agentrt.executors.base import Executor, Progress
+from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.info import is_model
 from agentrt.request import Call
 from agentrt.router import ReplicaView
@@ -69,31 +70,36 @@ class CancelScope:
     """
 
     def __init__(self) -> None:
-        self._waits: set[asyncio.Timeout] = set()
+        self._waits: set[asyncio.Task[Any]] = set()
         self._reason: str | None = None
 
     def cancel(self, reason: str) -> None:
         """Every wait, now and later, raises `EngineDiedError`, with the first reason given."""
         self._reason = self._reason or reason
-        now = asyncio.get_running_loop().time()
-        for wait in self._waits:
-            wait.reschedule(now)
+        waits, self._waits = self._waits, set()
+        for task in waits:
+            task.cancel()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await ``work()`` until this scope is cancelled."""
         if self._reason is not None:
             raise EngineDiedError(self._reason)
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        self._waits.add(
+            task
+        )  # cheaper than a timeout: this is done for every piece of every output
         try:
-            async with asyncio.timeout(None) as wait:
-                self._waits.add(wait)
-                try:
-                    return await work()
-                finally:
-                    self._waits.discard(wait)
-        except TimeoutError as error:
-            if self._reason is None:
+            return await work()
+        except asyncio.CancelledError as error:
+            if self._reason is None or task in self._waits:
                 raise
-            raise EngineDiedError(self._reason) from error
+            if task.uncancel() <= before:
+                raise EngineDiedError(self._reason) from error
+            raise
+        finally:
+            self._waits.discard(task)
 
 
 class Replica:
@@ -181,6 +187,14 @@ class Replica:
             yield
         finally:
             self.calls -= 1
+
+    async def read(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        """The call's chunks, as long as the engine of now lives."""
+        scope, chunks = self.cancel_scope, self.executor.generate(call, stream=stream)
+        following = partial(anext, chunks, None)
+        async with contextlib.aclosing(chunks):
+            while (chunk := await scope.run(following)) is not None:
+                yield chunk
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What the engine says; nothing while there is none, or one that does not answer."""

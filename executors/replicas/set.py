@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from agentrt.executors.replicas.output import CallOutput
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState, snapshot_of
 from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
-from agentrt.request import Call, CallReport, Reply
+from agentrt.request import Call, CallReport
 from agentrt.router import Router
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends, make_policy
@@ -129,6 +128,9 @@ class ReplicaSet(Executor):
     def alive(self) -> bool:
         return any(replica.state is ReplicaState.READY for replica in self.replicas)
 
+    async def given_up(self) -> str:
+        return await self._supervisor.given_up()
+
     # -- calls -------------------------------------------------------------------------
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
@@ -136,14 +138,13 @@ class ReplicaSet(Executor):
         while not output.delivered:
             replica, trip = self.routing.send(call, await self._ready(call))
             engine = replica.executor
-            output.restart()
             try:
                 with self._running(call, replica), self.routing.counting(trip):
-                    async with contextlib.aclosing(_read(call, replica, stream)) as chunks:
+                    async with contextlib.aclosing(replica.read(call, stream=stream)) as chunks:
                         async for chunk in chunks:
                             if chunk.reply is not None:
                                 self.routing.ended(trip, chunk.reply.report)
-                            new = output.take(chunk)
+                            new = output.take(_signed(chunk, replica))
                             if output.delivered:
                                 self._where.pop(call.call_id, None)
                             if new is not None:
@@ -152,6 +153,7 @@ class ReplicaSet(Executor):
             except EngineDiedError as error:
                 if output.differs:
                     raise
+                output.restart()
                 self._supervisor.lost(replica, engine, error)
                 replica.reruns += not output.delivered
 
@@ -176,18 +178,7 @@ class ReplicaSet(Executor):
         return await self._ready_of(self._able(call.spec.model))
 
     async def _ready_of(self, able: list[Replica]) -> list[Replica]:
-        deadline = time.monotonic() + self._ready_timeout_s
-        while not (ready := [r for r in able if r.state is ReplicaState.READY]):
-            if not self._supervisor.open or all(r.state is ReplicaState.OUT for r in able):
-                raise EngineDiedError(f"no replica is left: {_faults(able)}")
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await self._supervisor.wait_for_change()
-            except TimeoutError as error:
-                raise EngineDiedError(
-                    f"no replica came back within {self._ready_timeout_s:g} s: {_faults(able)}"
-                ) from error
-        return ready
+        return await self._supervisor.ready_among(able, self._ready_timeout_s)
 
     def _able(self, model: str | None) -> list[Replica]:
         """The replicas that serve the model. Raises `NotServedError` where none does."""
@@ -253,24 +244,9 @@ class ReplicaSet(Executor):
         return await snapshot_of(self.replicas)
 
 
-async def _read(call: Call, replica: Replica, stream: bool) -> AsyncGenerator[Chunk, None]:
-    """The call's chunks from one replica, as long as its engine lives."""
-    scope = replica.cancel_scope
-    chunks = replica.executor.generate(call, stream=stream)
-    following = partial(anext, chunks, None)
-    async with contextlib.aclosing(chunks):
-        while (chunk := await scope.run(following)) is not None:
-            yield dataclasses.replace(chunk, reply=_signed(chunk.reply, replica))
-
-
-def _faults(replicas: list[Replica]) -> str:
-    return "; ".join(f"{r.name}: {r.last_error or r.state}" for r in replicas)
-
-
-def _signed(reply: Reply | None, replica: Replica) -> Reply | None:
-    """The reply with the name of the replica that it is from."""
-    if reply is None:
-        return None
-    return dataclasses.replace(
-        reply, report=dataclasses.replace(reply.report, replica=replica.name)
-    )
+def _signed(chunk: Chunk, replica: Replica) -> Chunk:
+    """The last chunk with the name of the replica that it is from."""
+    if chunk.reply is None:
+        return chunk
+    report = dataclasses.replace(chunk.reply.report, replica=replica.name)
+    return dataclasses.replace(chunk, reply=dataclasses.replace(chunk.reply, report=report))

@@ -107,7 +107,8 @@ class Supervisor:
         async def start(replica: Replica) -> None:
             def tell(message: str) -> None:
                 said[replica.name] = message
-                progress("; ".join(f"{name}: {text}" for name, text in sorted(said.items())))
+                all_said = "; ".join(f"{name}: {text}" for name, text in sorted(said.items()))
+                progress(message if len(self._replicas) == 1 else all_said)
 
             await replica.start(tell, time.monotonic)
             self._on_ready(replica)
@@ -150,6 +151,27 @@ class Supervisor:
         """Wait until a replica comes, goes, or has no calls any more."""
         await self._changed.wait()
 
+    async def ready_among(self, able: list[Replica], timeout_s: float) -> list[Replica]:
+        """Those of ``able`` that are ready, once there is one. Raises `EngineDiedError`."""
+        deadline = time.monotonic() + timeout_s
+        while not (ready := [r for r in able if r.state is ReplicaState.READY]):
+            if not self.open or all(r.state is ReplicaState.OUT for r in able):
+                raise EngineDiedError(f"no replica is left: {_faults(able)}")
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self.wait_for_change()
+            except TimeoutError as error:
+                raise EngineDiedError(
+                    f"no replica came back within {timeout_s:g} s: {_faults(able)}"
+                ) from error
+        return ready
+
+    async def given_up(self) -> str:
+        """Wait until all are left out, and return why."""
+        while any(replica.state is not ReplicaState.OUT for replica in self._replicas):
+            await self.wait_for_change()
+        return _faults(self._replicas)
+
     # -- death and restart -------------------------------------------------------------
 
     def lost(self, replica: Replica, engine: Executor, error: Exception) -> None:
@@ -179,8 +201,8 @@ class Supervisor:
 
     async def _start_new_engine(self, replica: Replica) -> float | None:
         """Returns the seconds until the next try; None: no more tries."""
-        await replica.replace_engine()
         try:
+            await replica.replace_engine()
             await replica.start(lambda message: None, time.monotonic)
             self._on_ready(replica)
         except NoRoomError as error:  # nothing is wrong with it: a node may still come
@@ -241,3 +263,7 @@ class Supervisor:
         else:
             self.signal_change()
             self._notice(f"{replica.name} is back")
+
+
+def _faults(replicas: Sequence[Replica]) -> str:
+    return "; ".join(f"{r.name}: {r.last_error or r.state}" for r in replicas)

@@ -25,6 +25,7 @@ from agentrt.serving.server import Server
 _VIEW_S = 0.5
 _RETRY_S = "5"
 _MOST_ROWS = 1000
+_NO_ENGINE = "no engine is up"
 _TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -62,7 +63,7 @@ class Observability:
     def router(self) -> APIRouter:
         """All routes. Those of the page and of health hold nothing of any tenant."""
         router = APIRouter(tags=["observability"])
-        router.get("/health")(self.health)
+        router.get("/health", responses={503: {"description": "No engine is up"}})(self.health)
         router.get("/ready", responses={503: {"description": "Not ready"}})(self.ready)
         router.get("/metrics", response_class=Response)(self.metrics)
         router.get("/programs", response_class=JSONResponse)(self.programs)
@@ -75,15 +76,17 @@ class Observability:
 
     # -- health ------------------------------------------------------------------------
 
-    async def health(self) -> dict[str, str]:
-        """The process is up."""
-        return {"status": "ok"}
+    async def health(self) -> JSONResponse:
+        """Whether an engine is up; one that died starts again by itself, and is 503 meanwhile."""
+        if self._poller.up():
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": _NO_ENGINE}, 503)
 
     async def ready(self) -> JSONResponse:
         """Whether calls are taken: an engine is up, and the server does not drain."""
         why = "draining" if self._server.draining else None
         if why is None and not self._poller.up():
-            why = "no engine is up"
+            why = _NO_ENGINE
         body = {"ready": why is None, "why": why}
         return JSONResponse(body, 200 if why is None else 503)
 

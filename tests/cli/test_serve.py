@@ -120,9 +120,9 @@ class Running:
 
 
 @contextmanager
-def running(path: Path) -> Iterator[tuple[Running, str]]:
+def running(path: Path, engine: str = "echoing") -> Iterator[tuple[Running, str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cli.echoing", "serve", str(path), "--port", "0"],
+        [sys.executable, "-m", f"tests.cli.{engine}", "serve", str(path), "--port", "0"],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
@@ -170,4 +170,20 @@ def test_a_second_signal_stops_at_once(write: Write) -> None:
         code, said = one.end()
         assert code == 128 + signal.SIGTERM
         assert "the programs and the engine were stopped" in said
+        assert "Traceback" not in said
+
+
+def test_an_engine_that_dies_is_replaced_and_given_up_at_last(write: Write) -> None:
+    """1. It dies once: the call runs again, and the server says so. 2. It dies without end: the
+    call fails, and the server ends with one line.
+    """
+    with running(write(TWO), "dying") as (one, url):
+        assert ask(url, "die once")["result"] == "die once"
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        one.until("the engine died and starts again: it was killed")
+        one.until("the engine is back")
+        assert ask(url, "die")["state"] == "failed"
+        code, said = one.end()
+        assert code == 1
+        assert said.splitlines()[-1] == "error: no engine is left: the engine: it was killed"
         assert "Traceback" not in said

@@ -58,8 +58,9 @@ class Said:
 
 def read(output: CallOutput, chunks: Iterator[Chunk], dies_after: int | None) -> list[Chunk]:
     """What a reader gets of one run, which may end after so many chunks."""
-    output.restart()
-    taken = (output.take(chunk) for chunk in itertools.islice(chunks, dies_after))
+    taken = [output.take(chunk) for chunk in itertools.islice(chunks, dies_after)]
+    if dies_after is not None:
+        output.restart()
     return [chunk for chunk in taken if chunk is not None]
 
 

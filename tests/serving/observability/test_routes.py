@@ -222,6 +222,8 @@ async def test_ready_is_not_health() -> None:
         engine.up = False
         answer = await at.get("/ready")
         assert (answer.status_code, answer.json()["why"]) == (503, "no engine is up")
+        answer = await at.get("/health")
+        assert (answer.status_code, answer.json()) == (503, {"status": "no engine is up"})
         assert (await at.get("/programs")).status_code == 200
         assert (await at.get("/metrics")).status_code == 200
         engine.up = True
