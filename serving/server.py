@@ -13,6 +13,7 @@ from fastapi import APIRouter
 
 from agentrt.program import Program
 from agentrt.runtime import Runtime
+from agentrt.serving.background import Background
 from agentrt.serving.origins import Origins
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.questions.asked import ServerQuestions
@@ -82,7 +83,8 @@ class Server:
     server finishes what runs and takes nothing new; ``under_way`` has the tasks to wait for that
     belong to no request (an API adds and removes them). ``tenants`` has each tenant's limits and
     use; with ``keys``, requests without a key are refused. ``programs`` are the clients' own.
-    ``origins`` says which pages may call it. ``questions`` are what programs and graphs ask humans.
+    ``origins`` says which pages may call it, and ``background`` does what the APIs do by
+    themselves. ``questions`` are what programs and graphs ask humans.
     """
 
     runtime: Runtime
@@ -95,6 +97,7 @@ class Server:
     keys: KeyCheck | None = None
     bounds: Bounds = field(default_factory=Bounds)
     origins: Origins = field(default_factory=Origins)
+    background: Background = field(default_factory=Background)
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 

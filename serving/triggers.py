@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import APIRouter
@@ -43,17 +43,13 @@ def api_with(triggers: Sequence[Trigger], tell: Callable[[str], None]) -> Api:
     async def api(server: Server) -> AsyncIterator[APIRouter]:
         runs = ProgramRuns(server)
         firing = [Firing(one, server, runs, tell) for one in triggers]
-        with tracking.outside():
-            tasks = [
-                asyncio.create_task(one.run(), name=f"on/{one.trigger.topic}") for one in firing
-            ]
         try:
-            yield APIRouter()
+            async with AsyncExitStack() as stack:
+                for one in firing:
+                    doing = server.background.doing(f"on {one.trigger.topic}", one.run)
+                    await stack.enter_async_context(doing)
+                yield APIRouter()
         finally:
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
             await runs.close()
             for one in firing:
                 await one.close()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from agentrt import tracking
 from agentrt.integrations.langchain.portal import Portal
 from agentrt.integrations.langchain.shared import lend
 from agentrt.integrations.langgraph.factories import Access, Purpose
@@ -91,18 +88,13 @@ async def sweeping(
     """Clear away what stateless runs have left, and ``expire`` what is over its time, in the
     background until the block ends.
     """
-    with tracking.outside():
-        task = asyncio.create_task(_sweep(state, expire), name="agentrt-sweep")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
-
-async def _sweep(state: TenantState, expire: Callable[[], Awaitable[None]]) -> None:
-    while True:
+    async def clear_away() -> None:
         await state.clear_away(time.time())
-        await expire()
-        await asyncio.sleep(_SWEEP_S)
+
+    doing = state.server.background.doing
+    async with (
+        doing("sweep of threads", clear_away, _SWEEP_S),
+        doing("expiry of questions", expire, _SWEEP_S),
+    ):
+        yield

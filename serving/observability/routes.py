@@ -83,12 +83,21 @@ class Observability:
         return JSONResponse({"status": _NO_ENGINE}, 503)
 
     async def ready(self) -> JSONResponse:
-        """Whether calls are taken: an engine is up, and the server does not drain."""
-        why = "draining" if self._server.draining else None
-        if why is None and not self._poller.up():
-            why = _NO_ENGINE
-        body = {"ready": why is None, "why": why}
+        """Whether calls are taken: an engine is up, the server does not drain, and what it does by
+        itself goes on.
+        """
+        why = self._why_not_ready()
+        failing = self._server.background.failing()
+        body = {"ready": why is None, "why": why, **({"failing": failing} if failing else {})}
         return JSONResponse(body, 200 if why is None else 503)
+
+    def _why_not_ready(self) -> str | None:
+        if self._server.draining:
+            return "draining"
+        if not self._poller.up():
+            return _NO_ENGINE
+        stubborn = self._server.background.stubborn()
+        return f"fails again and again: {', '.join(stubborn)}" if stubborn else None
 
     # -- programs -----------------------------------------------------------------------
 

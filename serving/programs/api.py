@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -24,19 +23,17 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
     add_sessions(router, server)
     add_runs(router, server, runs, tasks)
-    tasks.start(_sweep(server, runs))
+    pause_s = min(_LONGEST_PAUSE_S, server.bounds.idle_s / 4, server.bounds.silent_idle_s / 4)
+
+    async def sweep() -> None:
+        """End what was not heard of for long; while the server drains, what nobody is in."""
+        server.programs.sweep(all_idle=server.draining)
+        runs.sweep()
+
     try:
-        yield router
+        async with server.background.doing("sweep of programs", sweep, pause_s):
+            yield router
     finally:
         await tasks.close()
         await runs.close()
         server.programs.end_all()
-
-
-async def _sweep(server: Server, runs: ProgramRuns) -> None:
-    """End what was not heard of for long, again and again; at the end, what nobody is in."""
-    pause_s = min(_LONGEST_PAUSE_S, server.bounds.idle_s / 4, server.bounds.silent_idle_s / 4)
-    while True:
-        await asyncio.sleep(pause_s)
-        server.programs.sweep(all_idle=server.draining)
-        runs.sweep()

@@ -42,5 +42,5 @@ class MortalEngine(EchoEngine):
 
 if __name__ == "__main__":
     engine.VLLMEngine = MortalEngine  # type: ignore[misc, assignment]
-    single.Backoff = partial(Backoff, first_s=0.01, tries=2)  # type: ignore[attr-defined]
+    single.Backoff = partial(Backoff, first_s=0.01, tries=2)  # type: ignore[assignment, attr-defined]
     sys.exit(run(sys.argv[1:]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest_asyncio
 from sqlalchemy import Row
 
 from agentrt import Runtime
+from agentrt.serving.background import Background
+from agentrt.serving.langgraph import tenant_state
 from agentrt.serving.langgraph.runs import NewRun
 from agentrt.serving.langgraph.streams import EventLog, stored_events
 from agentrt.serving.langgraph.tenant_state import (
@@ -72,3 +76,27 @@ async def test_streams_can_be_replayed_for_a_while(state: TenantState) -> None:
     assert await stored_events(database, row.run_id, 0)
     await state.clear_away(time.time() + 2 * REPLAY_S)
     assert not await stored_events(database, row.run_id, 0)
+
+
+async def test_a_locked_database_does_not_end_the_sweep(
+    state: TenantState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of work goes on by itself: questions expire while threads cannot be swept."""
+    state.server.background = Background(rest_s=0.0)
+    monkeypatch.setattr(tenant_state, "_SWEEP_S", 0.0)
+    locked, swept, expired = 3, asyncio.Event(), asyncio.Event()
+
+    async def forget_streams(before: float) -> None:
+        nonlocal locked
+        locked -= 1
+        if locked >= 0:
+            raise sqlite3.OperationalError("database is locked")
+        swept.set()
+
+    async def expire() -> None:
+        expired.set()
+
+    monkeypatch.setattr(state.runs, "forget_streams", forget_streams)
+    async with asyncio.timeout(20), tenant_state.sweeping(state, expire):
+        await expired.wait()
+        await swept.wait()

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from agentrt import Context, Runtime, program
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.serving.app import opened_app
+from agentrt.serving.background import STUBBORN, Background
 from agentrt.serving.observability import api
 from agentrt.serving.observability.dashboard import dashboard
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
@@ -231,6 +232,34 @@ async def test_ready_is_not_health() -> None:
         answer = await at.get("/ready")
         assert (answer.status_code, answer.json()["why"]) == (503, "draining")
         assert await at.json("/health") == {"status": "ok"}
+
+
+async def test_ready_tells_of_what_the_server_does_not_do_by_itself_any_more() -> None:
+    """1. It failed: that is told. 2. It failed again and again: the server is not ready."""
+    async with served() as at:
+        gates = [asyncio.Event() for _ in range(STUBBORN)]
+        failed = iter(gates)
+
+        async def work() -> None:
+            await next(failed).wait()
+            raise OSError("no space left")
+
+        at.server.background = Background(rest_s=0.0)
+        async with at.server.background.doing("sweep", work):
+            for gate_ in gates[:-1]:
+                gate_.set()
+            async with asyncio.timeout(30):
+                while at.server.background.failing() == {}:
+                    await asyncio.sleep(0)
+                answer = await at.json("/ready")
+                assert answer["ready"]
+                assert answer["failing"] == {"sweep": "OSError: no space left"}
+                gates[-1].set()
+                while not at.server.background.stubborn():
+                    await asyncio.sleep(0)
+                refused = await at.get("/ready")
+        assert refused.status_code == 503
+        assert refused.json()["why"] == "fails again and again: sweep"
 
 
 class Stuck(ScriptedExecutor):

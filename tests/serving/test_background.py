@@ -1,0 +1,76 @@
+"""What a server does by itself goes on after any error, and what does not is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+
+import pytest
+
+from agentrt.serving import background
+from agentrt.serving.background import STUBBORN, Background
+
+
+class Work:
+    """Fails as often as it is told to; then it is done once, or goes on for ever."""
+
+    def __init__(self, fails: int, *, forever: bool = False) -> None:
+        self.fails = fails
+        self.forever = forever
+        self.begun = 0
+        self.well = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.begun += 1
+        if self.begun <= self.fails:
+            raise sqlite3.OperationalError("database is locked\nor worse")
+        self.well.set()
+        if self.forever:
+            await asyncio.Event().wait()
+
+
+async def until_well(work: Work) -> None:
+    async with asyncio.timeout(20):
+        await work.well.wait()
+
+
+async def test_it_goes_on_after_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """Each is one line in the log, the first with its traceback; it is told until all is well."""
+    caplog.set_level(logging.WARNING)
+    tasks, work = Background(rest_s=0.001), Work(STUBBORN)
+    told: list[tuple[object, list[str]]] = []
+
+    async def watched() -> None:
+        told.append((dict(tasks.failing()), tasks.stubborn()))
+        await work()
+
+    async with tasks.doing("sweep", watched, every_s=1000):
+        await until_well(work)
+        await asyncio.sleep(0)
+        assert (dict(tasks.failing()), tasks.stubborn()) == ({}, [])
+    text = "OperationalError: database is locked or worse"
+    assert told == [({}, []), *[({"sweep": text}, [])] * 2, ({"sweep": text}, ["sweep"])]
+    assert [one.exc_info is not None for one in caplog.records] == [True, False, False]
+    assert caplog.messages[1] == (f"background task sweep failed, and goes on in 0.002 s: {text}")
+
+
+async def test_what_goes_on_for_ever_is_well_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks, work = Background(rest_s=0.001), Work(1, forever=True)
+    async with tasks.doing("on/alarm", work):
+        await until_well(work)
+        assert list(tasks.failing()) == ["on/alarm"]
+        monkeypatch.setattr(background, "_STEADY_S", -1.0)
+        assert tasks.failing() == {}
+
+
+async def test_it_ends_with_its_block_even_at_rest() -> None:
+    tasks, work = Background(rest_s=1000), Work(1)
+    async with tasks.doing("sweep", work):
+        await asyncio.sleep(0)
+        assert list(tasks.failing()) == ["sweep"]
+    assert tasks.failing() == {}
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert work.begun == 1
