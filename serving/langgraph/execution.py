@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -52,6 +52,7 @@ class Execution:
         self._record = live.record
         self._opened = AsyncExitStack()  # what a factory has opened for the graph
         self._graph: Graph | None = None
+        self._begun = False
         self._stream = StreamAdapter(
             live.record.kwargs["stream_mode"],
             subgraphs=bool(live.record.kwargs.get("stream_subgraphs")),
@@ -93,6 +94,7 @@ class Execution:
         record = dataclasses.replace(record, attempt=record.attempt + 1, origin=origin)
         self._live.record = self._record = record
         await self._state.runs.began(record)
+        self._begun = True
         await self._live.log.open()
         about = {"run_id": record.run_id, "attempt": record.attempt}
         await self._live.log.put([("metadata", encode(about))])
@@ -153,18 +155,27 @@ class Execution:
     # -- the end -----------------------------------------------------------------------
 
     async def _finish(self, error: Exception | None) -> None:
-        """Store what the run's end is, then publish it."""
+        """Store what the run's end is, then publish it. Who waits for a run that was cancelled
+        gets the thread's values: to stop is no failure.
+        """
         record, cancelled = self._record, self._live.action is not None
-        fault = _CANCELLED if cancelled else error_json(error) if error is not None else None
-        result = encode(self._stream.result if fault is None else {"__error__": fault})
-        status = "interrupted" if cancelled else "success" if fault is None else "error"
+        fault = None if error is None else error_json(error)
         state = await self._thread_state()
-        if fault is not None:
-            state |= {"status": "interrupted" if cancelled else "error", "error": fault}
+        if cancelled:
+            result, status = encode(state.get("values") or {}), "interrupted"
+            if self._begun:
+                state |= {"status": "interrupted", "error": _CANCELLED}
+        elif fault is not None:
+            result, status = encode({"__error__": fault}), "error"
+            state |= {"status": "error", "error": fault}
+        else:
+            result, status = encode(self._stream.result), "success"
         reason = "the client cancelled it" if cancelled else None
         end = self._state.runs.end(record.run_id, status, result, reason)
         await self._state.threads.update_state(record.thread_id, state, end)
-        await self._publish(result, fault)
+        self._live.result = result
+        if fault is not None and not cancelled:
+            await self._live.log.put([("error", encode(fault))])
 
     async def _roll_back(self) -> None:
         """Undo all that the run has done."""
@@ -174,13 +185,9 @@ class Execution:
             origin = recovery.Origin.of(record.origin)
             await recovery.roll_back(storage.database, record.thread_id, origin)
         await self._state.runs.remove(record.run_id)
-        await self._state.threads.update_state(record.thread_id, await self._thread_state())
-        await self._publish(encode({"__error__": _CANCELLED}), _CANCELLED)
-
-    async def _publish(self, result: bytes, fault: Mapping[str, str] | None) -> None:
-        self._live.result = result
-        if fault is not None:
-            await self._live.log.put([("error", encode(fault))])
+        state = await self._thread_state()
+        await self._state.threads.update_state(record.thread_id, state)
+        self._live.result = encode(state.get("values") or {})
 
     async def _thread_state(self) -> dict[str, Any]:
         """The thread's state now; of a graph that cannot be made, what was known before."""

@@ -88,11 +88,13 @@ class RunQueue:
         """Whether the thread has a running run."""
         return thread in self._running
 
-    def cancel(self, live: LiveRun, action: Action) -> None:
-        """Stop a run. One that waits ends at once."""
+    def cancel(self, live: LiveRun, action: Action) -> bool:
+        """Stop a run. Whether it was still waiting: then it ends at once, and can be waited for."""
         live.stop(action)
-        if self._waiting.pop(live.record.run_id, None) is not None:
-            self._start(live)
+        if self._waiting.pop(live.record.run_id, None) is None:
+            return False
+        self._start(live)
+        return True
 
     def canceller(self, live: LiveRun | None, wanted: bool) -> OnLeave:
         """What is called when a client leaves: if ``wanted``, it cancels the run."""

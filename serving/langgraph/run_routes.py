@@ -80,10 +80,9 @@ class RunRoutes:
         return JSON(run_json(await self._row(caller, thread_id, run_id, "read")))
 
     async def delete(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
-        """Forget a run that has ended; what it did to its thread stays."""
-        row = await self._row(caller, thread_id, run_id, "delete")
-        if row._mapping["status"] in ACTIVE:
-            raise conflict(f"run {run_id} has not ended; cancel it first")
+        """Stop a run if it has not ended, and forget it; what it did to its thread stays."""
+        await self._row(caller, thread_id, run_id, "delete")
+        await self._queue.stop_all([str(run_id)], "interrupt")
         await self._all.remove(str(run_id))
         return Response(status_code=204)
 
@@ -137,13 +136,14 @@ class RunRoutes:
         wait: bool = False,
         action: Action = "interrupt",
     ) -> JSON:
-        """Stop a run; with ``rollback``, make it as if it had never been."""
+        """Stop a run; with ``rollback``, make it as if it had never been. One that has not
+        begun has ended when this returns.
+        """
         await self._row(caller, thread_id, run_id, "update")
         live = self._queue.get(str(run_id))
         if live is None:
             raise conflict(f"run {run_id} has ended")
-        self._queue.cancel(live, action)
-        if wait:
+        if self._queue.cancel(live, action) or wait:
             await live.done.wait()
         return JSON({})
 
@@ -161,10 +161,9 @@ class RunRoutes:
                 raise invalid("status: give thread_id and run_ids; you do not see all threads")
             statuses = ACTIVE if body.status == "all" else (str(body.status),)
             wanted = set(await self._all.ids(caller.tenant, statuses))
-        for key in wanted:
-            live = self._queue.get(key)
-            if live is not None:
-                self._queue.cancel(live, action)
+        live = [one for key in wanted if (one := self._queue.get(key)) is not None]
+        for one in [one for one in live if self._queue.cancel(one, action)]:
+            await one.done.wait()
         return Response(status_code=204)
 
     async def thread_stream(

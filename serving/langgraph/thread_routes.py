@@ -184,8 +184,8 @@ class ThreadRoutes:
         async with self._graph(caller, thread_id, "update") as graph:
             if graph is None:
                 raise invalid(f"thread {key} has no graph yet: run one, or give metadata.graph_id")
-            if self._queue.is_running(key):
-                raise conflict(f"thread {key} has a run under way; wait for its end")
+            if self._queue.live_in(key):
+                raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
             start = body.checkpoint or Checkpoint(checkpoint_id=body.checkpoint_id)
             config = _config(thread_id, start)
             with _refused_updates("values"):

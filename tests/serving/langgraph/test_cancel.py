@@ -120,14 +120,80 @@ async def test_a_second_stop_does_not_break_off_the_first(first: Action) -> None
     assert live.action == first
 
 
-async def test_a_run_is_forgotten(client: LangGraphClient) -> None:
+STOPPED: Any = {"gate": "", "steps": ["in", "first", "inner", "last", "2", "before"]}
+
+
+@pytest.mark.parametrize("action", ["interrupt", "rollback"])
+async def test_who_waits_for_a_run_that_is_stopped_gets_the_threads_values(
+    client: LangGraphClient, action: Any
+) -> None:
+    """By wait, join and join_stream alike; the stream ends without an error."""
+    thread, gate = await a_thread(client), str(uuid4())
+    await client.runs.wait(thread, "steps", input=IN)
+    given: Any = {"gate": gate, "steps": ["2"]}
+    waiting = asyncio.create_task(client.runs.wait(thread, "gate", input=given))
+    await GATES.reached(gate)
+    run = (await client.runs.list(thread))[0]["run_id"]
+    joining = asyncio.create_task(client.runs.join(thread, run))
+    following = asyncio.create_task(_events(client.runs.join_stream(thread, run)))
+    await client.runs.cancel(thread, run, wait=True, action=action)
+    steps = STOPPED["steps"] if action == "interrupt" else STOPPED["steps"][:4]
+    for result in (await waiting, await joining):
+        assert isinstance(result, dict)
+        assert result["steps"] == steps
+    assert "error" not in await following
+    if action == "interrupt":
+        again: Any = await client.runs.join(thread, run)
+        assert again["steps"] == steps
+
+
+async def _events(stream: Any) -> list[str]:
+    return [part.event async for part in stream]
+
+
+async def test_the_stream_of_a_run_that_is_stopped_ends(client: LangGraphClient) -> None:
+    thread, gate = await a_thread(client), str(uuid4())
+    given: Any = {"gate": gate, "steps": []}
+    stream = client.runs.stream(thread, "gate", input=given, stream_mode="updates")
+    streaming = asyncio.create_task(_events(stream))
+    await GATES.reached(gate)
+    await client.runs.cancel(thread, (await client.runs.list(thread))[0]["run_id"])
+    assert await streaming == ["metadata", "updates"]
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_run_that_waits_has_ended_when_its_stop_returns(
+    client: LangGraphClient, many: bool
+) -> None:
+    """It has done nothing: its thread is as it was before."""
+    thread = await a_thread(client)
+    run = (await client.runs.create(thread, "steps", input=IN, after_seconds=3600))["run_id"]
+    if many:
+        await client.runs.cancel_many(thread_id=thread, run_ids=[run])
+    else:
+        await client.runs.cancel(thread, run)
+    assert (await client.runs.get(thread, run))["status"] == "interrupted"
+    kept: Any = await client.threads.get(thread)
+    assert (kept["status"], kept["error"], kept["values"]) == ("idle", None, None)
+    assert await client.runs.join(thread, run) == {}
+
+
+async def test_a_state_is_not_changed_before_a_run_that_waits(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    run = await client.runs.create(thread, "steps", input=IN, after_seconds=3600)
+    with pytest.raises(ConflictError, match="under way"):
+        await client.threads.update_state(thread, {"steps": ["x"]}, as_node="first")
+    await client.runs.cancel(thread, run["run_id"])
+    await client.threads.update_state(thread, {"steps": ["x"]}, as_node="first")
+
+
+async def test_a_run_that_is_forgotten_is_stopped_first(client: LangGraphClient) -> None:
     thread, run = await at_a_gate(client)
-    with pytest.raises(ConflictError, match="cancel it first"):
-        await client.runs.delete(thread, run)
-    await client.runs.cancel(thread, run, wait=True)
     await client.runs.delete(thread, run)
     with pytest.raises(NotFoundError):
         await client.runs.get(thread, run)
+    kept: Any = await client.threads.get(thread)
+    assert (kept["status"], kept["values"]["steps"][-1]) == ("interrupted", "before")
 
 
 async def test_a_thread_that_is_deleted_stops_its_run(client: LangGraphClient) -> None:

@@ -265,7 +265,7 @@ async def test_a_run_is_created_pending_and_its_place_is_told(
     assert (cancelled.status_code, cancelled.json()) == (200, {})
     assert (await http.get(place)).json()["status"] == "interrupted"
     thread = (await http.get(f"/threads/{names['n']}")).json()
-    assert (thread["status"], thread["error"]["error"]) == ("interrupted", "UserInterrupt")
+    assert (thread["status"], thread["error"]) == ("idle", None)
 
 
 async def test_a_busy_thread_refuses_with_409(
