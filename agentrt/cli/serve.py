@@ -99,6 +99,11 @@ _server, _tenants, _events = grouped("Server"), grouped("Tenants"), grouped("Eve
     help="Ask for keys, which 'agentrt keys new' makes; tenants share the engine fairly.",
 )
 @_tenants(
+    "--submit",
+    is_flag=True,
+    help="Clients may send programs as source, which run in a sandbox: POST /v1/programs.",
+)
+@_tenants(
     "--isolate-cache",
     is_flag=True,
     help="No tenant's prompt finds another's prefixes in the cache.",

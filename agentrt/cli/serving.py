@@ -60,6 +60,7 @@ class ServeJob:
     database: str = "sqlite:agentrt.db"
     isolate: bool = False
     strict: bool = False
+    submit: bool = False
     limits: Limits = field(default_factory=Limits)
     bounds: Bounds = field(default_factory=Bounds)
     origins: Origins = field(default_factory=Origins)
@@ -96,6 +97,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         database=options["database"],
         isolate=options["isolate_cache"],
         strict=options["strict_requests"],
+        submit=options["submit"],
         limits=Limits(calls=options["max_calls"], programs=options["max_programs"]),
         bounds=Bounds(body_bytes=options["max_body"], idle_s=idle, silent_idle_s=idle / 8),
         origins=Origins(
@@ -201,6 +203,7 @@ class Serving:
             tenants=tenants,
             keys=self.keys,
             bounds=job.bounds,
+            submit=job.submit,
             origins=job.origins,
         )
 

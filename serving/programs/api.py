@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter
 
+from agentrt.errors import ConfigError
 from agentrt.serving.programs.errors import OpenAIRoute
 from agentrt.serving.programs.runs import ProgramRuns, add_runs
 from agentrt.serving.programs.sessions import add_sessions
@@ -22,7 +24,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
     tasks, runs = Tasks(), ProgramRuns(server)
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
     add_sessions(router, server)
-    add_runs(router, server, runs, tasks)
+    answer = add_runs(router, server, runs, tasks)
     pause_s = min(_LONGEST_PAUSE_S, server.bounds.idle_s / 4, server.bounds.silent_idle_s / 4)
 
     async def sweep() -> None:
@@ -30,10 +32,22 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         server.programs.sweep(all_idle=server.draining)
         runs.sweep()
 
+    async with AsyncExitStack() as stack:
+        if server.submit:
+            await stack.enter_async_context(_submissions()(router, server, runs, answer))
+        try:
+            async with server.background.doing("sweep of programs", sweep, pause_s):
+                yield router
+        finally:
+            await tasks.close()
+            await runs.close()
+            server.programs.end_all()
+
+
+def _submissions() -> Any:
     try:
-        async with server.background.doing("sweep of programs", sweep, pause_s):
-            yield router
-    finally:
-        await tasks.close()
-        await runs.close()
-        server.programs.end_all()
+        from agentrt.serving.submit.api import submissions
+    except ImportError as error:
+        text = f"--submit needs agentrt[submit] ({error}): pip install 'agentrt[submit]'"
+        raise ConfigError(text) from error
+    return submissions

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from agentrt.serving.programs.errors import ApiError, client_gone
 from agentrt.serving.programs.tasks import ClientGoneError, Tasks
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import ServedProgram, Server
+from agentrt.serving.submit.limits import SubmittedProgramError
 from agentrt.serving.tenants import BusyError
 
 _KEPT = 1000
@@ -138,8 +139,24 @@ class ProgramRuns:
         one.tell(asked)
 
 
-def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks) -> None:
-    """Add the routes."""
+RunAnswer = Callable[[Request, ServedRun, RunRequest], Awaitable[Response]]
+"""Answers the request that started a run, as its body asks."""
+
+
+def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks) -> RunAnswer:
+    """Add the routes; what answers a request that has started a run."""
+
+    async def answer(request: Request, one: ServedRun, body: RunRequest) -> Response:
+        if body.stream:
+            return EventSourceResponse(_events(one, one.watch()), sep="\n")
+        if not body.wait:
+            return JSONResponse(describe_run(one), 202)
+        try:
+            await tasks.unless_gone(request, _end_of(one.run))
+        except ClientGoneError:
+            one.run.cancel()
+            return client_gone()
+        return JSONResponse(describe_run(one))
 
     @router.get("/programs", response_model=None)
     async def list_programs() -> Response:
@@ -159,17 +176,7 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks)
         program = _program(server, name)
         _check_input(program, body.input)
         tenant = tenant_of(request)
-        one = runs.start(program, tenant, body)
-        if body.stream:
-            return EventSourceResponse(_events(one, one.watch()), sep="\n")
-        if not body.wait:
-            return JSONResponse(describe_run(one), 202)
-        try:
-            await tasks.unless_gone(request, _end_of(one.run))
-        except ClientGoneError:
-            one.run.cancel()
-            return client_gone()
-        return JSONResponse(describe_run(one))
+        return await answer(request, runs.start(program, tenant, body), body)
 
     @router.get("/programs/{name}/runs/{run_id}", response_model=None)
     async def retrieve_run(request: Request, name: str, run_id: str) -> Response:
@@ -183,6 +190,8 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks)
         one.run.cancel()
         await _end_of(one.run)
         return JSONResponse(describe_run(one))
+
+    return answer
 
 
 def _programs(server: Server) -> dict[str, ServedProgram]:
@@ -235,6 +244,8 @@ def describe_run(one: ServedRun) -> dict[str, Any]:
     }
     if run.error is not None:
         described["error"] = {"type": type(run.error).__name__, "message": str(run.error)}
+        if isinstance(run.error, SubmittedProgramError):
+            described["error"] |= {"line": run.error.line, "traceback": run.error.traceback}
     elif one.is_late:
         described["error"] = {"type": "DeadlineExceeded", "message": "the run was over its time"}
     return described

@@ -23,7 +23,8 @@ class Limits:
     engine at once, and more wait; with ``calls`` of its clients under way, the next request is
     refused. ``programs`` are its live ones: of clients, served ones, and LangGraph runs, so many
     of each. The rates are per minute; tokens are those that were computed, of prompts and
-    outputs, and are charged when a call ends.
+    outputs, and are charged when a call ends. ``submitted`` are live programs that were sent as
+    source; the names that begin with it are what each of these may use.
     """
 
     weight: float = 1.0
@@ -32,6 +33,11 @@ class Limits:
     programs: int = 4096
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    submitted: int = 16
+    submitted_memory_mib: int = 64
+    submitted_seconds: int = 10
+    submitted_calls: int = 1000
+    submitted_tokens: int = 100_000
 
 
 NAMES = tuple(field.name for field in fields(Limits))

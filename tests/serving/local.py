@@ -129,6 +129,7 @@ async def open_server(
     isolate: bool = False,
     strict: bool = False,
     is_shared: bool = False,
+    submit: bool = False,
     apis: Sequence[Any] = (programs,),
     real: Executor | None = None,
 ) -> AsyncIterator[LocalServer]:
@@ -151,6 +152,7 @@ async def open_server(
             tenants=tenants,
             keys=keys,
             bounds=bounds or Bounds(),
+            submit=submit,
         )
         listener = Listener("127.0.0.1", 0)
         async with opened_app(server, apis, FrontendApp(server, fronts, strict=strict)) as app:

@@ -1,0 +1,260 @@
+"""Programs that clients send as source: what they may do, and what stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("pydantic_monty")
+
+from agentrt.request import Call
+from agentrt.runtime.events import Event
+from agentrt.runtime.run import Run
+from agentrt.serving.server import ServedProgram
+from agentrt.serving.tenants import Limits
+from tests.serving.local import Held, LocalServer, called, open_server
+from tests.serving.tenants.plain_keys import PlainKeys
+
+FAN_OUT = """
+import asyncio
+
+async def main(ctx, count):
+    plan = await ctx.llm("plan", max_tokens=8)
+    parts = await asyncio.gather(*[ctx.llm(f"part {i}", max_tokens=8) for i in range(count)])
+    last = await ctx.llm([{"role": "user", "content": "sum up"}, parts[0].message], max_tokens=8)
+    return {"plan": plan.text, "parts": [part.text for part in parts], "all": last.text}
+"""
+CALLS = "async def main(ctx):\n    return (await ctx.llm('go', max_tokens=8)).text\n"
+SPINS = "async def main(ctx):\n    while True:\n        pass\n"
+
+
+def seen_runs(local: LocalServer) -> dict[str, Run]:
+    """All runs from now on, by their ids."""
+    runs: dict[str, Run] = {}
+
+    def saw(event: Event) -> None:
+        if event.program_id in local.runtime.runs:
+            runs[event.program_id] = local.runtime.runs[event.program_id]
+
+    local.runtime.listen(saw)
+    return runs
+
+
+async def send(local: LocalServer, source: str, **more: Any) -> Any:
+    """A program's run, as its end is told."""
+    return await local.post("/v1/programs", {"source": source, **more})
+
+
+async def test_a_submitted_program_has_the_graph_of_a_served_one() -> None:
+    """Calls beside each other have one parent, and what joins them has them all as parents."""
+    async with open_server(submit=True) as local:
+        runs = seen_runs(local)
+        run = await send(local, FAN_OUT, input=3, name="fan")
+        nodes = runs[run["id"]].dag.nodes()
+    assert run["state"] == "done"
+    assert run["program"] == "fan"
+    assert run["calls"] == 5
+    assert run["result"]["parts"] == [run["result"]["plan"]] * 3
+    assert [node.parents for node in nodes] == [(), (0,), (0,), (0,), (1, 2, 3)]
+
+
+async def test_a_program_calls_tools_of_its_own() -> None:
+    """Tools are told to the model as OpenAI's API has them, and run in the sandbox."""
+    source = """
+async def main(ctx):
+    tools = [{"name": "add", "parameters": {"type": "object", "properties": {
+        "a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}]
+    chat = [{"role": "user", "content": "2 and 3"}]
+    reply = await ctx.llm(chat, tools=tools)
+    call = reply.tool_calls[0]
+    return call.name, call.arguments["a"] + call.arguments["b"]
+"""
+    async with open_server(lambda call: called(("add", {"a": 2, "b": 3})), submit=True) as local:
+        run = await send(local, source)
+    assert run["result"] == ["add", 5]
+
+
+async def test_it_asks_a_human() -> None:
+    source = "async def main(ctx):\n    return await ctx.human('ok?', choices=['yes', 'no'])\n"
+    async with open_server(submit=True) as local:
+        started = await local.client.post("/v1/programs", json={"source": source, "wait": False})
+        url = f"/v1/programs/submitted/runs/{started.json()['id']}"
+        await local.until(lambda: local.runtime.questions.open)
+        [question] = local.runtime.questions.open.values()
+        local.runtime.questions.answer(question.id, "yes")
+        await local.until(lambda: not local.runtime.runs)
+        run = (await local.client.get(url)).json()
+    assert (started.status_code, run["result"]) == (202, "yes")
+
+
+WRONG: list[tuple[str, int | None, str]] = [
+    ("async def main(ctx):\n    x = 1\n    return 1 / 0\n", 3, "division by zero"),
+    ("def f(:\n    pass\n", 1, "SyntaxError"),
+    ("x = 1\n", None, "no 'async def main(ctx)'"),
+    ("import socket\n", 1, "No module named 'socket'"),
+    ("import os\n\nos.listdir('/')\n", 3, "Permission denied"),
+    ("open('/etc/passwd')\n", 1, "Permission denied"),
+    ("import os\nos.system('true')\n", 2, "no attribute 'system'"),
+    ("async def main(ctx):\n    return ctx._emitter\n", 2, "no attribute '_emitter'"),
+    ("async def main(ctx):\n    return await _ask('tool', 0, [], {})\n", 2, "cannot ask for"),
+    ("async def main(ctx):\n    return await ctx.llm('x', after=1)\n", 2, "no option 'after'"),
+    ("async def main(ctx):\n    await ctx.llm('x' * 2000000)\n", 2, "1048576 bytes at most"),
+    ("async def main(ctx):\n    await ctx.llm('x', n=10**6)\n", 2, "n must be from 1 to"),
+    (
+        "async def main(ctx):\n    await ctx.llm('x', extra_body={'max_tokens': 9})\n",
+        2,
+        "has no extra_body",
+    ),
+    ("async def main(ctx):\n    return await main(ctx)\n", 2, "recursion depth"),
+    ("async def main(ctx):\n    return [0] * 10**9\n", 2, "memory limit exceeded"),
+    (
+        (
+            "import asyncio\nasync def main(ctx):\n"
+            "    await asyncio.gather(*[ctx.llm('x') for i in range(10**6)])\n"
+        ),
+        3,
+        "memory limit exceeded",
+    ),
+    (
+        "async def main(ctx):\n    while True:\n        await ctx.llm('x', max_tokens=1)\n",
+        3,
+        "more than 20 calls",
+    ),
+    (
+        (
+            "async def main(ctx):\n    while True:\n        try:\n"
+            "            await ctx.llm('x', max_tokens=1)\n        except Exception:\n"
+            "            pass\n"
+        ),
+        4,
+        "more than 20 calls",
+    ),
+]
+
+
+async def test_what_a_program_may_not_do_is_named_with_its_line() -> None:
+    async with open_server(submit=True, limits=Limits(submitted_calls=20)) as local:
+        for source, line, message in WRONG:
+            run = await send(local, source)
+            assert (run["state"], run["error"]["type"]) == ("failed", "SubmittedProgramError")
+            assert message in run["error"]["message"], source
+            assert (run["error"]["line"], source) == (line, source)
+        assert (await send(local, CALLS))["state"] == "done"  # and the server is as it was
+
+
+async def test_a_program_without_an_end_is_stopped_and_leaves_no_process() -> None:
+    async with open_server(submit=True) as local:
+        run = await send(local, SPINS)
+        assert (await send(local, CALLS))["state"] == "done"
+    assert "time limit" in run["error"]["message"]
+    assert not [one for one in psutil.Process().children() if one.name() == "monty"]
+
+
+async def test_its_tokens_are_bounded_also_beside_each_other() -> None:
+    """Ten calls at once may have five tokens together: the others find none left."""
+    source = """
+import asyncio
+
+async def one(ctx):
+    try:
+        return len((await ctx.llm("x", max_tokens=2)).token_ids)
+    except RuntimeError as error:
+        return str(error)
+
+async def main(ctx):
+    return await asyncio.gather(*[one(ctx) for i in range(10)])
+"""
+    asked: list[int] = []
+
+    def script(call: Call) -> str:
+        asked.append(call.spec.max_tokens)
+        return "one two three"
+
+    async with open_server(script, submit=True, limits=Limits(submitted_tokens=5)) as local:
+        run = await send(local, source)
+    assert asked == [2, 2, 1]
+    assert run["result"].count("the program has used its 5 tokens") == 7
+
+
+async def test_one_tenant_cannot_have_all_programs() -> None:
+    """At the limit of its live programs it is told to wait, and the others are not."""
+    keys = PlainKeys()
+    limits = Limits(submitted=2)
+    async with open_server(submit=True, kind=Held, keys=keys, limits=limits) as local:
+        body = {"source": CALLS, "wait": False}
+
+        async def start(key: str) -> int:
+            said = {"authorization": f"Bearer {key}"}
+            answer = await local.client.post("/v1/programs", json=body, headers=said)
+            return answer.status_code
+
+        assert [await start("acme") for _ in range(3)] == [202, 202, 429]
+        assert await start("best") == 202
+        local.engine.go.set()
+        await local.until(lambda: not local.runtime.runs)
+        assert await start("acme") == 202
+
+
+async def test_another_tenants_run_is_not_found() -> None:
+    keys = PlainKeys()
+    async with open_server(submit=True, keys=keys) as local:
+        said = {"authorization": "Bearer acme"}
+        run = await local.post("/v1/programs", {"source": CALLS}, said)
+        url = f"/v1/programs/submitted/runs/{run['id']}"
+        assert (await local.client.get(url, headers=said)).status_code == 200
+        other = await local.client.get(url, headers={"authorization": "Bearer best"})
+    assert other.status_code == 404
+
+
+async def test_a_client_that_goes_ends_its_program_and_its_calls() -> None:
+    async with open_server(submit=True, kind=Held) as local:
+        runs = seen_runs(local)
+        going = asyncio.create_task(local.client.post("/v1/programs", json={"source": CALLS}))
+        await local.until(lambda: local.engine.open)
+        going.cancel()
+        await local.until(lambda: not local.engine.open and not local.runtime.runs)
+        [run] = runs.values()
+    assert str(run.state) == "cancelled"
+
+
+async def test_its_stream_has_its_nodes() -> None:
+    async with open_server(submit=True) as local:
+        body = {"source": CALLS, "stream": True}
+        answer = await local.client.post("/v1/programs", json=body)
+    told = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    kinds = [json.loads(data).get("kind") for data in told]
+    assert kinds == ["call", "call", None]
+    assert json.loads(told[-1])["state"] == "done"
+
+
+async def test_bad_requests_are_refused_and_nothing_runs() -> None:
+    from agentrt import Context, program
+
+    @program
+    async def mine(ctx: Context) -> None:
+        """Nothing."""
+
+    served = {"mine": ServedProgram(mine, "here")}
+    async with open_server(submit=True, served=served) as local:
+        runs = seen_runs(local)
+        for body, status in [
+            ({"source": ""}, 400),
+            ({"source": "x" * 65537}, 400),
+            ({"source": CALLS, "name": "mine"}, 409),
+            ({"source": CALLS, "name": ""}, 400),
+            ({"sauce": CALLS}, 400),
+        ]:
+            answer = await local.client.post("/v1/programs", json=body)
+            assert (answer.status_code, body) == (status, body)
+            assert answer.json()["error"]["message"]
+        assert not runs
+
+
+async def test_a_server_without_submit_has_no_such_route() -> None:
+    async with open_server() as local:
+        answer = await local.client.post("/v1/programs", json={"source": CALLS})
+    assert answer.status_code == 405
