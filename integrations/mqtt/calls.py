@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrt.errors import ToolArgumentsError, ToolError
+from agentrt.integrations.mqtt.asking import Asked
 from agentrt.integrations.mqtt.connection import Outgoing
 from agentrt.integrations.mqtt.fleet import Fleet
 from agentrt.integrations.mqtt.messages import Request, encode
@@ -21,7 +22,8 @@ class Call:
     """One attempt at a call, which `answer` ends.
 
     ``worker`` is who has it, as far as is known. ``silent`` counts how often it was sent since a
-    worker was last heard of. ``heard`` is called at the first word.
+    worker was last heard of. ``heard`` is called at the first word. ``asked`` has what its
+    tool asks.
     """
 
     request: ToolRequest
@@ -30,6 +32,7 @@ class Call:
     topics: Topics
     reply_to: str
     deadline: float | None
+    asked: Asked
     heard: Callable[[], None] | None = None
     worker: str | None = None
     silent: int = 0

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrt.errors import (
     InterruptExpiredError,
+    QuestionClosedError,
     ToolArgumentsError,
     ToolError,
     ToolFailedError,
@@ -32,6 +33,7 @@ _ERRORS: Mapping[str, type[ToolError]] = {
     "unavailable": ToolUnavailableError,
     "lost": ToolLostError,
     "expired": InterruptExpiredError,
+    "closed": QuestionClosedError,
 }
 
 
@@ -109,7 +111,9 @@ class Cancel(_Part):
 class Failure(_Part):
     """Why a call has no result."""
 
-    kind: Literal["failed", "unknown", "arguments", "result", "unavailable", "lost", "expired"]
+    kind: Literal[
+        "failed", "unknown", "arguments", "result", "unavailable", "lost", "expired", "closed"
+    ]
     message: str
     type: str = ""
 
@@ -140,15 +144,32 @@ class Share(_Part):
         return Progress(self.done, self.total, self.message)
 
 
+class ToolQuestion(_Part):
+    """What a tool asks a human while it runs; an answer fits its schema, or is a text."""
+
+    id: str = Field(min_length=1, max_length=256)
+    text: str = ""
+    form: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class ToolAnswer(_Part):
+    """What a human answered to a tool's question, or why nobody did."""
+
+    question: str
+    answer: Any = None
+    error: Failure | None = None
+
+
 class Reply(_Part):
     """What a worker says of a call."""
 
-    state: Literal["accepted", "progress", "done", "failed"]
+    state: Literal["accepted", "progress", "asks", "withdrawn", "done", "failed"]
     worker: str
     id: str = ""
     result: Any = None
     error: Failure | None = None
     progress: Share | None = None
+    question: ToolQuestion | None = None
 
 
 class Answer(_Part):
@@ -173,7 +194,7 @@ M = TypeVar("M", bound=_Part)
 def encode(part: _Part) -> bytes:
     """A message. Raises `ValueError` for what JSON cannot carry, or is too large."""
     try:
-        body = part.model_dump(exclude_none=True)
+        body = part.model_dump(exclude_none=True, by_alias=True)
         payload = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"JSON cannot carry it: {error}") from error

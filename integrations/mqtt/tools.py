@@ -6,16 +6,19 @@ import asyncio
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import aiomqtt
 
 from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
+from agentrt.integrations.mqtt.asking import Asked
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.calls import Call
 from agentrt.integrations.mqtt.connection import Connection, Outgoing, publish, subscribe
 from agentrt.integrations.mqtt.fleet import Fleet
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
+from agentrt.integrations.mqtt.topics import Topics
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 
 _SYNC_S = 3.0
@@ -92,6 +95,7 @@ class MqttTools(ToolTransport):
             topics,
             topics.replies(self._client_id),
             None if request.timeout is None else loop.time() + request.timeout,
+            Asked(context, partial(self._give, topics)),
         )
         call.payload = call.encoded()
         await self._unheard.acquire()
@@ -106,6 +110,7 @@ class MqttTools(ToolTransport):
             del self._calls[call.id]
             call.hear()
             call.assign(None)
+            await call.asked.close()
 
     async def _answer(self, call: Call) -> Any:
         """Send it again until it is answered."""
@@ -141,6 +146,10 @@ class MqttTools(ToolTransport):
     def _cancel(self, call: Call) -> None:
         message = encode(Cancel(key=call.request.key or call.id, attempt=call.request.attempt))
         self._connection.send(Outgoing(call.topics.cancels(call.tool), message))
+
+    def _give(self, topics: Topics, worker: str, answer: bytes) -> None:
+        """An answer to what a tool asks."""
+        self._connection.send(Outgoing(topics.told(worker), answer))
 
     # -- the connection -----------------------------------------------------------------
 
@@ -251,6 +260,8 @@ class MqttTools(ToolTransport):
             call.succeed(reply.result)
         elif reply.progress is not None:
             call.context.progress(reply.progress.progress())
+        elif reply.question is not None:
+            call.asked.hear(reply.worker, reply.question, asks=reply.state == "asks")
         elif reply.error is None:
             call.assign(reply.worker)
         elif reply.error.kind == "unavailable" and call.fleet.offering(call.tool):

@@ -68,8 +68,12 @@ class Topics:
         return f"{self.prefix}/workers/{worker}"
 
     def inbox(self, worker: str) -> str:
-        """Where one worker takes calls, and answers to its questions."""
+        """Where one worker takes calls."""
         return f"{self.prefix}/workers/{worker}/calls"
+
+    def told(self, worker: str) -> str:
+        """Where one worker gets answers to what its tools ask."""
+        return f"{self.prefix}/workers/{worker}/answers"
 
     def calls(self, tool: str) -> str:
         """Where any worker that offers the tool takes calls, through a shared subscription."""

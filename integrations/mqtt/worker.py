@@ -14,7 +14,6 @@ import aiomqtt
 from agentrt.errors import (
     ConfigError,
     InterruptExpiredError,
-    QuestionClosedError,
     ToolArgumentsError,
     ToolLostError,
     ToolResultError,
@@ -22,6 +21,7 @@ from agentrt.errors import (
     UnknownToolError,
 )
 from agentrt.graph import Progress
+from agentrt.integrations.mqtt.asking import Asking
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.connection import Connection, Outgoing, subscribe
 from agentrt.integrations.mqtt.jobs import Job, Jobs, Sender
@@ -33,6 +33,8 @@ from agentrt.integrations.mqtt.messages import (
     Reply,
     Request,
     Share,
+    ToolAnswer,
+    ToolQuestion,
     decode,
     encode,
 )
@@ -47,6 +49,7 @@ _ACCEPT_AFTER_S = 0.05
 _BEAT_S, _STALE_S = 60.0, 180.0
 """Announcements are renewed so often; a broker forgets one that was not for so long."""
 _GOODBYE_S = 10.0
+Said = Literal["accepted", "progress", "asks", "withdrawn", "done", "failed"]
 
 
 class Worker:
@@ -75,7 +78,7 @@ class Worker:
         self._concurrency, self._slots = concurrency, asyncio.Semaphore(concurrency)
         self._notice = notice
         self._offer = [OfferedTool.of(tool) for tool in tools]
-        self._toolbox, self._jobs = Toolbox(), Jobs()
+        self._toolbox, self._jobs, self._asking = Toolbox(), Jobs(), Asking(self._ask)
         self._draining = asyncio.Event()
         self._connection = Connection(
             broker,
@@ -138,7 +141,8 @@ class Worker:
     # -- the connection -----------------------------------------------------------------
 
     async def _subscribe(self, client: aiomqtt.Client) -> None:
-        topics = [self._topics.inbox(self.id), self._common.client("+")]
+        own = (self._topics.inbox(self.id), self._topics.told(self.id))
+        topics = [*own, self._common.client("+")]
         for name in self._tools:
             topics.append(self._topics.cancels(name))
             if not self._draining.is_set():
@@ -172,6 +176,8 @@ class Worker:
             self._cancel(decode(Cancel, message.payload))
         elif topic.endswith("/calls"):
             self._asked(message)
+        elif topic.endswith("/answers"):
+            self._asking.take(decode(ToolAnswer, message.payload))
         else:
             self._gone(topic.rpartition("/")[2])
 
@@ -240,6 +246,7 @@ class Worker:
             job.reply = await self._outcome(job)
         finally:
             accepting.cancel()
+            self._asking.close(job)
             if not job.cancelled:
                 self._jobs.end(job, loop.time())
         self._tell(job)
@@ -272,15 +279,18 @@ class Worker:
         transport, slots = self._toolbox.transport_of(tool), self._toolbox.slots_of(tool)
         return await Attempts().run(request, transport, _Context(self, job), slots)
 
-    def _said(
-        self, state: Literal["accepted", "progress", "done", "failed"], **parts: Any
-    ) -> Reply:
+    def _said(self, state: Said, **parts: Any) -> Reply:
         return Reply(state=state, worker=self.id, **parts)
 
     def _tell(self, job: Job) -> None:
         """Say how a job stands."""
         if job.reply is not None or not job.cancelled:
             self._reply(job.sender, job.reply or self._said("accepted"))
+            self._asking.repeat(job)
+
+    def _ask(self, job: Job, state: Literal["asks", "withdrawn"], question: ToolQuestion) -> None:
+        if not job.cancelled:
+            self._reply(job.sender, self._said(state, question=question))
 
     def _told_progress(self, job: Job, progress: Progress) -> None:
         if job.ended_at is None:
@@ -314,7 +324,7 @@ class _Context:
         self._loop.call_soon_threadsafe(self._worker._told_progress, self._job, progress)
 
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
-        raise QuestionClosedError("a tool at an MQTT worker cannot ask a human")
+        return await self._worker._asking.ask(self._job, question, schema)
 
 
 def _size_of(reply: Reply, tool: str) -> int:

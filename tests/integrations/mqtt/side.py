@@ -24,7 +24,7 @@ _LIE = b'{"tools":[{"name":"lie","parameters":{"type":"object"}}],"later":"ignor
 
 
 class Heard:
-    """A `ToolContext` that keeps what it is told."""
+    """A `ToolContext` that keeps what it is told, and says yes to every question."""
 
     def __init__(self) -> None:
         self.progressed: list[Progress] = []
@@ -33,7 +33,7 @@ class Heard:
         self.progressed.append(progress)
 
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
-        raise AssertionError(question)
+        return f"{question} yes"
 
 
 class Caller:

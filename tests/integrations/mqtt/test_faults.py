@@ -27,8 +27,8 @@ from tests.integrations.mqtt.processes import WorkerProcess, workers
 from tests.integrations.mqtt.side import Census, Stranger, census, retained, stranger, until
 
 MANY = ("--concurrency", "200")
-CALLER, WORKER, SHARED = 2, 6, 4
-"""Subscriptions of a caller and of a worker with four tools."""
+CALLER, WORKER, SHARED = 2, 8, 5
+"""Subscriptions of a caller and of a worker with five tools."""
 
 
 @pytest.fixture

@@ -18,13 +18,19 @@ from pydantic import BaseModel
 from agentrt.cli.app import COMMANDS, app
 from agentrt.errors import ToolFailedError, ToolUnavailableError
 from agentrt.integrations.mqtt import Broker, read_broker
-from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request
+from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request, ToolAnswer
 from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.processes import ROOT, workers
 from tests.integrations.mqtt.side import calling, until
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "mqtt.md").read_text("utf-8")
-MESSAGES = {"announcement": Announcement, "call": Request, "cancellation": Cancel, "reply": Reply}
+MESSAGES = {
+    "announcement": Announcement,
+    "call": Request,
+    "cancellation": Cancel,
+    "reply": Reply,
+    "answer": ToolAnswer,
+}
 
 
 def blocks(kind: str) -> list[str]:
@@ -140,6 +146,7 @@ async def test_a_worker_and_a_caller_with_tls_passwords_and_rules(
     with workers(1, url, "--broker-ca", str(ca), folder=tmp_path):
         async with calling(guarded_broker(guarded, "agent", "agents own", ca)) as caller:
             assert await caller.call("once", number=3, until="gate1") == 3
+            assert await caller.call("asks") == "Go? yes"
 
 
 CALLER = """

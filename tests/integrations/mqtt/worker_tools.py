@@ -43,6 +43,11 @@ async def cancelled(context: ToolContext) -> None:
         note("cancelled")
 
 
+@tool
+async def asks(context: ToolContext) -> object:
+    return await context.ask("Go?")
+
+
 @tool(isolation="process", timeout=0.5)
 def spins() -> None:
     while True:
