@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _THREADS = 64
 """A quarter of the threads that programs' synchronous code may block at once."""
+_NEW_OBJECTS = 50_000
+"""A collection for so many new objects: Python's 700 make that of a large body take a second."""
 
 
 _ANSWERS_S = 2.0
@@ -225,6 +227,7 @@ class Serving:
                 # What is here by now stays: no collection need look at it, as in vLLM's server.
                 gc.collect()
                 gc.freeze()
+                gc.set_threshold(_NEW_OBJECTS)
                 self.tell(self._announcement(server))
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():

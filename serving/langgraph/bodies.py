@@ -29,6 +29,12 @@ Conflict = Literal["raise", "do_nothing"]
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 RunStatus = Literal["pending", "running", "error", "success", "timeout", "interrupted"]
 
+MOST_WANTED = 100
+LONGEST_WANTED = 16 * 1024
+"""Values in a filter, nested ones included, and the characters of its texts: each is compared
+with what every row has.
+"""
+
 _RESERVED = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph_id"}
 """Configurable keys that only the server sets."""
 
@@ -36,6 +42,31 @@ _RESERVED = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph
 def is_free(key: str) -> bool:
     """Whether clients may set a configurable key."""
     return key not in _RESERVED and not key.startswith(("__", "langgraph_auth"))
+
+
+def _cheap(wanted: Object) -> Object:
+    """Raise `ValueError` for a filter that costs too much to compare."""
+    left: list[Any] = [wanted]
+    count = length = 0
+    while left:
+        value = left.pop()
+        count += 1
+        if isinstance(value, dict):
+            length += sum(map(len, value))
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, str):
+            length += len(value)
+        if count + len(left) > MOST_WANTED:
+            raise ValueError(f"a filter has at most {MOST_WANTED} values; ask for less")
+        if length > LONGEST_WANTED:
+            raise ValueError(f"a filter has at most {LONGEST_WANTED} characters; ask for less")
+    return wanted
+
+
+Wanted = Annotated[Object, AfterValidator(_cheap)]
+"""What a JSON column must contain."""
 
 
 class Body(BaseModel):
@@ -110,7 +141,7 @@ class AssistantPatch(Body):
 class AssistantCount(Body):
     """Which assistants."""
 
-    metadata: Object | None = None
+    metadata: Wanted | None = None
     graph_id: str | None = None
     name: str | None = None
 
@@ -128,13 +159,13 @@ class AssistantSearch(AssistantCount):
     offset: Offset = 0
     sort_by: Literal["assistant_id", "graph_id", "name", "created_at", "updated_at"] = "created_at"
     sort_order: Order = "desc"
-    select: list[AssistantField] | None = None
+    select: list[AssistantField] | None = Field(default=None, max_length=64)
 
 
 class VersionSearch(Body):
     """Which versions of an assistant."""
 
-    metadata: Object | None = None
+    metadata: Wanted | None = None
     limit: Limit = 10
     offset: Offset = 0
 
@@ -180,8 +211,8 @@ class ThreadPatch(Body):
 class ThreadCount(Body):
     """Which threads."""
 
-    metadata: Object | None = None
-    values: Object | None = None
+    metadata: Wanted | None = None
+    values: Wanted | None = None
     status: ThreadStatus | None = None
 
 
@@ -201,7 +232,7 @@ class ThreadSearch(ThreadCount):
         "created_at"
     )
     sort_order: Order = "desc"
-    select: list[ThreadField] | None = None
+    select: list[ThreadField] | None = Field(default=None, max_length=64)
 
 
 class Prune(Body):
@@ -222,7 +253,7 @@ class StateAt(Body):
 
     checkpoint: Checkpoint
     subgraphs: bool = False
-    select: list[StateField] | None = None
+    select: list[StateField] | None = Field(default=None, max_length=256)
 
 
 class StateUpdate(Body):
@@ -239,9 +270,9 @@ class History(Body):
 
     limit: Limit = 10
     before: Checkpoint | UUID | None = None
-    metadata: dict[str, str | int | float | bool] | None = None
+    metadata: Annotated[dict[str, str | int | float | bool], AfterValidator(_cheap)] | None = None
     checkpoint: Checkpoint | None = None
-    select: list[StateField] | None = None
+    select: list[StateField] | None = Field(default=None, max_length=256)
 
 
 # -- runs ---------------------------------------------------------------------------------
@@ -284,7 +315,7 @@ class Command(Body):
 
     resume: Any = None
     update: Object | list[tuple[str, Any]] | None = None
-    goto: str | SendTo | list[str | SendTo] | None = None
+    goto: str | SendTo | Annotated[list[str | SendTo], Field(max_length=1024)] | None = None
     graph: None = None
 
 

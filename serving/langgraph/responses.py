@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +18,10 @@ from agentrt.serving.tenants import BusyError
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _MAX_DEPTH = 64
-_INTEGERS = range(-(2**63), 2**64)
+_LEAST, _MOST = -(2**63), 2**64 - 1
+_INTEGERS = range(_LEAST, _MOST + 1)
+_LONGEST_KEY = 64
+"""So much of a key is told in an error."""
 _MAX_ERRORS = 5
 """How many faults of a body are named."""
 
@@ -136,32 +139,59 @@ def error_json(error: BaseException) -> dict[str, str]:
     return {"error": type(error).__name__, "message": str(error)}
 
 
-def check_json(value: Any, where: str = "body", depth: int = 0) -> None:
-    """Raise `BadJSONError` for JSON that a database or an encoder would refuse."""
-    if depth > _MAX_DEPTH:
-        raise BadJSONError(f"{where} is nested more than {_MAX_DEPTH} deep")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _check_text(key, f"a key of {where}")
-            check_json(inner, f"{where}.{key}", depth + 1)
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            check_json(inner, f"{where}[{number}]", depth + 1)
-    elif isinstance(value, str):
-        _check_text(value, where)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise BadJSONError(f"{where} is {value}, which is no JSON")
-    elif isinstance(value, int) and value not in _INTEGERS:
-        raise BadJSONError(f"{where} is an integer of more than 64 bits")
+def check_json(value: Any) -> None:
+    """Raise `BadJSONError` for JSON that a database or an encoder would refuse.
+
+    It takes time by the number of values, whatever they are: the path of a value is written out
+    for one that is refused, and for no other.
+    """
+    path: list[Any] = []
+    levels: list[Iterator[tuple[Any, Any]]] = [iter([(None, value)])]
+    while levels:
+        for key, inner in levels[-1]:
+            if key.__class__ is str and (fault := _fault_of(key)) is not None:
+                raise BadJSONError(f"a key of {_where(path)} {fault}")
+            kind = inner.__class__
+            if kind is dict or kind is list:
+                if inner:
+                    path.append(key)
+                    levels.append(_parts(inner, path))
+                    break
+            elif (kind is not int or not _LEAST <= inner <= _MOST) and (fault := _fault_of(inner)):
+                raise BadJSONError(f"{_where([*path, key])} {fault}")
+        else:
+            levels.pop()
+            del path[-1:]
 
 
-def _check_text(text: str, where: str) -> None:
-    if "\0" in text:
-        raise BadJSONError(f"{where} has a NUL character")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise BadJSONError(f"{where} has half of a surrogate pair") from None
+def _parts(whole: Any, path: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    if len(path) > _MAX_DEPTH:
+        raise BadJSONError(f"{_where(path[:-1])} is nested more than {_MAX_DEPTH} deep")
+    return iter(whole.items() if isinstance(whole, dict) else enumerate(whole))
+
+
+def _where(path: Sequence[Any]) -> str:
+    """A path as people write it."""
+    steps = (f"[{one}]" if isinstance(one, int) else f".{one[:_LONGEST_KEY]}" for one in path[1:])
+    return "body" + "".join(steps)
+
+
+def _fault_of(value: Any) -> str | None:
+    """What is wrong with a text or a number, if anything is."""
+    if isinstance(value, str):
+        if "\0" in value:
+            return "has a NUL character"
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return "has half of a surrogate pair"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            return f"is {value}, which is no JSON"
+    elif isinstance(value, int) and not _LEAST <= value <= _MOST:
+        return "is an integer of more than 64 bits"
+    return None
 
 
 def _plain(value: Any) -> Any:

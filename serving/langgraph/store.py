@@ -22,7 +22,7 @@ from langgraph.store.base import (
 from pydantic import Field
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Offset
+from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Offset, Wanted
 from agentrt.serving.langgraph.responses import JSON, invalid, not_found
 
 
@@ -93,7 +93,7 @@ class ItemPut(Body):
     namespace: Namespace = Field(min_length=1)
     key: Label
     value: Object
-    index: Literal[False] | list[str] | None = None
+    index: Literal[False] | Annotated[list[str], Field(max_length=64)] | None = None
 
 
 class ItemDelete(Body):
@@ -107,7 +107,7 @@ class ItemSearch(Body):
     """Which items of the store."""
 
     namespace_prefix: Namespace = Field(default_factory=list)
-    filter: Object | None = None
+    filter: Wanted | None = None
     limit: Limit = 10
     offset: Offset = 0
 

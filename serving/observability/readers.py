@@ -80,7 +80,8 @@ class Readers:
 
     @contextmanager
     def opened(self, tenant: str | None, wanted: Wanted) -> Iterator[Reader]:
-        """A reader while the body runs; `check` first."""
+        """A reader while the body runs. Raises `TooManyReadersError` if there may be no more."""
+        self._check(tenant)
         reader = Reader(wanted, self._buffer)
         self._open[reader] = tenant
         try:
@@ -88,8 +89,7 @@ class Readers:
         finally:
             del self._open[reader]
 
-    def check(self, tenant: str | None) -> None:
-        """Raise `TooManyReadersError` if there may be no more."""
+    def _check(self, tenant: str | None) -> None:
         of_one = sum(owner == tenant for owner in self._open.values())
         if len(self._open) >= self._most or of_one >= self._most_of_one:
             raise TooManyReadersError(

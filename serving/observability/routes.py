@@ -15,15 +15,13 @@ from agentrt.runtime.run import Run
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.observability.metrics import Gauges, TenantMetrics
 from agentrt.serving.observability.program_log import ProgramLog
-from agentrt.serving.observability.readers import TooManyReadersError
 from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.observability.status import Activity
-from agentrt.serving.observability.stream import Feed
+from agentrt.serving.observability.stream import EventStream, Feed
 from agentrt.serving.server import Server
 
 _VIEW_S = 0.5
-_RETRY_S = "5"
 _MOST_ROWS = 1000
 _NO_ENGINE = "no engine is up"
 _TYPES = {
@@ -151,11 +149,7 @@ class Observability:
     ) -> Response:
         """What happens, as server-sent events; with ``program`` all of that one alone."""
         run = None if program is None else self._find(tenant, program)
-        feed = Feed(self._server, self._log, self._poller, tenant, run)
-        try:
-            return feed.response()
-        except TooManyReadersError as error:
-            raise HTTPException(503, str(error), {"Retry-After": _RETRY_S}) from None
+        return EventStream(Feed(self._server, self._log, self._poller, tenant, run))
 
     def _find(self, tenant: str | None, program_id: str) -> Run:
         with self._log.registry.lock:

@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from agentrt.graph import Node
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EngineView
 from agentrt.serving.observability.program_log import ProgramLog
-from agentrt.serving.observability.readers import Reader, TooSlowError
+from agentrt.serving.observability.readers import Reader, TooManyReadersError, TooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.server import Server
@@ -41,16 +42,9 @@ _ALL_S = 5.0
 _BATCH_S = 0.1
 """Changes within this time are sent together."""
 
+_RETRY_S = "5"
 _SEND_S = 10.0
 """A reader that takes nothing for this long is disconnected."""
-
-
-class EventStream(EventSourceResponse):
-    """An SSE response that ends without an error when its reader stops reading."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(SendTimeoutError):
-            await super().__call__(scope, receive, send)
 
 
 @dataclass(slots=True)
@@ -68,20 +62,16 @@ class Feed:
     sent_view: EngineView = field(default_factory=EngineView)
     sent_all_at: float = 0.0
 
-    def response(self) -> EventStream:
-        """The stream. Raises `TooManyReadersError`."""
-        self.log.readers.check(self.tenant)
-        return EventStream(self._events(), send_timeout=_SEND_S)
-
     def wants(self, run: Run) -> bool:
         """Whether the reader is to see this program."""
         if self.program is not None:
             return run is self.program
         return self.tenant is None or run.row.tenant == self.tenant
 
-    async def _events(self) -> AsyncIterator[ServerSentEvent]:
+    async def events(self, reader: Reader) -> AsyncIterator[ServerSentEvent]:
+        """What ``reader`` is told."""
         view = await self.poller.fresh(_VIEW_S)
-        with self.log.readers.opened(self.tenant, self.wants) as reader:
+        try:
             with self.log.registry.lock:
                 reader.take()
                 first = self.snapshot(view)
@@ -92,18 +82,16 @@ class Feed:
                 await reader.wait(_VIEW_S)
                 over = self._over()  # before the change, so that the last end is sent
                 view = await self.poller.fresh(_BUSY_VIEW_S)
-                try:
-                    with self.log.registry.lock:
-                        change = self.change(reader, view)
-                except TooSlowError as error:
-                    yield _event("cut", {"why": str(error)})
-                    return
+                with self.log.registry.lock:
+                    change = self.change(reader, view)
                 if change is not None:
                     yield _event("change", change)
                 if asked != self.server.questions.changes and self.program is None:
                     asked = self.server.questions.changes
                     yield _event("questions", {"changes": asked})
                 await asyncio.sleep(_BATCH_S)
+        except TooSlowError as error:
+            yield _event("cut", {"why": str(error)})
 
     def _over(self) -> bool:
         """A server that drains ends its streams once no program is live."""
@@ -196,6 +184,28 @@ class Feed:
             return None
         self.sent_engines = engines
         return engines
+
+
+class EventStream(Response):
+    """A feed as an answer; 503 if there may be no more readers. It ends without an error when its
+    reader stops reading.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__()
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        feed = self._feed
+        try:
+            # From here on it counts: nobody else gets in while this one's events are made.
+            with feed.log.readers.opened(feed.tenant, feed.wants) as reader:
+                stream = EventSourceResponse(feed.events(reader), send_timeout=_SEND_S)
+                with suppress(SendTimeoutError):
+                    await stream(scope, receive, send)
+        except TooManyReadersError as error:
+            refusal = JSONResponse({"detail": str(error)}, 503, {"Retry-After": _RETRY_S})
+            await refusal(scope, receive, send)
 
 
 def _changed(sent: dict[K, JSON], rendered: Iterable[tuple[K, JSON, bool]]) -> list[JSON]:

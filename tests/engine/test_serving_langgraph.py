@@ -22,10 +22,10 @@ from pydantic import BaseModel
 
 from agentrt import Runtime
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.serving.app import opened_app
 from agentrt.serving.langgraph import api
 from agentrt.serving.server import ServedGraph, Server
 from tests.integrations.langgraph.agents import TOOLS, TURNS
+from tests.serving.watchdog import opened_app
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]

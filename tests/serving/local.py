@@ -21,7 +21,6 @@ from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.request import Call
-from agentrt.serving.app import opened_app
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.listen import Listener
 from agentrt.serving.programs.api import api as programs
@@ -29,6 +28,7 @@ from agentrt.serving.server import Bounds, KeyCheck, Served, Server
 from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
 from agentrt.testing.scripted_engine import RawScript, ScriptedEngine
+from tests.serving.watchdog import opened_app
 
 MODEL = "scripted"
 SAYS = "one two three"

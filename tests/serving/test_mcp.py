@@ -22,12 +22,12 @@ from typing_extensions import TypedDict
 from agentrt import Context, Runtime, program
 from agentrt.runtime.run import RunState
 from agentrt.serving import mcp as served_mcp
-from agentrt.serving.app import opened_app
 from agentrt.serving.listen import Listener
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Bounds, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import Limits, Tenants
 from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.watchdog import opened_app
 
 MODES = ("legacy", "auto")
 WAIT_S = 20.0

@@ -13,13 +13,13 @@ import httpx
 from fastapi import FastAPI, Form, Request
 
 from agentrt import Runtime
-from agentrt.serving.app import opened_app
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.frontend.responses import ASKING
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import Tenants
 from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.watchdog import opened_app
 
 
 class Listed:

@@ -15,12 +15,12 @@ import uvicorn
 
 from agentrt import Runtime
 from agentrt.program import Program
-from agentrt.serving.app import opened_app
 from agentrt.serving.langgraph import api
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Api, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import TURN_S
+from tests.serving.watchdog import opened_app
 
 
 @dataclass(slots=True)

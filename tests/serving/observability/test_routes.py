@@ -18,7 +18,6 @@ from starlette.types import ASGIApp
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import ConfigError, EngineDiedError
-from agentrt.serving.app import opened_app
 from agentrt.serving.background import STUBBORN, Background
 from agentrt.serving.observability import api
 from agentrt.serving.observability.dashboard import dashboard
@@ -26,6 +25,7 @@ from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import KeyRing, new_key
 from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.watchdog import opened_app
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "serving" / "observability" / "page"
@@ -322,6 +322,33 @@ async def test_a_draining_server_ends_its_streams() -> None:
         at.server.draining = True
         answer = await asyncio.wait_for(at.get("/events"), 30)
         assert answer.text.startswith("event: snapshot")
+
+
+class Slow(ScriptedExecutor):
+    """An engine that answers its first question when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        await self.go.wait()
+        return await super().snapshot()
+
+
+async def test_readers_that_come_at_once_are_counted_before_the_first_has_its_snapshot() -> None:
+    engine = Slow()
+    async with served(engine) as at:
+        at.server.draining = True  # so that a stream ends after its snapshot
+        asked = [asyncio.create_task(at.get("/events")) for _ in range(24)]
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        engine.go.set()
+        answers = await asyncio.gather(*asked)
+        codes = [one.status_code for one in answers]
+        assert (codes.count(200), codes.count(503)) == (16, 8)
+        assert all(one.headers["retry-after"] for one in answers if one.status_code == 503)
+        assert (await at.get("/events")).status_code == 200
 
 
 async def test_a_port_in_use_is_said() -> None:

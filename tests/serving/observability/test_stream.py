@@ -161,17 +161,17 @@ async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
     log.readers = Readers(buffer=2)
     log.open()
     watch = feed_of(story, log, None, None)
-    events = watch._events()
-    assert (await anext(events)).event == "snapshot"
-    story.tell([("open", 0)] * 5)
-    cut = await anext(events)
-    assert (cut.event, "buffer" in str(cut.data)) == ("cut", True)
-    with pytest.raises(StopAsyncIteration):
-        await anext(events)
+    with log.readers.opened(None, watch.wants) as reader:
+        events = watch.events(reader)
+        assert (await anext(events)).event == "snapshot"
+        story.tell([("open", 0)] * 5)
+        cut = await anext(events)
+        assert (cut.event, "buffer" in str(cut.data)) == ("cut", True)
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
     assert len(log.readers) == 0
-    again = watch._events()
-    assert len(json.loads(str((await anext(again)).data))["programs"]) == 5
-    await again.aclose()  # type: ignore[attr-defined]
+    with log.readers.opened(None, watch.wants) as reader:
+        assert len(json.loads(str((await anext(watch.events(reader))).data))["programs"]) == 5
 
 
 async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() -> None:
@@ -180,11 +180,12 @@ async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() ->
     log.open()
     story.tell([("open", 0)])
     watch = feed_of(story, log, None, None)
-    events = watch._events()
-    assert (await anext(events)).event == "snapshot"
-    watch.server.draining = True
-    story.tell([("close", 0)])
-    rest = [json.loads(str(event.data)) async for event in events]
+    with log.readers.opened(None, watch.wants) as reader:
+        events = watch.events(reader)
+        assert (await anext(events)).event == "snapshot"
+        watch.server.draining = True
+        story.tell([("close", 0)])
+        rest = [json.loads(str(event.data)) async for event in events]
     assert [[program["state"] for program in body["programs"]] for body in rest] == [["done"]]
 
 
@@ -203,14 +204,17 @@ async def test_what_changes_again_takes_no_more_room() -> None:
 async def test_readers_are_bounded_for_each_tenant_and_in_all() -> None:
     readers = Readers(most=2, most_of_one=1)
     with readers.opened("ann", lambda run: True):
-        with pytest.raises(TooManyReadersError, match="1 of your readers"):
-            readers.check("ann")
-        readers.check("bob")
+        with (
+            pytest.raises(TooManyReadersError, match="1 of your readers"),
+            readers.opened("ann", lambda run: True),
+        ):
+            pass
         with (
             readers.opened("bob", lambda run: True),
             pytest.raises(TooManyReadersError, match="2 in all"),
+            readers.opened("eve", lambda run: True),
         ):
-            readers.check("eve")
+            pass
     assert len(readers) == 0
 
 
