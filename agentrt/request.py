@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrt.sampling import Sampling, TokenLogprobs
+
 Message = Mapping[str, Any]
 """One chat message, as OpenAI's API has it: ``{"role": …, "content": …}``."""
 
@@ -75,7 +77,8 @@ class CallSpec:
     """One LLM call, as a front end gives it to an executor.
 
     It is ``rendered`` for vLLM's engine, with its ``prompt_token_ids``; or it is the whole chat
-    ``request`` in OpenAI's form, for executors that take requests; or bare token ids.
+    ``request`` in OpenAI's form, for executors that take requests; or bare token ids,
+    which are sampled as ``sampling`` says; ``rendered`` then has no more than its ``options``.
     The other fields are what schedulers, routers and accounts look at, and what they may change.
     ``max_tokens`` bounds the output (tokens). ``temperature`` 0 is greedy. With ``seed`` None the
     runtime draws one and records it, so that a call can be run again with the same outcome.
@@ -93,6 +96,7 @@ class CallSpec:
     model: str | None = None
     request: Mapping[str, Any] | None = None
     rendered: RenderedCall | None = None
+    sampling: Sampling | None = None
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -243,8 +247,9 @@ class Reply:
     answer, "" where it does not tell. Tool calls that were cut off are ``invalid_tool_calls``.
     With ``n`` above 1 ``choices`` are all replies, this one first. ``node`` is the call's id in
     its program's DAG; ``program_id`` names the program to those outside it, and is empty inside.
-    ``logprobs`` are there, one a token, if the call asked for them. A `Reply` reads as its text
-    in an f-string.
+    ``logprobs`` are there, one a token, if the call asked for them; those of a call of token ids
+    are in ``token_logprobs``, one of each output token, and in ``prompt_logprobs``, one of each
+    that was to be scored. A `Reply` reads as its text in an f-string.
     """
 
     text: str
@@ -259,6 +264,8 @@ class Reply:
     reasoning: str = ""
     invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
     choices: tuple[Reply, ...] = ()
+    token_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def __str__(self) -> str:
         return self.text

@@ -32,12 +32,14 @@ class Chunk:
     """A piece of a call's output. The last chunk, and only it, carries the whole ``reply``.
 
     ``output`` is the piece as its front end reads it: a ``chat.completion`` or one of its chunks
-    in OpenAI's form, or vLLM's ``RequestOutput``.
+    in OpenAI's form, or vLLM's ``RequestOutput``. ``token_ids`` are the piece's, where the
+    executor tells them.
     """
 
     text: str
     reply: Reply | None = None
     output: Any = None
+    token_ids: tuple[int, ...] = ()
 
 
 async def last_reply(chunks: AsyncGenerator[Chunk, None]) -> Reply:

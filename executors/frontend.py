@@ -21,6 +21,10 @@ from agentrt.executors.info import ExecutorInfo, display_name
 from agentrt.request import NO_LIMIT, Call, CallSpec, Identity, Reply
 
 T = TypeVar("T")
+_NO_TOKENS = (
+    "this executor takes chats as text, and does not tell how it tokenizes: contexts and counts "
+    "of tokens need an engine of this runtime's own (--model)"
+)
 Request = Mapping[str, Any]
 """A chat request, as OpenAI's chat completions and vLLM have it."""
 Answer = dict[str, Any]
@@ -133,11 +137,23 @@ class Frontend(ABC):
 
     async def count_tokens(self, request: Request) -> int:
         """How many tokens the prompt of a chat has, its template included."""
-        raise ConfigError("this executor does not tell how it tokenizes")
+        return len(await self.render(request))
+
+    async def render(self, request: Request) -> list[int]:
+        """The token ids of a chat's prompt, its template included."""
+        raise ConfigError(_NO_TOKENS)
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
         """The token ids of a text, without special tokens of a chat."""
-        raise ConfigError("this executor does not tell how it tokenizes")
+        raise ConfigError(_NO_TOKENS)
+
+    async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
+        """The text of token ids, special tokens included."""
+        raise ConfigError(_NO_TOKENS)
+
+    def addressed(self, spec: CallSpec) -> CallSpec:
+        """A call of token ids, with the model or adapter that it names as executors know it."""
+        raise ConfigError(_NO_TOKENS)
 
     async def close(self) -> None:  # noqa: B027  # most hold nothing
         """Let go of what it holds. Idempotent."""

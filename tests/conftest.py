@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from hypothesis import Phase, settings
+
+from agentrt import Runtime
 
 # The same examples in every run, so that a change is judged by what it changes.
 settings.register_profile("same", derandomize=True)
@@ -40,3 +43,24 @@ def clean_imports() -> Iterator[None]:
         file = getattr(sys.modules[name], "__file__", None)
         if name.startswith("agentrt_program_") or (file and Path(file).parent in added):
             del sys.modules[name]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def token_runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
+    """A runtime on one real engine for all tests of contexts and of techniques, in float32.
+
+    Its model loads in a second and says what is no language. A block has 32 tokens, and the cache
+    8,192; a prompt and its output have up to 2,048.
+    """
+    pytest.importorskip("vllm")
+    from agentrt.executors.vllm.engine import VLLMEngine
+    from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.testing.tinymodel import tiny_model
+
+    model = str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+    flags = (
+        *("--dtype", "float32", "--max-model-len", "2048"),
+        *("--block-size", "32", "--num-gpu-blocks-override", "257"),
+    )
+    async with Runtime(VLLMEngine(EngineOptions(model, 32, flags=flags))) as runtime:
+        yield runtime

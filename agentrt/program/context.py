@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from agentrt.contexts import Content, TokenContext, TokenEmitter
 from agentrt.errors import ConfigError, InterruptExpiredError
 from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import AnswerForm, answer_form
@@ -29,6 +30,9 @@ _NO_DEFAULT: Any = object()
 
 class Emitter(Protocol):
     """What a context needs of the runtime: a way in for each kind of node."""
+
+    @property
+    def contexts(self) -> TokenEmitter: ...
 
     async def call(self, request: Mapping[str, Any], after: Iterable[Reply]) -> Reply: ...
 
@@ -112,6 +116,16 @@ class Context:
         if stream:
             return ReplyStream(partial(self._emitter.stream, request, after))
         return self._emitter.call(request, after)
+
+    async def context(self, content: Content = (), *, model: str | None = None) -> TokenContext:
+        """A context of tokens that the program owns: text, token ids, or the messages of a chat,
+        with the model's turn opened. ``model`` names one that is served, or an adapter.
+
+        Raises `ConfigError` where the executor takes no token ids.
+        """
+        made = TokenContext(self._emitter.contexts, model)
+        await made.fill(content)
+        return made
 
     async def step(
         self,

@@ -22,6 +22,7 @@ from agentrt.executors.frontend import Answer, Request, calling, stepped
 from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Node
 from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.runtime.contexts import ContextEmitter
 from agentrt.runtime.interrupts import InterruptEmitter, node_of
 from agentrt.runtime.registry import identity_of
 from agentrt.tracking.scope import Scope
@@ -87,20 +88,25 @@ class RunEmitter(InterruptEmitter):
     """One run's `Emitter`: what the run's own code emits, in its own tasks."""
 
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
-        who = RunCaller(self, self._own_scope("llm"), tuple(after))
+        who = RunCaller(self, self.own_scope("llm"), tuple(after))
         answer = await self.chat(request, who)
         return who.sign(reply_of(answer, as_json="response_format" in request))
 
     async def stream(
         self, request: Request, after: Iterable[Reply], put: Callable[[Reply], None]
     ) -> AsyncIterator[Answer]:
-        who = RunCaller(self, self._own_scope("llm"), tuple(after))
+        who = RunCaller(self, self.own_scope("llm"), tuple(after))
         whole = StreamedAnswer()
         async with contextlib.aclosing(self.chat_stream(request, who)) as pieces:
             async for piece in pieces:
                 whole.add(piece)
                 yield piece
         put(who.sign(reply_of(whole.answer(), as_json="response_format" in request)))
+
+    @property
+    def contexts(self) -> ContextEmitter:
+        """What carries the calls of contexts."""
+        return ContextEmitter(self.own_scope, self.make, self.services)
 
     # -- calls -------------------------------------------------------------------------
 
@@ -122,7 +128,7 @@ class RunEmitter(InterruptEmitter):
         The task that waits for it is in no run of its own, and may be another each time: so a
         runtime that closes, and `cancel`, find it.
         """
-        task, calls = asyncio.current_task(), self._with.client_calls
+        task, calls = asyncio.current_task(), self.services.client_calls
         assert task is not None
         calls[task] = self._run.id, made
         try:
@@ -132,7 +138,7 @@ class RunEmitter(InterruptEmitter):
 
     def cancel(self, made: AsyncGenerator[Chunk, None]) -> bool:
         """Cancel the task that waits for the next chunk of a call; False if there is none."""
-        for task, (_, one) in self._with.client_calls.items():
+        for task, (_, one) in self.services.client_calls.items():
             if one is made:
                 return task.cancel()
         return False
@@ -144,24 +150,30 @@ class RunEmitter(InterruptEmitter):
     async def chat(self, request: Request, who: RunCaller) -> Answer:
         """The whole answer to a chat request that ``who`` makes."""
         with tracking.outside():
-            frontend = await self._with.frontend()
+            frontend = await self.services.frontend()
             with calling(who):
                 return await frontend.chat(request)
 
     async def chat_stream(self, request: Request, who: RunCaller) -> AsyncGenerator[Answer, None]:
         """The same in pieces. Closing the generator aborts the calls."""
         with tracking.outside():
-            frontend = await self._with.frontend()
+            frontend = await self.services.frontend()
         async with contextlib.aclosing(stepped(who, frontend.chat_stream(request))) as pieces:
             while (piece := await _outside(pieces)) is not None:
                 yield piece
 
     async def make(
-        self, spec: CallSpec, scope: Scope, after: Iterable[Reply], *, stream: bool
+        self,
+        spec: CallSpec,
+        scope: Scope,
+        after: Iterable[Reply],
+        *,
+        stream: bool,
+        name: str = "llm",
     ) -> AsyncGenerator[Chunk, None]:
-        run, registry, executor = self._run, self._registry, self._with.executor
+        run, registry, executor = self._run, self._registry, self.services.executor
         executor.info.check_served(spec.model)
-        node = registry.begin_call(run, scope, "llm", map(node_of, after))
+        node = registry.begin_call(run, scope, name, map(node_of, after))
         call = self._identify(node, scope, spec)
         over = False
         try:
@@ -192,7 +204,7 @@ class RunEmitter(InterruptEmitter):
 
     def _draw_seed(self, node: Node) -> int:
         """A seed that depends on the runtime's seed, the program and the node only."""
-        return random.Random(f"{self._with.seed}/{self._run.id}/{node.id}").getrandbits(31)
+        return random.Random(f"{self.services.seed}/{self._run.id}/{node.id}").getrandbits(31)
 
 
 def _with_node(chunk: Chunk, program_id: str, node: Node) -> Chunk:

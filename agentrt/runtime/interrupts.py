@@ -32,7 +32,7 @@ class InterruptEmitter:
     def __init__(self, run: Run, services: Services) -> None:
         self._run = run
         self._registry = registry_of(run)
-        self._with = services
+        self.services = services
 
     async def tool(
         self,
@@ -42,7 +42,7 @@ class InterruptEmitter:
         after: Iterable[Reply],
     ) -> Any:
         """Run a tool and return its result. Raises as `Attempts.run` does."""
-        run, services = self._run, self._with
+        run, services = self._run, self.services
         transport, slots = services.toolbox.transport_of(tool), services.toolbox.slots_of(tool)
         # Whoever gets the key elsewhere may know those of other runtimes.
         key = f"{_MARK}-{next(_KEYS)}"
@@ -56,7 +56,7 @@ class InterruptEmitter:
             tenant=run.row.tenant,
             timeout=tool.options.timeout,
         )
-        scope = self._own_scope(tool.name)
+        scope = self.own_scope(tool.name)
         with self._interrupted(NodeKind.TOOL, tool.name, scope, after, interrupt) as node:
             observer = _Observer(self, node, scope, tool.options.timeout)
             # A function of this process may emit nodes of its own; nothing else belongs to the run.
@@ -69,13 +69,13 @@ class InterruptEmitter:
     async def find_tool(self, name: str) -> Tool:
         """The tool of this name that some transport offers. Raises `UnknownToolError`."""
         with tracking.outside():
-            return await self._with.toolbox.find(name, self._run.row.tenant)
+            return await self.services.toolbox.find(name, self._run.row.tenant)
 
     async def tools(self, *transports: str) -> list[Tool]:
         """What ``transports`` offer, or all of them. Raises as `Toolbox.tools` does."""
         with tracking.outside():
             tenant = self._run.row.tenant
-            return await self._with.toolbox.tools(*transports, tenant=tenant)
+            return await self.services.toolbox.tools(*transports, tenant=tenant)
 
     async def human(
         self,
@@ -85,15 +85,15 @@ class InterruptEmitter:
         after: Iterable[Reply],
     ) -> Any:
         """Ask a human. Raises as `Questions.ask` does."""
-        return await self._ask(self._own_scope(text), text, form, timeout, after)
+        return await self._ask(self.own_scope(text), text, form, timeout, after)
 
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
         """The next event. Raises as `Feed.next` does."""
-        run, services = self._run, self._with
+        run, services = self._run, self.services
         services.feeds.setdefault(run.id, set()).add(feed)
         deadline = None if timeout is None else self._registry.clock() + timeout
         interrupt = Interrupt(services.events.name, deadline=deadline, attempt=1)
-        scope = self._own_scope(feed.topic)
+        scope = self.own_scope(feed.topic)
         with (
             self._interrupted(NodeKind.EVENT, feed.topic, scope, after, interrupt),
             tracking.outside(),
@@ -113,7 +113,7 @@ class InterruptEmitter:
         deadline = None if timeout is None else self._registry.clock() + timeout
         interrupt = Interrupt("human", deadline=deadline, key=question.id, attempt=1)
         with self._interrupted(NodeKind.HUMAN, text, scope, after, interrupt), tracking.outside():
-            return await self._with.questions.ask(question, timeout=timeout)
+            return await self.services.questions.ask(question, timeout=timeout)
 
     def _interrupted(
         self,
@@ -128,7 +128,8 @@ class InterruptEmitter:
         node = self._registry.begin_interrupt(run, scope, kind, name, before, interrupt)
         return _Interrupted(self._registry, run, scope, node)
 
-    def _own_scope(self, name: str) -> Scope:
+    def own_scope(self, name: str) -> Scope:
+        """Where the run's code is that emits a node ``name`` now."""
         scope = tracking.current_scope()
         if scope is None or scope.owner is not self._run:
             raise AgentrtError(

@@ -20,6 +20,7 @@ from agentrt.executors.vllm._compat.outputs import TokenReplay, model_config_of
 from agentrt.executors.vllm.calls import engine_input
 from agentrt.executors.vllm.options import EngineOptions, engine_args, prepare_environment
 from agentrt.executors.vllm.processes import apart
+from agentrt.executors.vllm.scored import Likely
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals
 
@@ -72,13 +73,17 @@ class ScriptedEngine(Executor):
         prompt, params, options = engine_input(call, room, stream=stream)
         steps, over = 0, False
         try:
-            tokens = self._tokens(self.script(call))
+            tokens, ids = self._tokens(self.script(call)), list[int]()
+            likely = None if call.spec.sampling is None else Likely(call.spec)
             for output in self._replay.outputs(call.call_id, prompt, params, options, tokens):
                 await asyncio.sleep(0)
                 steps += 1
-                over = output.finished
-                reply = self._reply(call, output, len(tokens)) if over else None
-                yield Chunk(output.outputs[0].text, reply, output=output)
+                over, last = output.finished, output.outputs[0]
+                ids += last.token_ids
+                if likely is not None:
+                    likely.add(output)
+                reply = self._reply(call, last, ids, likely) if over else None
+                yield Chunk(last.text, reply, output, tuple(last.token_ids))
         except CallRejectedError:
             over = True
             raise
@@ -92,15 +97,17 @@ class ScriptedEngine(Executor):
         tokenizer = self._renderer.get_tokenizer()
         return [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
 
-    def _reply(self, call: Call, output: Any, steps: int) -> Reply:
-        last = output.outputs[0]
+    def _reply(self, call: Call, last: Any, ids: Sequence[int], likely: Likely | None) -> Reply:
+        steps = len(ids)
         report = CallReport(
             service_s=steps * self.step_s,
             steps=steps,
             prompt_tokens=len(call.spec.prompt_token_ids or ()),
             output_tokens=steps,
         )
-        return Reply(last.text, last.finish_reason or "stop", report=report)
+        reason = last.finish_reason or "stop"
+        reply = Reply(last.text, reason, token_ids=tuple(ids), report=report)
+        return reply if likely is None else likely.on(reply)
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         if program_id not in self.ended:

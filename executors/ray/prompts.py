@@ -15,7 +15,7 @@ _OF_THE_PROMPT = ("prompt", "prompt_token_ids")
 
 def without_copies(call: Call) -> Call:
     """The call with its prompt in one place: what was rendered has its token ids, too."""
-    if call.spec.rendered is None:
+    if call.spec.rendered is None or call.spec.sampling is not None:
         return call
     return replace(call, spec=replace(call.spec, prompt_token_ids=None))
 

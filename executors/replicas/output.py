@@ -49,6 +49,7 @@ class CallOutput:
         try:
             text = self._parts.take("text", chunk.text)
             output = self._new_output(chunk.output, text)
+            ids = self._new_ids(chunk, output)
             if last and self._parts.ended_early:
                 raise DiffersError
         except DiffersError:
@@ -58,11 +59,11 @@ class CallOutput:
                 "something else than what had been streamed already"
             ) from None
         self.delivered |= last
-        if output is chunk.output and text == chunk.text:
+        if output is chunk.output and text == chunk.text and ids == chunk.token_ids:
             return chunk
-        if output is None and not text and not last:
+        if output is None and not (text or ids or last):
             return None
-        return replace(chunk, text=text, output=output)
+        return replace(chunk, text=text, output=output, token_ids=ids)
 
     def _new_output(self, output: Any, text: str) -> Any:
         """What of an output is new, the same object where all of it is; None for nothing."""
@@ -71,6 +72,12 @@ class CallOutput:
         if isinstance(getattr(output, "outputs", None), list):
             return self._new_tokens(output, text)
         return output  # none, or of a pooling model, which gives it at once
+
+    def _new_ids(self, chunk: Chunk, output: Any) -> tuple[int, ...]:
+        """What is new of a chunk's tokens, when ``output`` is."""
+        if chunk.token_ids and isinstance(getattr(chunk.output, "outputs", None), list):
+            return () if output is None else tuple(output.outputs[0].token_ids)
+        return self._parts.take("ids", chunk.token_ids)
 
     def _new_answer(self, answer: Mapping[str, Any]) -> Any:
         """Of an answer in OpenAI's form."""

@@ -8,8 +8,10 @@ from typing import Any
 
 from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.identity import to_extra_args
+from agentrt.executors.vllm.scored import COMPUTE_FROM
 from agentrt.request import Call, CallSpec, RenderedCall
 from agentrt.router.kv_events import short
+from agentrt.sampling import Sampling
 
 _REMEMBERED = 16384
 """Blocks whose hashes are remembered: prompts grow, and share their beginnings."""
@@ -26,7 +28,9 @@ def engine_input(
     `CallRejectedError` for a call without token ids.
     """
     spec = call.spec
-    made = spec.rendered or _of_tokens(call, max_model_len, stream=stream)
+    made = spec.rendered
+    if made is None or spec.sampling is not None:
+        made = _of_tokens(call, max_model_len, stream=stream)
     params, prompt = made.params.clone(), made.prompt
     if spec.cache_salt is not None:
         prompt = {**prompt, "cache_salt": spec.cache_salt}
@@ -60,8 +64,48 @@ def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
         max_tokens=room,
         temperature=call.spec.temperature,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+        **_sampled(call.spec.sampling or Sampling()),
     )
-    return RenderedCall({"prompt_token_ids": list(ids)}, params)
+    options = call.spec.rendered.options if call.spec.rendered is not None else {}
+    return RenderedCall({"prompt_token_ids": list(ids)}, params, options)
+
+
+def _sampled(sampling: Sampling) -> dict[str, Any]:
+    """The fields of vLLM's sampling parameters that a call of token ids sets."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    fields: dict[str, Any] = {
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logprobs": sampling.logprobs,
+        "extra_args": dict(sampling.logits),
+    }
+    if sampling.allowed_token_ids is not None:
+        fields["allowed_token_ids"] = list(sampling.allowed_token_ids)
+    if (constraint := sampling.constraint) is not None:
+        fields["structured_outputs"] = StructuredOutputsParams(
+            **{constraint.kind: constraint.value}
+        )
+    return fields | ({} if sampling.score_from is None else _scored(sampling))
+
+
+def _scored(sampling: Sampling) -> dict[str, Any]:
+    """The fields of a call whose prompt is scored from a position on.
+
+    vLLM would compute the whole prompt; here what comes before is read from the prefix cache, and
+    the scheduler sees to it that no more is. The places that were not computed hold token ids
+    that are none, so that nothing may be detokenized.
+    """
+    assert sampling.score_from is not None
+    return {
+        "prompt_logprobs": sampling.score_top,
+        "skip_reading_prefix_cache": False,
+        "detokenize": False,
+        "extra_args": {**sampling.logits, COMPUTE_FROM: sampling.score_from - 1},
+    }
 
 
 class BlockHasher:

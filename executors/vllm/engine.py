@@ -30,6 +30,7 @@ from agentrt.executors.vllm.options import (
     prepare_environment,
 )
 from agentrt.executors.vllm.processes import apart, cpu_seconds, interrupts_blocked
+from agentrt.executors.vllm.scored import Likely
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 
@@ -154,6 +155,7 @@ class VLLMEngine(CoreClient):
         prompt, params, options = engine_input(call, self.max_model_len, stream=stream)
         text = ""
         ids: list[int] = []
+        likely = None if call.spec.sampling is None else Likely(call.spec)
         try:
             outputs = self._submit(llm, call, prompt, params, options)
             async with contextlib.aclosing(outputs):
@@ -164,8 +166,10 @@ class VLLMEngine(CoreClient):
                     last = output.outputs[0]
                     text += last.text
                     ids += last.token_ids
-                    reply = self._account(output, text, ids) if output.finished else None
-                    yield Chunk(last.text, reply, output=output)
+                    if likely is not None:
+                        likely.add(output)
+                    reply = self._account(output, text, ids, likely) if output.finished else None
+                    yield Chunk(last.text, reply, output, tuple(last.token_ids))
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
@@ -184,7 +188,9 @@ class VLLMEngine(CoreClient):
             return llm.encode(prompt, params, call.call_id, **options)
         return llm.generate(prompt, params, call.call_id, **options)
 
-    def _account(self, output: RequestOutput, text: str, ids: Sequence[int]) -> Reply:
+    def _account(
+        self, output: RequestOutput, text: str, ids: Sequence[int], likely: Likely | None
+    ) -> Reply:
         """The engine's account of a call. What of it is ours leaves the output, which a front
         end publishes.
         """
@@ -195,7 +201,8 @@ class VLLMEngine(CoreClient):
         rest = {name: value for name, value in told.items() if name not in (NESTED, KV_EVENTS)}
         output.kv_transfer_params = rest or None
         reason = output.outputs[0].finish_reason or "stop"
-        return Reply(text, reason, token_ids=tuple(ids), report=CallReport(**report))
+        reply = Reply(text, reason, token_ids=tuple(ids), report=CallReport(**report))
+        return reply if likely is None else likely.on(reply)
 
     # -- front ends --------------------------------------------------------------------
 

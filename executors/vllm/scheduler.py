@@ -21,6 +21,7 @@ from agentrt.executors.identity import from_extra_args
 from agentrt.executors.memory import Memory
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.pool import blocks_held, blocks_needed, free_blocks
+from agentrt.executors.vllm._compat.prefixes import compute_from
 from agentrt.executors.vllm._compat.requests import Request, extra_args, tokens_left
 from agentrt.executors.vllm._compat.scheduling import (
     AsyncScheduler,
@@ -38,6 +39,7 @@ from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.retention import Retainer
+from agentrt.executors.vllm.scored import COMPUTE_FROM
 from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
@@ -66,6 +68,7 @@ class ProgramScheduler(AsyncScheduler):
             leave_interrupts_to_parent()
             die_with_parent()
         take_samples_back_by_state()
+        compute_from(self, COMPUTE_FROM)
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = self.computed_tokens = 0

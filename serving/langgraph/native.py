@@ -14,6 +14,7 @@ from typing import Any
 from langgraph.func import entrypoint
 from langgraph.types import interrupt
 
+from agentrt.contexts import TokenEmitter
 from agentrt.errors import InterruptExpiredError
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.interrupts import Tool
@@ -56,6 +57,10 @@ class _InterruptingEmitter:
 
     def __init__(self, inner: Emitter) -> None:
         self._inner = inner
+
+    @property
+    def contexts(self) -> TokenEmitter:
+        return self._inner.contexts
 
     async def call(self, request: Mapping[str, Any], after: Iterable[Reply]) -> Reply:
         return await self._inner.call(request, after)

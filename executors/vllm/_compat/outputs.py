@@ -48,7 +48,7 @@ class TokenReplay:
         for index, token in enumerate(kept):
             ended = token in stops and not request.sampling_params.ignore_eos
             reason = self._reason(index + 1, kept, len(tokens), ended=ended)
-            made = outputs.process_outputs([_core_output(request, token, reason)])
+            made = outputs.process_outputs([_core_output(request, token, reason, index == 0)])
             yield from made.request_outputs
             if reason is not None or made.reqs_to_abort:
                 return
@@ -63,27 +63,43 @@ class TokenReplay:
         return FinishReason.STOP if len(kept) == whole else FinishReason.LENGTH
 
 
-def _core_output(request: Any, token: int, reason: Any) -> Any:
+def _core_output(request: Any, token: int, reason: Any, is_first: bool) -> Any:
     from vllm.v1.engine import EngineCoreOutput
 
-    most = request.sampling_params.logprobs
-    logprobs = None if most is None else _certain(token, most)
+    params = request.sampling_params
+    logprobs = None if params.logprobs is None else _certain([token], params.logprobs)
+    scored = None
+    if is_first and params.prompt_logprobs is not None:
+        scored = _as_tensors(_certain(request.prompt_token_ids[1:], params.prompt_logprobs))
     return EngineCoreOutput(
-        request.request_id, [token], new_logprobs=logprobs, finish_reason=reason
+        request.request_id,
+        [token],
+        new_logprobs=logprobs,
+        new_prompt_logprobs_tensors=scored,
+        finish_reason=reason,
     )
 
 
-def _certain(token: int, most: int) -> Any:
-    """Log probabilities of a token that is certain, and of the ``most`` likeliest."""
+def _certain(tokens: Sequence[int], most: int) -> Any:
+    """Log probabilities of tokens that are certain, and of the ``most`` likeliest at each place."""
     import numpy as np
     from vllm.v1.outputs import LogprobsLists
 
-    others = [other for other in range(most + 1) if other != token][: max(0, most - 1)]
-    ids = [token, *([token] if most else []), *others]
-    values = [0.0, *([0.0] if most else []), *(-9.0 - n for n in range(len(others)))]
-    return LogprobsLists(
-        np.array([ids], np.int32), np.array([values], np.float32), np.array([1], np.int32)
-    )
+    ids, values = [], []
+    for token in tokens:
+        others = [other for other in range(most + 1) if other != token][: max(0, most - 1)]
+        ids.append([token, *([token] if most else []), *others])
+        values.append([0.0, *([0.0] if most else []), *(-9.0 - n for n in range(len(others)))])
+    ranks = np.ones(len(ids), np.int32)
+    return LogprobsLists(np.array(ids, np.int32), np.array(values, np.float32), ranks)
+
+
+def _as_tensors(lists: Any) -> Any:
+    """Those of a prompt, which come as tensors."""
+    import torch
+    from vllm.v1.outputs import LogprobsTensors
+
+    return LogprobsTensors(*map(torch.from_numpy, lists[:3]))
 
 
 def model_config_of(args: Any) -> tuple[Any, Any, Any]:

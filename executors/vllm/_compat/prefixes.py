@@ -19,6 +19,8 @@ from vllm.v1.core.kv_cache_utils import (
     make_block_hash_with_group_id,
 )
 
+from agentrt.executors.vllm._compat.requests import Request, extra_args
+
 if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.scheduling import Scheduler
 
@@ -137,3 +139,35 @@ def event_blocks(event: Any) -> list[bytes] | None:
     if not isinstance(event, BlockStored | BlockRemoved) or event.group_idx:
         return []
     return [make_block_hash_with_group_id(value, 0) for value in event.block_hashes]
+
+
+def compute_from(scheduler: Scheduler, key: str) -> None:
+    """Look up no more of a request in the prefix cache than the tokens before a position.
+
+    ``key`` names that position in the request's ``extra_args``. From there on its prompt's log
+    probabilities are asked for, which only tokens that are computed have.
+    """
+    manager = scheduler.kv_cache_manager
+    for name in ("get_computed_blocks", "get_computed_blocks_for_connector"):
+        if (look_up := getattr(manager, name, None)) is not None:
+            setattr(manager, name, _limited(look_up, key))
+
+
+def _limited(look_up: Callable[[Any], Any], key: str) -> Callable[[Any], Any]:
+    def limited(request: Request) -> Any:
+        most = extra_args(request).get(key)
+        # What was found is computed up to the last token but one.
+        return look_up(_Shorter(request, most + 1) if isinstance(most, int) else request)
+
+    return limited
+
+
+class _Shorter:
+    """A request with fewer tokens, for a look-up."""
+
+    def __init__(self, request: Request, tokens: int) -> None:
+        self._request = request
+        self.num_tokens = min(request.num_tokens, tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -35,6 +36,7 @@ from agentrt.executors.vllm.frontend.flags import parse_flags
 from agentrt.executors.vllm.frontend.heard import Heard
 from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
 from agentrt.executors.vllm.processes import apart
+from agentrt.request import CallSpec, RenderedCall
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -166,15 +168,26 @@ class VLLMFrontend(Frontend):
 
     # -- tokens ------------------------------------------------------------------------
 
-    async def count_tokens(self, request: Request) -> int:
+    async def render(self, request: Request) -> list[int]:
         rendered = await self._serving.render_chat_request(self._parsed(request, False))
         if hasattr(rendered, "error"):
             raise _refused(rendered.error.model_dump())
         _, (prompt, *_) = rendered
-        return len(prompt["prompt_token_ids"])
+        return list(prompt["prompt_token_ids"])
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
+        self.served_as(model)
         return list(self._renderer.get_tokenizer().encode(text, add_special_tokens=False))
+
+    async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
+        self.served_as(model)
+        return str(self._renderer.get_tokenizer().decode(ids, skip_special_tokens=False))
+
+    def addressed(self, spec: CallSpec) -> CallSpec:
+        adapter = self.app.state.openai_serving_models.lora_requests.get(self.served_as(spec.model))
+        options = {} if adapter is None else {"lora_request": adapter}
+        rendered = RenderedCall({}, None, options) if options else None
+        return replace(spec, model=self.setup.model, rendered=rendered)
 
     async def close(self) -> None:
         self._renderer.shutdown()

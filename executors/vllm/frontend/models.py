@@ -9,6 +9,7 @@ from agentrt.errors import NotServedError
 from agentrt.executors.base import Executor
 from agentrt.executors.frontend import Answer, Frontend, FrontProfile, Request, RequestFrontend
 from agentrt.executors.info import not_served
+from agentrt.request import CallSpec
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
@@ -56,11 +57,17 @@ class ModelFrontends(Frontend):
     def profile(self, model: str | None = None) -> FrontProfile:
         return self.of(model).profile(model)
 
-    async def count_tokens(self, request: Request) -> int:
-        return await self.of(request.get("model")).count_tokens(request)
+    async def render(self, request: Request) -> list[int]:
+        return await self.of(request.get("model")).render(request)
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
         return await self.of(model).tokenize(text, model)
+
+    async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
+        return await self.of(model).detokenize(ids, model)
+
+    def addressed(self, spec: CallSpec) -> CallSpec:
+        return self.of(spec.model).addressed(spec)
 
     async def close(self) -> None:
         for front in self.fronts:

@@ -19,8 +19,9 @@ from agentrt.executors.frontend import Frontend, calling
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.frontend.models import open_frontend
-from agentrt.request import Call
+from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
+from agentrt.sampling import Sampling
 from agentrt.testing.scripted_engine import ScriptedEngine
 from tests.executors.replicas.reading import Calls, streamed, whole, without_names
 
@@ -68,7 +69,8 @@ class Dies(ScriptedEngine):
 def _joined(one: Chunk, other: Chunk) -> Chunk:
     """Two pieces as one, put together as vLLM does for a reader that is slow."""
     one.output.add(other.output, aggregate=True)
-    return replace(other, text=one.text + other.text, output=one.output)
+    ids = one.token_ids + other.token_ids
+    return replace(other, text=one.text + other.text, output=one.output, token_ids=ids)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -151,3 +153,18 @@ async def test_a_whole_answer_of_a_call_that_died_is_the_same(
 
 def reruns(replicas: ReplicaSet) -> int:
     return sum(replica.reruns for replica in replicas.replicas)
+
+
+async def test_token_ids_go_on_as_if_their_engine_had_not_died(
+    engine: Dies, replicas: ReplicaSet
+) -> None:
+    """A call of token ids, whose reader gets each token once."""
+    said = tuple(engine._tokens(SAID))
+    for cut in range(len(said)):
+        engine.runs[:] = [(cut, 2)]
+        spec = CallSpec((5, 6, 7), max_tokens=99, sampling=Sampling())
+        call = Call(Identity(f"p/{cut}", "p", "t"), replace(spec, model=engine.model))
+        chunks = [chunk async for chunk in replicas.generate(call, stream=True)]
+        assert tuple(token for chunk in chunks for token in chunk.token_ids) == said
+        assert chunks[-1].reply is not None
+        assert chunks[-1].reply.token_ids == said

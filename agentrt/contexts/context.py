@@ -1,0 +1,240 @@
+"""A context: the tokens that a program has put before a model, as a value that it owns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+from agentrt.contexts.chat import Chat
+from agentrt.contexts.emitter import Piece, TokenEmitter
+from agentrt.contexts.generation import Generation
+from agentrt.contexts.results import Scores, TokenScore, likeliest
+from agentrt.errors import ConfigError, UsageError
+from agentrt.request import CallSpec, Message, Reply
+from agentrt.sampling import Constraint, Sampling, TokenLogprobs
+
+Content = str | Sequence[int] | Sequence[Message]
+"""What a context is filled with: text, token ids, or chat messages in OpenAI's form."""
+
+
+class TokenContext:
+    """Tokens before a model: filled, forked, generated from, scored. `Context.context` makes it.
+
+    What it holds are token ids, and nothing of the engine's: what is computed for them lies in the
+    engine's prefix cache, and is computed again where it was evicted. Forks share it. What the
+    model writes is appended as the very ids that it sampled. Each call of the engine is a node of
+    the program's DAG, ranked by the policy. While it generates it cannot be changed: fork it.
+    """
+
+    def __init__(
+        self, emitter: TokenEmitter, model: str | None = None, ids: Iterable[int] = ()
+    ) -> None:
+        self.model = model
+        self._emitter = emitter
+        self._ids = tuple(ids)
+        self._chat = Chat()
+        self._busy = False
+        self._dropped = False
+
+    # -- what it holds -----------------------------------------------------------------
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All its tokens."""
+        return self._ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    async def text(self) -> str:
+        """Its tokens as text, special tokens included."""
+        frontend = await self._emitter.frontend()
+        return await frontend.detokenize(self._ids, self.model)
+
+    def fork(self) -> TokenContext:
+        """Another context with the same tokens, which goes its own way. It costs nothing."""
+        self._check_alive()
+        other = TokenContext(self._emitter, self.model, self._ids)
+        other._chat = self._chat
+        return other
+
+    async def fill(self, content: Content) -> None:
+        """Append text, token ids, or messages of a chat. It computes nothing by itself.
+
+        Messages close the model's turn if it has just written, and open the next one. Raises
+        `ConfigError` for messages with a chat template that cannot go on from the middle.
+        """
+        self._check_free()
+        if is_messages(content):
+            frontend = await self._emitter.frontend()
+            chat = await self._chat.extended(frontend, self.model, self._ids, content)
+            self._ids, self._chat = chat
+        else:
+            self._ids += await self._as_ids(content)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens."""
+        self._check_free()
+        if not 0 <= length <= len(self._ids):
+            raise ConfigError(f"truncate({length}) of a context of {len(self._ids)} tokens")
+        self._ids = self._ids[:length]
+
+    def drop(self) -> None:
+        """Give up the context: what is cached for it alone may go first. Idempotent."""
+        self._dropped = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.drop()
+
+    # -- what the engine does ----------------------------------------------------------
+
+    def generate(
+        self,
+        max_tokens: int = 256,
+        *,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        constrain: Constraint | None = None,
+        logits: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
+        allowed: Sequence[int] | None = None,
+        ignore_eos: bool = False,
+    ) -> Generation:
+        """Have the model go on: await it for a `Completion`, or iterate over its text.
+
+        It ends at ``max_tokens``, at one of the strings ``stop`` or tokens ``stop_token_ids``, or
+        where the model ends it, unless ``ignore_eos``. All its tokens are appended, the last one
+        too. ``logprobs`` asks for the log probability of each, and of so many likeliest.
+        ``allowed`` are the only tokens that may be sampled. Raises `PromptTooLongError` where the
+        model's context is full, and `CallRejectedError` for what the engine does not take.
+        """
+        sampling = Sampling(
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=tuple(stop_token_ids),
+            logprobs=logprobs,
+            constraint=constrain,
+            allowed_token_ids=None if allowed is None else tuple(allowed),
+            logits=logits or {},
+        )
+
+        def run(stream: bool) -> AsyncGenerator[Piece, None]:
+            spec = self._spec(
+                self._ids, sampling, max_tokens, temperature, seed, ignore_eos=ignore_eos
+            )
+            return self._generated(spec, stream=stream)
+
+        return Generation(run)
+
+    async def score(self, content: str | Sequence[int], *, top: int = 0) -> Scores:
+        """The log probability of each token of ``content`` after this context, in one forward
+        pass over it; ``top`` asks for so many likeliest tokens at each place. Appends nothing.
+        """
+        ids = await self._as_ids(content)
+        first = len(self._ids)
+        if not (first and ids):
+            raise ConfigError("score() needs a context that is not empty, and a text that is not")
+        sampling = Sampling(score_from=first, score_top=top, logprobs=top or None)
+        reply = await self._reply(self._spec((*self._ids, *ids), sampling), "score")
+        places = reply.prompt_logprobs
+        scores = [TokenScore(*place[0], likeliest(place, top)) for place in places]
+        after = reply.token_logprobs[0] if reply.token_logprobs else ()
+        return Scores(tuple(scores), likeliest(after, top), reply.report)
+
+    async def next_tokens(
+        self, k: int = 20, *, allowed: Sequence[int] | None = None
+    ) -> TokenLogprobs:
+        """The ``k`` likeliest next tokens with their log probabilities, the likeliest first;
+        with ``allowed``, of those alone. Appends nothing.
+        """
+        if k < 1:
+            raise ConfigError(f"next_tokens(k={k}): k must be at least 1")
+        only = None if allowed is None else tuple(allowed)
+        spec = self._spec(self._ids, Sampling(logprobs=k, allowed_token_ids=only))
+        reply = await self._reply(spec, "next_tokens")
+        return likeliest(reply.token_logprobs[0], k)
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _spec(
+        self,
+        ids: tuple[int, ...],
+        sampling: Sampling,
+        max_tokens: int = 1,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        *,
+        ignore_eos: bool = True,
+    ) -> CallSpec:
+        self._check_alive()
+        if not ids:
+            raise ConfigError("the context is empty: fill it first")
+        return CallSpec(
+            prompt_token_ids=ids,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            model=self.model,
+            sampling=sampling,
+        )
+
+    async def _generated(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Piece, None]:
+        self._check_free()
+        self._busy = True
+        made = self._emitter.token_call(spec, "generate", stream=stream)
+        try:
+            async for piece in made:
+                self._ids += piece.token_ids
+                yield piece
+        finally:
+            self._busy = False
+            await made.aclose()
+
+    async def _reply(self, spec: CallSpec, name: str) -> Reply:
+        made, reply = self._emitter.token_call(spec, name, stream=False), None
+        try:
+            async for piece in made:
+                reply = piece.reply
+        finally:
+            await made.aclose()
+        assert reply is not None
+        return reply
+
+    async def _as_ids(self, content: str | Sequence[int] | Sequence[Message]) -> tuple[int, ...]:
+        if isinstance(content, str):
+            frontend = await self._emitter.frontend()
+            return tuple(await frontend.tokenize(content, self.model))
+        if not all(isinstance(each, int) for each in content):
+            raise ConfigError("a context takes text, chat messages, or token ids")
+        return tuple(cast(Sequence[int], content))
+
+    def _check_alive(self) -> None:
+        if self._dropped:
+            raise UsageError("the context was dropped: fork it before, or keep it")
+
+    def _check_free(self) -> None:
+        self._check_alive()
+        if self._busy:
+            raise UsageError("the context is generating: read that to its end, or use a fork")
+
+
+def is_messages(content: Content) -> bool:
+    """Whether it is a chat."""
+    return not isinstance(content, str) and any(isinstance(each, Mapping) for each in content)

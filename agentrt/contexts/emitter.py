@@ -1,0 +1,41 @@
+"""What contexts need of the runtime: a way in for calls of token ids, and a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
+
+from agentrt.request import CallSpec, Reply
+
+
+class Piece(Protocol):
+    """A piece of a call's output; the last one has the whole ``reply``."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def reply(self) -> Reply | None: ...
+
+
+class Tokens(Protocol):
+    """Text as token ids, and back. Raises `ConfigError` where the executor takes none."""
+
+    async def render(self, request: Mapping[str, Any]) -> list[int]: ...
+
+    async def tokenize(self, text: str, model: str | None = None) -> list[int]: ...
+
+    async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str: ...
+
+
+class TokenEmitter(Protocol):
+    """Carries a context's calls to the engine. Each is a node of the DAG called ``name``."""
+
+    def token_call(
+        self, spec: CallSpec, name: str, *, stream: bool
+    ) -> AsyncGenerator[Piece, None]: ...
+
+    async def frontend(self) -> Tokens: ...

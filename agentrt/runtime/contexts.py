@@ -1,0 +1,43 @@
+"""Carries the calls of a run's contexts into the registry and the engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from agentrt import tracking
+from agentrt.executors.base import Chunk
+from agentrt.executors.frontend import Frontend
+from agentrt.request import CallSpec
+from agentrt.runtime.services import Services
+from agentrt.tracking.scope import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class ContextEmitter:
+    """One run's `TokenEmitter`. ``scope`` says where the run's code is, and ``make`` makes a call
+    there, with its node's name; the runtime's ``services`` have the tokenizer.
+    """
+
+    scope: Callable[[str], Scope]
+    make: Callable[..., AsyncGenerator[Chunk, None]]
+    services: Services
+
+    async def token_call(
+        self, spec: CallSpec, name: str, *, stream: bool
+    ) -> AsyncGenerator[Chunk, None]:
+        """A call of token ids as its output grows. Raises `ConfigError` where the executor takes
+        none, and what `Executor.generate` raises.
+        """
+        scope = self.scope(name)
+        spec = (await self.frontend()).addressed(spec)
+        made = self.make(spec, scope, (), stream=stream, name=name)
+        async with contextlib.aclosing(made) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def frontend(self) -> Frontend:
+        """What turns text into token ids and back."""
+        with tracking.outside():
+            return await self.services.frontend()

@@ -1,0 +1,209 @@
+"""Contexts over vLLM's front end and a scripted engine: which tokens they hold and ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from agentrt import Context, Runtime, program
+from agentrt.contexts import TokenContext
+from agentrt.errors import AgentrtError, ConfigError, NotServedError, UsageError
+from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.graph import NodeKind, check_integrity
+from agentrt.testing.scripted import ScriptedExecutor
+from agentrt.testing.scripted_engine import ScriptedEngine
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+HELLO = [{"role": "user", "content": "Hello?"}]
+AGAIN = [{"role": "user", "content": "And again?"}]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Runtime]:
+    model = str(embedded_model(lambda message: None))
+    engine = ScriptedEngine(lambda call: " right away", model, ("--max-model-len", "512"))
+    async with Runtime(engine) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def engine(shared: Runtime) -> ScriptedEngine:
+    engine = shared.executor
+    assert isinstance(engine, ScriptedEngine)
+    engine.calls.clear()
+    engine.aborted_calls.clear()
+    return engine
+
+
+async def run(runtime: Runtime, body: Callable[[Context], Awaitable[Any]]) -> Any:
+    """What a program returns that does what ``body`` says. Its DAG is sound."""
+
+    @program
+    async def uses_contexts(ctx: Context) -> Any:
+        return await body(ctx)
+
+    run = runtime.start(uses_contexts)
+    result = await run.wait()
+    check_integrity(run.dag)
+    assert not [node for node in run.dag.nodes() if not node.state.ended]
+    return result
+
+
+async def test_what_is_generated_is_filled_as_the_very_tokens(
+    shared: Runtime, engine: ScriptedEngine
+) -> None:
+    async def body(ctx: Context) -> None:
+        context = await ctx.context("Once upon a time")
+        before = context.token_ids
+        done = await context.generate(max_tokens=9)
+        assert done.text == " right away"
+        assert context.token_ids == (*before, *done.token_ids)
+        pieces = [piece async for piece in context.generate()]
+        assert "".join(pieces) == " right away"
+        assert len(pieces) > 1
+        assert context.token_ids == (*before, *done.token_ids, *done.token_ids)
+
+    await run(shared, body)
+    first, second = [call.spec.prompt_token_ids or () for call in engine.calls]
+    assert second[: len(first)] == first
+    assert len(second) > len(first)
+
+
+async def test_a_fork_goes_its_own_way(shared: Runtime, engine: ScriptedEngine) -> None:
+    async def body(ctx: Context) -> None:
+        trunk = await ctx.context("One, two,")
+        branch = trunk.fork()
+        assert branch.token_ids is trunk.token_ids
+        await branch.fill(" three")
+        assert await branch.text() == "One, two, three"
+        assert await trunk.text() == "One, two,"
+        branch.truncate(len(trunk))
+        assert branch.token_ids == trunk.token_ids
+
+    await run(shared, body)
+    assert engine.calls == []
+
+
+async def test_a_broken_generation_leaves_the_tokens_that_were_read(
+    shared: Runtime, engine: ScriptedEngine
+) -> None:
+    engine.script = lambda call: " a b c d e f g"
+
+    async def body(ctx: Context) -> None:
+        context = await ctx.context("Letters:")
+        async with contextlib.aclosing(context.generate()) as letters:
+            async for letter in letters:
+                if letter == " c":
+                    break
+        assert await context.text() == "Letters: a b c"
+        cut = asyncio.ensure_future(_all(context))
+        while not engine.calls[1:]:
+            await asyncio.sleep(0)
+        cut.cancel()
+        await asyncio.wait([cut])
+        read = await context.text()
+        assert "Letters: a b c a b c d e f g".startswith(read)
+        await context.fill(" end")  # it is free again
+
+    await run(shared, body)
+    assert len(engine.aborted_calls) == 2
+
+
+async def _all(context: TokenContext) -> None:
+    async for _ in context.generate():
+        pass
+
+
+@pytest.mark.parametrize("said", ["Hi.", "Hi.<|im_end|>"])
+async def test_messages_go_on_as_the_template_has_them(
+    shared: Runtime, engine: ScriptedEngine, said: str
+) -> None:
+    """Whether the model ended its turn itself or was cut off, the chat is what it would be."""
+    ids = (await shared.frontend()).tokenize
+    engine.script = lambda call: spoken
+    spoken = await ids(said)
+
+    async def body(ctx: Context) -> None:
+        context = await ctx.context(HELLO)
+        await context.generate(ignore_eos=True)
+        await context.fill(AGAIN)
+        whole = [*HELLO, {"role": "assistant", "content": "Hi."}, *AGAIN]
+        assert await context.text() == await (await ctx.context(whole)).text()
+        assert context.token_ids == (await ctx.context(whole)).token_ids
+
+    await run(shared, body)
+
+
+async def test_messages_before_an_answer_are_one_chat(shared: Runtime) -> None:
+    async def body(ctx: Context) -> None:
+        context = await ctx.context(HELLO)
+        await context.fill(AGAIN)
+        assert context.token_ids == (await ctx.context([*HELLO, *AGAIN])).token_ids
+
+    await run(shared, body)
+
+
+async def test_calls_are_nodes_by_their_operations(shared: Runtime, engine: ScriptedEngine) -> None:
+    @program
+    async def steps(ctx: Context) -> None:
+        context = await ctx.context("Count:")
+        await context.generate(logprobs=2)
+        scores = await context.score(" one two", top=3)
+        assert [score.token_id for score in scores] == list(
+            engine.calls[1].spec.prompt_token_ids or ()
+        )[-2:]
+        assert scores.total == 0.0
+        assert len(scores.tokens[0].top) == 3
+        assert len(await context.next_tokens(k=2)) == 2
+
+    run = shared.start(steps)
+    await run.wait()
+    nodes = [(node.kind, node.name) for node in run.dag.nodes()]
+    assert nodes == [(NodeKind.CALL, name) for name in ("generate", "score", "next_tokens")]
+
+
+async def test_wrong_use_is_one_clear_error(shared: Runtime, engine: ScriptedEngine) -> None:
+    async def body(ctx: Context) -> None:
+        context = await ctx.context("x")
+        with pytest.raises(ConfigError, match="truncate"):
+            context.truncate(9)
+        with pytest.raises(ConfigError, match="k must be"):
+            await context.next_tokens(0)
+        with pytest.raises(ConfigError, match="not empty"):
+            await (await ctx.context()).score("x")
+        with pytest.raises(ConfigError, match="fill it first"):
+            await (await ctx.context()).generate()
+        with pytest.raises(ConfigError, match="token ids"):
+            await context.fill([None])  # type: ignore[arg-type]
+        with pytest.raises(NotServedError):
+            await ctx.context("x", model="other")
+        with pytest.raises(AgentrtError, match="its prompt has 513 tokens"):
+            await (await ctx.context([5] * 513)).generate()
+        growing = context.generate()
+        await anext(growing)
+        with pytest.raises(UsageError, match="is generating"):
+            await context.fill("y")
+        await growing.aclose()
+        with context:
+            pass
+        with pytest.raises(UsageError, match="was dropped"):
+            context.fork()
+
+    await run(shared, body)
+
+
+async def test_an_executor_without_token_ids_refuses_contexts() -> None:
+    async def body(ctx: Context) -> None:
+        with pytest.raises(ConfigError, match="contexts"):
+            await ctx.context("text")
+        context = await ctx.context([1, 2, 3])
+        with pytest.raises(ConfigError, match="contexts"):
+            await context.generate()
+
+    async with Runtime(ScriptedExecutor()) as runtime:
+        await run(runtime, body)
