@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
 import pytest
 
-from agentrt import Context, Runtime
-from tests.contexts.real import computed, fresh, run
+from agentrt import Context, Runtime, program
+from agentrt.contexts import TokenContext
+from tests.contexts.real import computed, engine_of, fresh, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 WORDS = [1000 + 7 * n for n in range(100)]
@@ -58,3 +63,124 @@ async def test_score_agrees_with_what_generation_says(token_runtime: Runtime) ->
         assert scores.after[0] == (await context.next_tokens(k=1))[0]
 
     await run(token_runtime, body)
+
+
+# Preempts whenever it may: a new call beats one that ran for a few milliseconds.
+RESTLESS = {
+    "quanta": (0.002, 0.004, 0.008, 0.016),
+    "min_residency_steps": 0,
+    "min_remaining_tokens": 0,
+}
+BLOCK = 32
+Evict = Callable[[], Awaitable[None]]
+
+
+async def branch_of(trunk: TokenContext, number: int, evict: Evict) -> tuple[int, ...]:
+    """A greedy or a sampled branch, cut and filled again."""
+    context = trunk.fork()
+    await context.fill([200 + number] * (number + 1))
+    heat = 0.8 if number % 2 else 0.0
+    await context.generate(24, ignore_eos=True, temperature=heat, seed=number)
+    await evict()
+    context.truncate(len(context) - 5)
+    likely = await context.next_tokens(k=2)
+    await context.fill([likely[1][0]])
+    await evict()
+    await context.generate(12, ignore_eos=True)
+    return context.token_ids
+
+
+async def trunk_of(ctx: Context, seed: int) -> TokenContext:
+    rng = random.Random(seed)
+    return await ctx.context([rng.randrange(100, 9000) for _ in range(70)])
+
+
+@program
+async def grow(ctx: Context, seed: int) -> list[tuple[int, ...]]:
+    """Branches beside each other."""
+    trunk = await trunk_of(ctx, seed)
+    return list(await asyncio.gather(*(branch_of(trunk, n, _stay) for n in range(6))))
+
+
+async def _stay() -> None:
+    """Nothing is evicted."""
+
+
+async def test_tokens_are_the_same_under_every_policy_preemption_and_eviction(
+    token_runtime: Runtime,
+) -> None:
+    """Of eight programs at once in shared batches, and of one alone whose memory goes away."""
+    engine = engine_of(token_runtime)
+    told = {}
+    for policy in ("fcfs", "atlas", "plas", "mlfq", "adaptive"):
+        await fresh(token_runtime, policy, **({} if policy == "fcfs" else RESTLESS))
+        runs = [token_runtime.start(grow, seed) for seed in range(8)]
+        told[policy] = [await run.wait() for run in runs]
+        preemptions = sum(run.row.usage.preemptions for run in runs)
+        assert preemptions > 0 or policy in ("fcfs", "adaptive")
+    for policy, tokens in told.items():
+        assert tokens == told["fcfs"], policy
+
+    async def forgetting(ctx: Context) -> list[tuple[int, ...]]:
+        trunk = await trunk_of(ctx, 0)
+        return [await branch_of(trunk, n, engine.forget_prefixes) for n in range(6)]
+
+    await fresh(token_runtime)
+    assert await run(token_runtime, forgetting) == told["fcfs"][0]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "atlas"])
+async def test_branches_that_start_in_one_step_share_what_came_before(
+    token_runtime: Runtime, policy: str
+) -> None:
+    """32 of a context of 2,000 tokens. Full blocks are shared: 16 tokens are in none."""
+    await fresh(token_runtime, policy)
+    ids = [random.Random(policy).randrange(100, 9000) for _ in range(2000)]
+
+    async def body(ctx: Context) -> None:
+        trunk = await ctx.context(ids)
+        branches = [trunk.fork() for _ in range(32)]
+
+        async def go(branch: TokenContext, number: int) -> int:
+            await branch.fill([300 + number] * 8)
+            return (await branch.generate(8, ignore_eos=True)).report.arrived_step
+
+        before = await computed(token_runtime)
+        steps = await asyncio.gather(*(go(branch, n) for n, branch in enumerate(branches)))
+        assert max(steps) - min(steps) <= 1  # the first one's step had begun
+        ideal = 2000 + 31 * (2000 % BLOCK) + 32 * (8 + 8)
+        assert await computed(token_runtime) - before <= 1.02 * ideal
+
+    await run(token_runtime, body)
+
+
+@pytest.mark.parametrize("retention", ["lru", "cost"])
+async def test_a_thousand_forks_leave_no_block_behind(
+    token_runtime: Runtime, retention: str
+) -> None:
+    """Half of them are dropped with what they have generated, half are cut off while they do."""
+    await fresh(token_runtime, "atlas", retention=retention)
+    engine = engine_of(token_runtime)
+    free = (await engine.snapshot())["free_blocks"]
+
+    async def body(ctx: Context) -> None:
+        trunk = await ctx.context(WORDS)
+        gate = asyncio.Semaphore(64)
+
+        async def use(number: int) -> None:
+            async with gate:
+                with trunk.fork() as branch:
+                    await branch.fill([400 + number])
+                    if number % 2:
+                        await branch.generate(2, ignore_eos=True)
+                        return
+                    async for _ in branch.generate(40, ignore_eos=True):
+                        break
+
+        await asyncio.gather(*(use(number) for number in range(1000)))
+
+    await run(token_runtime, body)
+    after = await engine.snapshot()
+    assert after["requests"] == 0
+    assert after["programs"] == []
+    assert after["free_blocks"] == free
