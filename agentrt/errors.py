@@ -3,7 +3,8 @@
 AgentrtError
 ├── UsageError            the user's mistake: fix the input (exit code 2)
 │   ├── ConfigError         an option or setting that cannot be
-│   │   └── NotServedError    a call names a model that its engine does not serve
+│   │   ├── NotServedError    a call names a model that its engine does not serve
+│   │   └── AmbiguousOptionError  an option that is a tool's argument, too. Also a TypeError
 │   ├── ProgramLoadError    a file without the program or graph that was asked for
 │   └── ModelLoadError      a model that cannot be found or loaded
 ├── ProgramError          the user's program raised; its own error is the cause (exit code 1)
@@ -44,6 +45,10 @@ class ConfigError(UsageError):
 
 class NotServedError(ConfigError):
     """A call names a model that its engine does not serve."""
+
+
+class AmbiguousOptionError(ConfigError, TypeError):
+    """An option of `Context.tool` that may be meant as an argument of the tool."""
 
 
 class ProgramLoadError(UsageError):

@@ -55,7 +55,7 @@ async def act(ctx: Context, chat: Chat, shop: Shop, choice: str) -> dict[str, An
     if not reply.tool_calls:
         return None
     call = reply.tool_calls[0]
-    observation = await ctx.tool(shop.tools[call.name], **call.arguments)
+    observation = await ctx.call_tool(shop.tools[call.name], call.arguments)
     chat += [reply.message, user(f"Observation: {observation}")]
     return {"tool": call.name, "arguments": call.arguments, "observation": observation}
 

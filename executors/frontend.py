@@ -103,7 +103,7 @@ async def stepped(who: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator
 @dataclass(frozen=True, slots=True)
 class FrontProfile:
     """What a model can take and give. ``max_model_len`` counts prompt and output (tokens);
-    None where it is not known.
+    None where it is not known. With ``media_in_tools`` a tool's message may have what a user's may.
     """
 
     model: str
@@ -111,6 +111,7 @@ class FrontProfile:
     images: bool = False
     audio: bool = False
     video: bool = False
+    media_in_tools: bool = True
     tools: bool = True
     reasoning: bool = False
 
@@ -182,7 +183,9 @@ class RequestFrontend(Frontend):
 
     def profile(self, model: str | None = None) -> FrontProfile:
         self._info.check_served(model)
-        return FrontProfile(display_name(model or self._info.model))
+        name = display_name(model or self._info.model)
+        # OpenAI's API takes nothing but text from tools.
+        return FrontProfile(name, images=self._info.images, media_in_tools=False)
 
 
 def _whole(reply: Reply) -> Answer:

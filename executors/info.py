@@ -14,13 +14,15 @@ class ExecutorInfo:
     The first of ``models`` is that of calls which name none; none at all means that the executor
     does not say. ``slots`` calls run at once on each of its ``engines``; None if it does not say.
     With ``cached_blocks`` its prompts can be hashed as its engine hashes them, and
-    it tells what its engine's prefix cache holds.
+    it tells what its engine's prefix cache holds. With ``images`` the models of one that takes
+    requests as they are see; of the others, each front end knows.
     """
 
     models: tuple[str, ...] = ()
     slots: int | None = None
     engines: int = 1
     cached_blocks: bool = False
+    images: bool = False
 
     @property
     def model(self) -> str:

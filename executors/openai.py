@@ -33,6 +33,7 @@ class OpenAIEndpoint(Executor):
 
     ``model`` None is the first that the endpoint has; `start` sets it. A request goes out as it
     came, fields that only the endpoint knows included, with ``headers`` and ``query`` of yours.
+    No endpoint tells whether its model sees: say so with ``images``.
     Who asks is told in headers (`agentrt.executors.identity`). A report knows tokens, and as
     service the time from the request to its end: no endpoint tells more, and programs are known
     to it by the headers alone.
@@ -47,8 +48,10 @@ class OpenAIEndpoint(Executor):
         max_retries: int = 2,
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, object] | None = None,
+        images: bool = False,
     ) -> None:
         self.base_url = base_url
+        self.images = images
         self.model = model or ""
         self._client_options: dict[str, Any] = {
             "api_key": api_key or _NO_KEY,
@@ -61,7 +64,7 @@ class OpenAIEndpoint(Executor):
 
     @property
     def info(self) -> ExecutorInfo:
-        return ExecutorInfo((self.model,) if self.model else ())
+        return ExecutorInfo((self.model,) if self.model else (), images=self.images)
 
     # -- life --------------------------------------------------------------------------
 

@@ -125,6 +125,16 @@ class Tool:
             raise ToolArgumentsError(message, name=self.name)
         return dict(kwargs)
 
+    def takes(self, name: str) -> bool:
+        """Whether it has a parameter of this name; of a plain function, one that must be given."""
+        if self.spec is not None:
+            return name in self.spec.parameters.get("properties", ())
+        try:
+            parameter = inspect.signature(self).parameters.get(name)
+        except (TypeError, ValueError):  # of some built-in functions nothing is known
+            return False
+        return parameter is not None and parameter.default is parameter.empty
+
     def but(self, **changes: Any) -> Tool:
         """The same tool with other options."""
         same = copy.copy(self)

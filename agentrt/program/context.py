@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from agentrt.contexts import Content, TokenContext, TokenEmitter
-from agentrt.errors import ConfigError, InterruptExpiredError
+from agentrt.errors import AmbiguousOptionError, ConfigError, InterruptExpiredError
 from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import AnswerForm, answer_form
 from agentrt.interrupts.events import Event, Feed
@@ -18,6 +18,7 @@ from agentrt.interrupts.function import as_tool
 from agentrt.interrupts.schema import name_of
 from agentrt.program.events import Events
 from agentrt.program.options import LLMOptions, StepOptions, make_request
+from agentrt.program.results import Takes
 from agentrt.program.step import Step, Stepper, tools_by_name
 from agentrt.program.stream import ReplyStream
 from agentrt.request import Message, Reply
@@ -25,7 +26,7 @@ from agentrt.tracking import enter_node
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_NO_DEFAULT: Any = object()
+_NOT_GIVEN: Any = object()
 
 
 class Emitter(Protocol):
@@ -39,6 +40,8 @@ class Emitter(Protocol):
     def stream(
         self, request: Mapping[str, Any], after: Iterable[Reply], put: Callable[[Reply], None]
     ) -> AsyncIterator[Mapping[str, Any]]: ...
+
+    async def takes(self, model: str | None) -> Takes: ...
 
     async def tool(
         self,
@@ -140,26 +143,23 @@ class Context:
 
         They run beside each other once the reply is whole; with ``eager``, an idempotent one
         starts when its own arguments are complete, while the model still writes. What a tool
-        raises is in its result, and the model is told. The other options are those of `llm`,
+        raises is in its result, and the model is told. Images that a tool gives are for a model
+        that sees. The other options are those of `llm`,
         which says what is raised.
         """
         known = tools_by_name(tools)
         request = make_request(ask, tools=known.values(), **options)
-
-        async def run(tool: Tool, arguments: Mapping[str, Any]) -> Any:
-            # Not by `tool`, which has parameters of its own: the model may name any.
-            return await self._emitter.tool(tool, (), arguments, ())
-
         stream = ReplyStream(partial(self._emitter.stream, request, after))
-        return await Stepper(known, run, eager).step(stream)
+        takes = partial(self._emitter.takes, options.get("model"))
+        return await Stepper(known, self.call_tool, takes, eager).step(stream)
 
     async def tool(
         self,
         tool: Callable[..., Any] | Tool | str,
         /,
         *args: Any,
-        after: Iterable[Reply] = (),
-        timeout: float | None = None,
+        after: Iterable[Reply] = _NOT_GIVEN,
+        timeout: float | None = _NOT_GIVEN,
         **kwargs: Any,
     ) -> Any:
         """Run a tool as an interrupt: the program is outside the engine meanwhile.
@@ -168,14 +168,41 @@ class Context:
         arguments checked; a name is that of a tool elsewhere, as `tools` lists them. ``timeout``
         is in seconds for each attempt, in place of the tool's own; past it the tool fails with
         `InterruptExpiredError`, which is a `TimeoutError`. Raises what the function raises, and
-        another `ToolError` where it runs elsewhere.
+        another `ToolError` where it runs elsewhere. A tool with a parameter named ``after`` or
+        ``timeout`` gets it by `call_tool`; here that is an `AmbiguousOptionError`.
         """
+        chosen = await self._emitter.find_tool(tool) if isinstance(tool, str) else as_tool(tool)
+        for name, value in (("after", after), ("timeout", timeout)):
+            if value is not _NOT_GIVEN and chosen.takes(name):
+                raise AmbiguousOptionError(
+                    f"{name}= is an option of ctx.tool(), and tool {chosen.name} has a parameter "
+                    f"{name!r}: give its arguments as ctx.call_tool(tool, {{{name!r}: …}})"
+                )
+        if chosen.spec is not None:
+            args, kwargs = (), chosen.bind(args, kwargs)
+        if timeout is not _NOT_GIVEN and timeout is not None:
+            chosen = chosen.but(timeout=timeout)
+        before = () if after is _NOT_GIVEN else after
+        return await self._emitter.tool(chosen, args, kwargs, before)
+
+    async def call_tool(
+        self,
+        tool: Callable[..., Any] | Tool | str,
+        arguments: Mapping[str, Any],
+        /,
+        *,
+        after: Iterable[Reply] = (),
+        timeout: float | None = None,
+    ) -> Any:
+        """Run a tool with ``arguments`` by name, whatever their names are: those that a model
+        gives, as in ``call_tool(tools[call.name], call.arguments)``. All else is as in `tool`.
+        """
+        if not isinstance(arguments, Mapping):
+            raise ConfigError(f"call_tool() takes arguments by name, as {{…}}, not {arguments!r}")
         chosen = await self._emitter.find_tool(tool) if isinstance(tool, str) else as_tool(tool)
         if timeout is not None:
             chosen = chosen.but(timeout=timeout)
-        if chosen.spec is not None:
-            args, kwargs = (), chosen.bind(args, kwargs)
-        return await self._emitter.tool(chosen, args, kwargs, after)
+        return await self._emitter.tool(chosen, (), arguments, after)
 
     async def tools(self, *transports: str) -> list[Tool]:
         """The tools that others offer now, for `llm` and `tool`: all, or those of ``transports``,
@@ -198,7 +225,7 @@ class Context:
         schema: Mapping[str, Any] | type | None = None,
         choices: Sequence[Any] | None = None,
         timeout: float | None = None,
-        default: Any = _NO_DEFAULT,
+        default: Any = _NOT_GIVEN,
         after: Iterable[Reply] = (),
     ) -> Any:
         """Ask a human, and wait for the answer: a text, one of ``choices``, or what fits
@@ -214,7 +241,7 @@ class Context:
         try:
             return await self._emitter.human(question, form, timeout, after)
         except InterruptExpiredError:
-            if default is _NO_DEFAULT:
+            if default is _NOT_GIVEN:
                 raise
             return default
 

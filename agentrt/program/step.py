@@ -8,39 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrt.errors import ConfigError, UnknownToolError
 from agentrt.interrupts import Tool, tool
+from agentrt.program.results import Takes, ToolResult, messages_of
 from agentrt.program.stream import ReplyStream
 from agentrt.request import Message, Reply, ToolCall
 
 RunTool = Callable[[Tool, Mapping[str, Any]], Coroutine[Any, Any, Any]]
 Task = asyncio.Task[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What one of a reply's tool calls came to: a ``value``, or the ``error`` that it raised."""
-
-    call: ToolCall
-    value: Any = None
-    error: Exception | None = None
-
-    @property
-    def message(self) -> Message:
-        """For the chat that goes on. The model is told of an error, too."""
-        if self.error is not None:
-            content = f"Error: {type(self.error).__name__}: {self.error}"
-        else:
-            content = self.value if isinstance(self.value, str) else _as_json(self.value)
-        return {"role": "tool", "tool_call_id": self.call.id, "content": content}
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +32,7 @@ class Step:
     @property
     def messages(self) -> list[Message]:
         """The reply and the results, as the chat goes on."""
-        return [self.reply.message, *(result.message for result in self.results)]
+        return [self.reply.message, *messages_of(self.results)]
 
 
 def tools_by_name(given: Iterable[Any]) -> dict[str, Tool]:
@@ -74,10 +53,14 @@ def tools_by_name(given: Iterable[Any]) -> dict[str, Tool]:
 
 @dataclass(slots=True)
 class Stepper:
-    """Reads a reply's stream and runs its tools. Leaves no task behind."""
+    """Reads a reply's stream and runs its tools. Leaves no task behind.
+
+    ``takes`` tells what the model takes beside text.
+    """
 
     tools: Mapping[str, Tool]
     run: RunTool
+    takes: Callable[[], Awaitable[Takes]]
     eager: bool = True
     _texts: dict[int, str] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
@@ -93,7 +76,7 @@ class Stepper:
             calls = stream.reply.tool_calls
             late = [self._task_of(index, call) for index, call in enumerate(calls)]
             ended = await asyncio.gather(*late, return_exceptions=True)
-            return Step(stream.reply, tuple(map(_result, calls, ended)))
+            return Step(stream.reply, await self._shown(map(_result, calls, ended)))
         finally:
             left = [task for _, task in self._early.values()] + late
             for task in left:
@@ -101,6 +84,14 @@ class Stepper:
             if left:
                 await asyncio.wait(left)
             await stream.aclose()
+
+    async def _shown(self, results: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
+        """The results with what the model takes of them, where that is not plain."""
+        given = tuple(results)
+        if not any(result.has_media for result in given):
+            return given
+        takes = await self.takes()
+        return tuple(replace(result, takes=takes) for result in given)
 
     def _saw(self, piece: Mapping[str, Any]) -> None:
         """A piece of a tool call: start it, if it is complete and may run twice."""

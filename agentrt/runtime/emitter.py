@@ -21,6 +21,7 @@ from agentrt.executors.base import Chunk
 from agentrt.executors.frontend import Answer, Request, calling, stepped
 from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Node
+from agentrt.program.results import Takes
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.runtime.contexts import ContextEmitter
 from agentrt.runtime.interrupts import InterruptEmitter, node_of
@@ -107,6 +108,13 @@ class RunEmitter(InterruptEmitter):
     def contexts(self) -> ContextEmitter:
         """What carries the calls of contexts."""
         return ContextEmitter(self.own_scope, self.make, self.services)
+
+    async def takes(self, model: str | None) -> Takes:
+        """What a model takes beside text; None is the first that is served."""
+        with tracking.outside():
+            told = (await self.services.frontend()).profile(model)
+        known = {"image_url": told.images, "input_audio": told.audio}
+        return {part: told.media_in_tools for part, takes in known.items() if takes}
 
     # -- calls -------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class ScriptedExecutor(Executor):
     program overlap. There are seats for all: no call waits or is preempted. A scripted
     reply ends at the call's ``max_tokens`` and stop strings, as a model's does; what is made
     up for a schema is whole. ``calls`` are all calls so far, and ``ended`` the programs, with
-    the ``totals`` that they came to. ``model`` and ``slots`` are what its `info` says.
+    the ``totals`` that they came to. ``model``, ``slots`` and ``images`` are what its `info` says.
     """
 
     def __init__(
@@ -64,9 +64,11 @@ class ScriptedExecutor(Executor):
         step_s: float = 0.03,
         model: str = "scripted",
         slots: int | None = None,
+        images: bool = False,
     ) -> None:
         self.model = model
         self.slots = slots
+        self.images = images
         self.calls: list[Call] = []
         self.ended: list[str] = []
         self.totals: dict[str, ProgramTotals | None] = {}
@@ -80,7 +82,7 @@ class ScriptedExecutor(Executor):
 
     @property
     def info(self) -> ExecutorInfo:
-        return ExecutorInfo((self.model,) if self.model else (), self.slots)
+        return ExecutorInfo((self.model,) if self.model else (), self.slots, images=self.images)
 
     async def start(self, progress: Progress) -> None:
         self._open = True

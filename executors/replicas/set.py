@@ -75,8 +75,8 @@ class ReplicaSet(Executor):
     @property
     def info(self) -> ExecutorInfo:
         models = dict.fromkeys(r.model for r in self.replicas if r.model)
-        slots = self.replicas[0].executor.info.slots
-        return ExecutorInfo(tuple(models), slots, len(self.replicas))
+        first = self.replicas[0].executor.info
+        return ExecutorInfo(tuple(models), first.slots, len(self.replicas), images=first.images)
 
     # -- life --------------------------------------------------------------------------
 

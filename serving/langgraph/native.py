@@ -21,6 +21,7 @@ from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.events import Event, Feed
 from agentrt.program import Context, Emitter, Program
+from agentrt.program.results import Takes
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
 from agentrt.serving.langgraph.interrupts import EXPIRED
@@ -69,6 +70,9 @@ class _InterruptingEmitter:
         self, request: Mapping[str, Any], after: Iterable[Reply], put: Callable[[Reply], None]
     ) -> AsyncIterator[Mapping[str, Any]]:
         return self._inner.stream(request, after, put)
+
+    async def takes(self, model: str | None) -> Takes:
+        return await self._inner.takes(model)
 
     async def tool(
         self,

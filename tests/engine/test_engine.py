@@ -246,7 +246,7 @@ async def test_schema_and_tools_keep_the_model_in_form(runtime: Runtime) -> None
         answer = await ctx.llm("Is 2 even?", schema=schema, max_tokens=30)
         call = await ctx.llm("What is 2 + 3?", tools=[add], tool_choice="required", max_tokens=60)
         (wish,) = call.tool_calls
-        return answer.parsed, await ctx.tool(add, **wish.arguments)
+        return answer.parsed, await ctx.call_tool(add, wish.arguments)
 
     parsed, total = await runtime.start(formal).wait()
     assert isinstance(parsed, dict)

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agentrt import Runtime
+from agentrt import Context, Runtime, ToolCall, program
 from agentrt.errors import CallRejectedError, NotServedError
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.program.results import ToolResult, messages_of
 from agentrt.router import make_router
 from agentrt.testing.tinymodel import tiny_adapter
 from agentrt.testing.tinyvision import tiny_vision_model
@@ -78,6 +79,24 @@ async def test_each_image_and_the_adapter_change_what_is_said(engines: list[Exec
         assert answers[0] == answers[1]
         assert len(set(answers[0])) == len(asked)
         assert [await said(runtime, image(1)) for _ in range(2)] == [answers[0][1]] * 2
+
+
+async def test_an_image_from_a_tool_is_seen(engines: list[Executor]) -> None:
+    call = ToolCall("draw", {}, "a")
+    asked = {"id": "a", "type": "function", "function": {"name": "draw", "arguments": "{}"}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [asked]}
+
+    @program
+    async def sees(ctx: Context, seed: int) -> str:
+        takes = await ctx._emitter.takes(None)
+        results = messages_of([ToolResult(call, [image(seed)], takes=takes)])
+        assert [message["role"] for message in results] == ["tool"]
+        chat = [*asking(), calling, *results]
+        return str(await ctx.llm(chat, max_tokens=TOKENS, ignore_eos=True))
+
+    async with Runtime(Lent(engines[0])) as runtime:
+        said_of = [await runtime.start(sees, seed).wait() for seed in (1, 2, 1)]
+    assert said_of[0] == said_of[2] != said_of[1]
 
 
 @pytest.mark.parametrize("router", ["round-robin", "cost"])

@@ -177,7 +177,7 @@ async def test_script_can_call_a_tool() -> None:
     @program
     async def shop(ctx: Context) -> Any:
         reply = await ctx.llm("tea?", tools=[price_of])
-        return [await ctx.tool(price_of, **call.arguments) for call in reply.tool_calls]
+        return [await ctx.call_tool(price_of, call.arguments) for call in reply.tool_calls]
 
     async with Runtime(ScriptedExecutor(lambda call: ToolCall("price_of", {"item": "tea"}))) as rt:
         assert await rt.start(shop).wait() == [3]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -154,8 +155,7 @@ class VLLMFrontend(Frontend):
 
     def profile(self, model: str | None = None) -> FrontProfile:
         self.served_as(model)
-        config = self.setup.vllm_config.model_config
-        limits = _modalities(config)
+        config, limits = self.setup.vllm_config.model_config, self._limits
         return FrontProfile(
             model=display_name(model or self.name),
             max_model_len=config.max_model_len,
@@ -165,6 +165,10 @@ class VLLMFrontend(Frontend):
             tools=self.args.tool_call_parser is not None,
             reasoning=bool(self.args.structured_outputs_config.reasoning_parser),
         )
+
+    @cached_property
+    def _limits(self) -> Mapping[str, Any]:
+        return _modalities(self.setup.vllm_config.model_config)
 
     # -- tokens ------------------------------------------------------------------------
 

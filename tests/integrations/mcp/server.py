@@ -47,6 +47,12 @@ def add(a: int, b: int) -> Sum:
     return Sum(total=a + b)
 
 
+@server.tool()
+def hold(timeout: int, after: str) -> str:
+    """Hold for so many seconds after a time of day."""
+    return f"{timeout} s after {after}"
+
+
 @server.tool(structured_output=False)
 def say(words: list[str]) -> list[str]:
     """Say words, each as a part of its own."""
