@@ -120,9 +120,10 @@ class Running:
 
 
 @contextmanager
-def running(path: Path, engine: str = "echoing") -> Iterator[tuple[Running, str]]:
+def running(path: Path, *options: str, engine: str = "echoing") -> Iterator[tuple[Running, str]]:
+    command = [sys.executable, "-m", f"tests.cli.{engine}", "serve", str(path), "--port", "0"]
     process = subprocess.Popen(
-        [sys.executable, "-m", f"tests.cli.{engine}", "serve", str(path), "--port", "0"],
+        [*command, *options],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
@@ -177,7 +178,7 @@ def test_an_engine_that_dies_is_replaced_and_given_up_at_last(write: Write) -> N
     """1. It dies once: the call runs again, and the server says so. 2. It dies without end: the
     call fails, and the server ends with one line.
     """
-    with running(write(TWO), "dying") as (one, url):
+    with running(write(TWO), engine="dying") as (one, url):
         assert ask(url, "die once")["result"] == "die once"
         assert httpx.get(f"{url}/health").json() == {"status": "ok"}
         one.until("the engine died and starts again: it was killed")
