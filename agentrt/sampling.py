@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from agentrt.contexts.attention import Attention
 
 TokenLogprobs = tuple[tuple[int, float], ...]
 """The token at one place with its log probability (natural), and then the likeliest there."""
@@ -40,4 +43,4 @@ class Sampling:
     constraint: Constraint | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     logits: Mapping[str, Any] = field(default_factory=dict)
-    attention: Any = None
+    attention: Attention | None = None

@@ -151,6 +151,12 @@ class Executor(ABC):
         """
         return ()
 
+    def own_frontend(self, names: Sequence[str]) -> Any:
+        """A `Frontend` that the executor brings itself, of a model that is called ``names``, too;
+        None for most.
+        """
+        return None
+
     async def add_adapter(self, model: str, adapter: Any) -> None:
         """Load a LoRA adapter (vLLM's ``LoRARequest``) of ``model``.
 
@@ -222,6 +228,9 @@ class ForwardingExecutor(Executor):
 
     async def front_setups(self) -> Sequence[FrontSetup]:
         return await self.inner.front_setups()
+
+    def own_frontend(self, names: Sequence[str]) -> Any:
+        return self.inner.own_frontend(names)
 
     async def add_adapter(self, model: str, adapter: Any) -> None:
         await self.inner.add_adapter(model, adapter)

@@ -173,13 +173,13 @@ class RequestFrontend(Frontend):
         answer: Answer = {}
         async with contextlib.aclosing(caller().chunks(spec_of(request), stream=False)) as chunks:
             async for chunk in chunks:
-                answer = chunk.output or (answer if chunk.reply is None else _whole(chunk.reply))
+                answer = chunk.output or (answer if chunk.reply is None else whole_of(chunk.reply))
         return answer
 
     async def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
         async with contextlib.aclosing(caller().chunks(spec_of(request), stream=True)) as chunks:
             async for chunk in chunks:
-                yield _piece(chunk) if chunk.output is None else chunk.output
+                yield piece_of(chunk) if chunk.output is None else chunk.output
 
     def profile(self, model: str | None = None) -> FrontProfile:
         self._info.check_served(model)
@@ -188,12 +188,14 @@ class RequestFrontend(Frontend):
         return FrontProfile(name, images=self._info.images, media_in_tools=False)
 
 
-def _whole(reply: Reply) -> Answer:
+def whole_of(reply: Reply) -> Answer:
+    """A reply as an answer."""
     choice = {"index": 0, "message": reply.message, "finish_reason": reply.finish_reason}
     return {"object": "chat.completion", "choices": [choice], "usage": _usage(reply)}
 
 
-def _piece(chunk: Chunk) -> Answer:
+def piece_of(chunk: Chunk) -> Answer:
+    """A piece of text as one of an answer."""
     reason = None if chunk.reply is None else chunk.reply.finish_reason
     choice = {"index": 0, "delta": {"content": chunk.text}, "finish_reason": reason}
     piece = {"object": "chat.completion.chunk", "choices": [choice]}

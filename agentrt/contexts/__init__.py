@@ -7,12 +7,14 @@ runtime.
 
 from __future__ import annotations
 
+from agentrt.contexts.attention import Attention
 from agentrt.contexts.context import Content, TokenContext
 from agentrt.contexts.emitter import TokenEmitter
 from agentrt.contexts.generation import Generation
 from agentrt.contexts.results import Completion, Scores, TokenScore
 
 __all__ = [
+    "Attention",
     "Completion",
     "Content",
     "Generation",

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
+from agentrt.contexts.attention import Attention
 from agentrt.contexts.chat import Chat
 from agentrt.contexts.emitter import Piece, TokenEmitter
 from agentrt.contexts.generation import Generation
@@ -113,13 +114,15 @@ class TokenContext:
         logprobs: int | None = None,
         allowed: Sequence[int] | None = None,
         ignore_eos: bool = False,
+        attention: Attention | None = None,
     ) -> Generation:
         """Have the model go on: await it for a `Completion`, or iterate over its text.
 
         It ends at ``max_tokens``, at one of the strings ``stop`` or tokens ``stop_token_ids``, or
         where the model ends it, unless ``ignore_eos``. All its tokens are appended, the last one
         too. ``logprobs`` asks for the log probability of each, and of so many likeliest.
-        ``allowed`` are the only tokens that may be sampled. Raises `PromptTooLongError` where the
+        ``allowed`` are the only tokens that may be sampled. ``attention`` says which tokens each
+        one sees, where the executor lets a program choose. Raises `PromptTooLongError` where the
         model's context is full, and `CallRejectedError` for what the engine does not take.
         """
         sampling = Sampling(
@@ -132,6 +135,7 @@ class TokenContext:
             constraint=constrain,
             allowed_token_ids=None if allowed is None else tuple(allowed),
             logits=logits or {},
+            attention=attention,
         )
 
         def run(stream: bool) -> AsyncGenerator[Piece, None]:
@@ -142,7 +146,9 @@ class TokenContext:
 
         return Generation(run)
 
-    async def score(self, content: str | Sequence[int], *, top: int = 0) -> Scores:
+    async def score(
+        self, content: str | Sequence[int], *, top: int = 0, attention: Attention | None = None
+    ) -> Scores:
         """The log probability of each token of ``content`` after this context, in one forward
         pass over it; ``top`` asks for so many likeliest tokens at each place. Appends nothing.
         """
@@ -150,7 +156,9 @@ class TokenContext:
         first = len(self._ids)
         if not (first and ids):
             raise ConfigError("score() needs a context that is not empty, and a text that is not")
-        sampling = Sampling(score_from=first, score_top=top, logprobs=top or None)
+        sampling = Sampling(
+            score_from=first, score_top=top, logprobs=top or None, attention=attention
+        )
         reply = await self._reply(self._spec((*self._ids, *ids), sampling), "score")
         places = reply.prompt_logprobs
         scores = [TokenScore(*place[0], likeliest(place, top)) for place in places]
@@ -158,7 +166,11 @@ class TokenContext:
         return Scores(tuple(scores), likeliest(after, top), reply.report)
 
     async def next_tokens(
-        self, k: int = 20, *, allowed: Sequence[int] | None = None
+        self,
+        k: int = 20,
+        *,
+        allowed: Sequence[int] | None = None,
+        attention: Attention | None = None,
     ) -> TokenLogprobs:
         """The ``k`` likeliest next tokens with their log probabilities, the likeliest first;
         with ``allowed``, of those alone. Appends nothing.
@@ -166,7 +178,8 @@ class TokenContext:
         if k < 1:
             raise ConfigError(f"next_tokens(k={k}): k must be at least 1")
         only = None if allowed is None else tuple(allowed)
-        spec = self._spec(self._ids, Sampling(logprobs=k, allowed_token_ids=only))
+        sampling = Sampling(logprobs=k, allowed_token_ids=only, attention=attention)
+        spec = self._spec(self._ids, sampling)
         reply = await self._reply(spec, "next_tokens")
         return likeliest(reply.token_logprobs[0], k)
 

@@ -53,6 +53,11 @@ def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
             f"call {call.call_id} is not rendered, and the engine has no front end "
             "(--skip-tokenizer-init): give prompt_token_ids"
         )
+    if call.spec.sampling is not None and call.spec.sampling.attention is not None:
+        raise CallRejectedError(
+            f"call {call.call_id}: vLLM computes its model's own attention, and no attention= of a "
+            "call's; run the program with --engine transformers (TransformersExecutor)"
+        )
     room = max_model_len - len(ids)
     if room < 1:
         raise PromptTooLongError(

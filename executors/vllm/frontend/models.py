@@ -20,6 +20,9 @@ async def open_frontend(executor: Executor, names: Sequence[str] = ()) -> Fronte
 
     ``names`` are what clients call the first model; by default its own name.
     """
+    own: Frontend | None = executor.own_frontend(names)
+    if own is not None:
+        return own
     setups = await executor.front_setups()
     if not setups:
         return RequestFrontend(executor.info)

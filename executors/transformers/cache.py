@@ -1,0 +1,97 @@
+"""Keys and values of texts, in transformers' own caches, and those that are kept between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrt.contexts.attention import Attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import DynamicCache
+
+
+@dataclass(slots=True)
+class TextCache:
+    """What a model remembers of a text's first tokens, ``ids``: those at ``positions``."""
+
+    ids: list[int]
+    positions: Tensor
+    layers: DynamicCache
+    attention: Attention | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has each token, so that it can be cut."""
+        return len(self.positions) == len(self.ids)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        states = [(layer.keys, layer.values) for layer in self.layers.layers]
+        return sum(part.nbytes for pair in states for part in pair if part is not None)
+
+    def first(self, count: int) -> TextCache:
+        """A copy for the first ``count`` tokens; less than all of them only if it is `whole`."""
+        from transformers import DynamicCache
+
+        states = [
+            (layer.keys[:, :, :count], layer.values[:, :, :count]) for layer in self.layers.layers
+        ]
+        return TextCache(
+            self.ids[:count], self.positions[:count], DynamicCache(states), self.attention
+        )
+
+    def keep(self, which: Tensor) -> None:
+        """Forget all but the tokens ``which``, indices into ``positions``."""
+        self.positions = self.positions[which]
+        for layer in self.layers.layers:
+            layer.keys, layer.values = layer.keys[:, :, which], layer.values[:, :, which]
+
+
+Sharing = tuple[str | None, Attention | None]
+"""Calls share what is cached if they have the same salt, and see alike."""
+
+
+class PrefixCache:
+    """The last texts' caches, of ``budget`` bytes together: those used last stay."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.entries: list[tuple[Sharing, TextCache]] = []
+
+    def longest(self, sharing: Sharing, ids: Sequence[int], most: int) -> TextCache | None:
+        """A copy of the cache of the longest beginning of ``ids``, of at most ``most`` tokens."""
+        best, count = None, 0
+        for entry in self.entries:
+            common = min(_common(entry[1].ids, ids), most)
+            if entry[0] != sharing or (common < len(entry[1].ids) and not entry[1].whole):
+                continue
+            if common > count:
+                best, count = entry, common
+        if best is None:
+            return None
+        self.entries.remove(best)
+        self.entries.append(best)
+        return best[1].first(count)
+
+    def put(self, sharing: Sharing, cache: TextCache) -> None:
+        """Keep a cache, which nobody changes any more."""
+        self.entries = [one for one in self.entries if not _within(one, sharing, cache)]
+        self.entries.append((sharing, cache))
+        while sum(kept.size for _, kept in self.entries) > self.budget:
+            del self.entries[0]
+
+
+def _within(entry: tuple[Sharing, TextCache], sharing: Sharing, cache: TextCache) -> bool:
+    """Whether an entry is no more than a beginning of what can be cut out of ``cache``."""
+    _, kept = entry
+    same = kept.ids == cache.ids[: len(kept.ids)]
+    return entry[0] == sharing and same and (cache.whole or len(kept.ids) == len(cache.ids))
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,0 +1,59 @@
+"""Which token comes next: what a call's parameters make of a model's logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentrt.request import CallSpec
+from agentrt.sampling import Sampling, TokenLogprobs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Chooser:
+    """Chooses the tokens of one call: the likeliest at temperature 0, else it draws by its seed."""
+
+    def __init__(self, spec: CallSpec, device: Any) -> None:
+        import torch
+
+        sampling = spec.sampling or Sampling()
+        self._allowed = sampling.allowed_token_ids
+        self._warp = _warpers(spec.temperature, sampling) if spec.temperature > 0 else None
+        self._random = torch.Generator(device)
+        if spec.seed is not None:
+            self._random.manual_seed(spec.seed)
+
+    def __call__(self, logits: Tensor) -> int:
+        """The token that follows, by the logits after the last one."""
+        import torch
+
+        if self._allowed is not None:
+            masked = torch.full_like(logits, -torch.inf)
+            masked[list(self._allowed)] = logits[list(self._allowed)]
+            logits = masked
+        if self._warp is None:
+            return int(logits.argmax())
+        weights = self._warp(None, logits[None]).softmax(-1)
+        return int(torch.multinomial(weights, 1, generator=self._random))
+
+
+def _warpers(temperature: float, sampling: Sampling) -> Any:
+    from transformers.generation import logits_process as ways
+
+    found: list[Any] = [ways.TemperatureLogitsWarper(temperature)]
+    if sampling.top_k > 0:
+        found.append(ways.TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        found.append(ways.TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p > 0:
+        found.append(ways.MinPLogitsWarper(sampling.min_p))
+    return ways.LogitsProcessorList(found)
+
+
+def logprobs_of(logits: Tensor, token: int, most: int) -> TokenLogprobs:
+    """The log probability of a token, and those of the ``most`` likeliest, as `TokenLogprobs`."""
+    every = logits.log_softmax(-1)
+    values, ids = every.topk(min(most, len(every)))
+    likely = zip(ids.tolist(), values.tolist(), strict=True)
+    return ((token, float(every[token])), *(each for each in likely if each[0] != token))

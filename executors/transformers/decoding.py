@@ -1,0 +1,168 @@
+"""One call on a causal model, step by step: its prompt in chunks, then token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrt.errors import CallRejectedError, PromptTooLongError
+from agentrt.executors.transformers.cache import PrefixCache, TextCache
+from agentrt.executors.transformers.choosing import Chooser, logprobs_of
+from agentrt.executors.transformers.model import CausalModel
+from agentrt.executors.transformers.text import OutputText
+from agentrt.request import Call
+from agentrt.sampling import Sampling, TokenLogprobs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ABSENT = {
+    "constraint": "structured outputs (constrain=)",
+    "logits": "logits processors (logits=)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What came of a step: nothing while the prompt is computed."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+class Decoding:
+    """A call of bare token ids. `steps` computes; the other attributes say what has come of it.
+
+    ``cached`` tokens of the prompt needed no computing, and ``peak`` is the most that its cache
+    has held. Raises `CallRejectedError` for what cannot be asked of this executor.
+    """
+
+    def __init__(self, model: CausalModel, prefixes: PrefixCache, call: Call) -> None:
+        self.sampling = call.spec.sampling or Sampling()
+        self.prompt = _checked_prompt(model, call, self.sampling)
+        self.cached = self.peak = 0
+        self.ids: list[int] = []
+        self.text = self.reason = ""
+        self.token_logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self._model, self._prefixes, self._spec = model, prefixes, call.spec
+        self._empty = model.start(self.sampling.attention)
+        self._most = min(call.spec.max_tokens, _room(model, call, self.sampling))
+        self._sharing = call.spec.cache_salt, self.sampling.attention
+        ends = frozenset() if call.spec.ignore_eos else model.stops
+        self._ends = ends | set(self.sampling.stop_token_ids)
+
+    def steps(self) -> Generator[Step, None, None]:
+        """Each one a forward of the model. Its end keeps what was computed for later calls."""
+        # What is scored has to be computed, and so has what the next token hangs on.
+        most = min(len(self.prompt), self.sampling.score_from or len(self.prompt)) - 1
+        cache = self._prefixes.longest(self._sharing, self.prompt, most) or self._empty
+        self.cached = len(cache.ids)
+        chooser = Chooser(self._spec, self._model.device)
+        said = OutputText(self._model.tokenizer, self.sampling.stop)
+        try:
+            logits = yield from self._read(cache)
+            while True:
+                step = self._say(chooser(logits[-1]), logits[-1], said)
+                if self.reason:
+                    break
+                yield step
+                logits = self._model.extend(cache, step.token_ids)
+                self.peak = max(self.peak, len(cache.positions))
+        finally:
+            if cache.ids:
+                self._prefixes.put(self._sharing, cache)
+        yield step
+
+    def _read(self, cache: TextCache) -> Generator[Step, None, Tensor]:
+        """Compute the prompt, and return the logits after it."""
+        logits: Tensor | None = None
+        for chunk in self._chunks():
+            if logits is not None:
+                yield Step()
+            if self.sampling.attention is not None and len(cache.ids) == len(self.prompt) - 1:
+                # Nothing can be cut off what has forgotten some of its tokens, and the next
+                # call with this prompt needs all but the last.
+                self._prefixes.put(self._sharing, cache.first(len(cache.ids)))
+            logits = self._model.extend(cache, chunk, self._rows(cache.ids, chunk))
+            self._score(logits, len(cache.ids))
+            self.peak = max(self.peak, len(cache.positions))
+        assert logits is not None
+        return logits
+
+    def _chunks(self) -> Iterator[list[int]]:
+        """What of the prompt is computed at once; with an attention its last token by itself."""
+        size, end = self._model.chunk(self.sampling.attention), len(self.prompt)
+        border = end if self.sampling.attention is None else end - 1
+        for start in range(self.cached, border, size):
+            yield self.prompt[start : min(start + size, border)]
+        if border < end:
+            yield self.prompt[border:]
+
+    def _rows(self, before: list[int], chunk: list[int]) -> int:
+        """How many of a chunk's logits are needed: the last, and those before what is scored."""
+        first = self.sampling.score_from
+        end = len(before) + len(chunk)
+        return 1 if first is None else max(1, min(len(chunk), end - first + 1))
+
+    def _score(self, logits: Tensor, end: int) -> None:
+        """Score the tokens that follow those of a chunk, which ends before ``end``."""
+        first = self.sampling.score_from
+        if first is None:
+            return
+        for place, row in enumerate(logits, start=end - len(logits) + 1):
+            if first <= place < len(self.prompt):
+                found = logprobs_of(row, self.prompt[place], self.sampling.score_top)
+                self.prompt_logprobs.append(found)
+
+    def _say(self, token: int, logits: Tensor, said: OutputText) -> Step:
+        """The next token of the output, and whether it is the last."""
+        self.ids.append(token)
+        if self.sampling.logprobs is not None:
+            self.token_logprobs.append(logprobs_of(logits, token, self.sampling.logprobs))
+        ends = token in self._ends
+        text = "" if ends else said.add(token)
+        if ends or said.stopped:
+            self.reason = "stop"
+        elif len(self.ids) >= self._most:
+            self.reason = "length"
+        if self.reason:
+            text += said.end()
+        self.text += text
+        return Step(text, (token,))
+
+
+def _checked_prompt(model: CausalModel, call: Call, sampling: Sampling) -> list[int]:
+    prompt = call.spec.prompt_token_ids
+    if not prompt:
+        raise CallRejectedError(
+            f"call {call.call_id}: the transformers executor takes prompts of token ids, of at "
+            "least one token"
+        )
+    for name, what in _ABSENT.items():
+        if getattr(sampling, name):
+            raise CallRejectedError(
+                f"call {call.call_id}: the transformers executor has no {what}; run the program "
+                "with --engine vllm, or choose among next_tokens() in the program"
+            )
+    strange = [token for token in prompt if not 0 <= token < model.vocabulary]
+    if strange:
+        raise CallRejectedError(
+            f"call {call.call_id}: {strange[0]} is no token of model {model.name!r}, which has "
+            f"{model.vocabulary}"
+        )
+    return list(prompt)
+
+
+def _room(model: CausalModel, call: Call, sampling: Sampling) -> int:
+    """How many tokens the output may have at most. Raises `PromptTooLongError`."""
+    longest, tokens = model.longest(sampling.attention), len(call.spec.prompt_token_ids or ())
+    if longest is None:
+        return call.spec.max_tokens
+    if tokens >= longest:
+        raise PromptTooLongError(
+            f"call {call.call_id}: its prompt has {tokens} tokens, and the model takes "
+            f"{longest - 1} and one of output; shorten it, or give attention= a window"
+        )
+    return longest - tokens

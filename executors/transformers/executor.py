@@ -1,0 +1,207 @@
+"""transformers' models as an executor: several calls take turns, one forward each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agentrt.errors import ConfigError, EngineDiedError
+from agentrt.executors.base import Chunk, Executor, Progress
+from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.transformers.cache import PrefixCache
+from agentrt.executors.transformers.decoding import Decoding, Step
+from agentrt.executors.transformers.frontend import ModelFrontend
+from agentrt.executors.transformers.model import CausalModel
+from agentrt.request import Call, CallReport, Reply
+
+T = TypeVar("T")
+_NOT_RUNNING = "the transformers executor is not running"
+
+
+class TransformersExecutor(Executor):
+    """Runs ``model``, a folder or a hub's name, in this process; None is the embedded default.
+
+    At most ``slots`` calls are under way, and each waits for the others between its steps; there
+    are no priorities. ``dtype`` is one of torch's; by default the model's own on a GPU, and
+    float32 on a CPU. What prompts have in common is computed once as far as ``cache_bytes`` go.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        slots: int = 4,
+        dtype: str | None = None,
+        cache_bytes: int = 1 << 30,
+    ) -> None:
+        self.model_name = model
+        self.slots = slots
+        self.steps = 0
+        self.prefixes = PrefixCache(cache_bytes)
+        self._dtype = dtype
+        self._seats = asyncio.Semaphore(slots)
+        self._turns: dict[str, _Turn] = {}
+        self._cut_off: dict[str, CallReport] = {}
+        self._model: CausalModel | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return ExecutorInfo((self.model_name,) if self.model_name else (), self.slots)
+
+    # -- life --------------------------------------------------------------------------
+
+    async def start(self, progress: Progress) -> None:
+        # Threads that spin at barriers starve the event loop, and other processes.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        try:
+            import transformers
+        except ImportError as error:
+            raise ConfigError(
+                f"this executor needs the packages transformers and torch ({error}); they come "
+                "with agentrt[engine] and agentrt[engine-cpu]"
+            ) from error
+        transformers.utils.logging.disable_progress_bar()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrt-transformers")
+        self._model = await self._in_thread(lambda: self._load(progress))
+        progress("ready")
+
+    def _load(self, progress: Progress) -> CausalModel:
+        from agentrt.executors.vllm.default_model import default_model
+
+        self.model_name = self.model_name or default_model(progress)
+        progress(f"loading {self.model_name} into transformers")
+        return CausalModel.load(self.model_name, self._dtype)
+
+    async def close(self) -> None:
+        thread, self._thread = self._thread, None
+        self._model = None
+        self.prefixes.entries.clear()
+        if thread is not None:
+            thread.shutdown(wait=True)
+
+    def alive(self) -> bool:
+        return self._thread is not None
+
+    @property
+    def model(self) -> CausalModel:
+        """The model. Raises `EngineDiedError` where it is not loaded."""
+        if self._model is None:
+            raise EngineDiedError(_NOT_RUNNING)
+        return self._model
+
+    # -- calls -------------------------------------------------------------------------
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        decoding = Decoding(self.model, self.prefixes, call)
+        turn = self._turns[call.call_id] = _Turn(call, decoding, time.monotonic())
+        try:
+            async with self._seats:
+                turn.arrived_step = self.steps + 1
+                async for step in self._steps(turn):
+                    if decoding.reason:
+                        text = step.text if stream else decoding.text
+                        ids = step.token_ids if stream else tuple(decoding.ids)
+                        yield Chunk(text, turn.reply(), token_ids=ids)
+                    elif stream and step.token_ids:
+                        yield Chunk(step.text, token_ids=step.token_ids)
+        finally:
+            del self._turns[call.call_id]
+            if not decoding.reason:
+                self._cut_off[call.call_id] = turn.report()
+
+    async def _steps(self, turn: _Turn) -> AsyncGenerator[Step, None]:
+        steps = turn.decoding.steps()
+        try:
+            while not turn.decoding.reason:
+                yield await self._in_thread(lambda: self._step(turn, steps))
+        finally:
+            if self._thread is not None:
+                self._thread.submit(steps.close)  # after a step that is under way, if one is
+
+    def _step(self, turn: _Turn, steps: Generator[Step, None, None]) -> Step:
+        """In the thread: one forward of the model."""
+        began = time.monotonic()
+        turn.waiting_s += began - turn.ready
+        self.steps += 1
+        turn.steps, turn.finished_step = turn.steps + 1, self.steps
+        step = next(steps)
+        turn.ready = time.monotonic()
+        turn.service_s += turn.ready - began
+        return step
+
+    async def _in_thread(self, do: Callable[[], T]) -> T:
+        if self._thread is None:
+            raise EngineDiedError(_NOT_RUNNING)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, do)
+
+    async def aborted(self, call_id: str) -> CallReport:
+        return self._cut_off.pop(call_id, CallReport())
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        """``cached`` are the texts that are kept, with how many of their tokens are."""
+        turns = [(turn.steps > 0, turn.described()) for turn in self._turns.values()]
+        return {
+            "steps": self.steps,
+            "running": [described for runs, described in turns if runs],
+            "waiting": [described for runs, described in turns if not runs],
+            "cached": [
+                {"tokens": len(kept.ids), "positions": len(kept.positions)}
+                for _, kept in self.prefixes.entries
+            ],
+        }
+
+    # -- what programs ask with --------------------------------------------------------
+
+    def own_frontend(self, names: Sequence[str]) -> ModelFrontend:
+        return ModelFrontend(self.model, tuple(names))
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A call under way, and what it has cost. It was ``ready`` for its next step at that time."""
+
+    call: Call
+    decoding: Decoding
+    ready: float
+    arrived_step: int = 0
+    finished_step: int = 0
+    steps: int = 0
+    service_s: float = 0.0
+    waiting_s: float = 0.0
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "call_id": self.call.call_id,
+            "program_id": self.call.program_id,
+            "level": 0,
+            "preemptions": 0,
+        }
+
+    def report(self) -> CallReport:
+        return CallReport(
+            prompt_tokens=len(self.decoding.prompt),
+            output_tokens=len(self.decoding.ids),
+            cached_tokens=self.decoding.cached,
+            service_s=self.service_s,
+            waiting_s=self.waiting_s,
+            steps=self.steps,
+            arrived_step=self.arrived_step,
+            finished_step=self.finished_step,
+        )
+
+    def reply(self) -> Reply:
+        done = self.decoding
+        return Reply(
+            done.text,
+            done.reason,
+            token_ids=tuple(done.ids),
+            report=self.report(),
+            token_logprobs=tuple(done.token_logprobs),
+            prompt_logprobs=tuple(done.prompt_logprobs),
+        )

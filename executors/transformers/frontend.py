@@ -1,0 +1,127 @@
+"""Chats on a transformers model: its tokenizer's chat template, and plain text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrt.errors import CallRejectedError
+from agentrt.executors.frontend import (
+    Answer,
+    Frontend,
+    FrontProfile,
+    Request,
+    caller,
+    piece_of,
+    spec_of,
+    whole_of,
+)
+from agentrt.executors.info import display_name, is_model, not_served
+from agentrt.executors.transformers.model import CausalModel
+from agentrt.request import CallSpec
+from agentrt.sampling import Sampling
+
+_READ = {
+    *("messages", "model", "stream", "stream_options", "chat_template_kwargs", "cache_salt"),
+    *("max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "ignore_eos"),
+    *("temperature", "seed", "top_p", "top_k", "min_p"),
+}
+_ONLY_TEXT = (
+    "the transformers executor answers with plain text, and has no {}: leave it out, or run with "
+    "--engine vllm"
+)
+
+
+class ModelFrontend(Frontend):
+    """The front end of a ``model``, which ``names`` are for, too."""
+
+    def __init__(self, model: CausalModel, names: tuple[str, ...] = ()) -> None:
+        self._model = model
+        self._names = (*names, model.name)
+
+    async def chat(self, request: Request) -> Answer:
+        spec = await self._spec(request)
+        async with contextlib.aclosing(caller().chunks(spec, stream=False)) as chunks:
+            async for chunk in chunks:
+                if chunk.reply is not None:
+                    return {"model": self._names[0], **whole_of(chunk.reply)}
+        raise AssertionError("an executor's last chunk has the reply")
+
+    async def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+        spec = await self._spec(request)
+        async with contextlib.aclosing(caller().chunks(spec, stream=True)) as chunks:
+            async for chunk in chunks:
+                yield {"model": self._names[0], **piece_of(chunk)}
+
+    async def _spec(self, request: Request) -> CallSpec:
+        """The request as a call of token ids. Raises `CallRejectedError` for what is not text."""
+        unread = {
+            name
+            for name, value in request.items()
+            if name not in _READ and value not in (None, False, [], 0) and (name, value) != ("n", 1)
+        }
+        if unread:
+            raise CallRejectedError(_ONLY_TEXT.format(" and no ".join(sorted(unread))))
+        stop = request.get("stop") or ()
+        sampling = Sampling(
+            top_p=request.get("top_p") or 1.0,
+            top_k=max(0, request.get("top_k") or 0),
+            min_p=request.get("min_p") or 0.0,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=tuple(request.get("stop_token_ids") or ()),
+        )
+        ids = await self.render(request)
+        spec = replace(spec_of(request), request=None, prompt_token_ids=tuple(ids))
+        return self.addressed(replace(spec, sampling=sampling))
+
+    # -- models and tokens -------------------------------------------------------------
+
+    def _check(self, model: str | None) -> None:
+        if model is not None and not any(is_model(model, name) for name in self._names):
+            raise not_served(model, self._names)
+
+    def addressed(self, spec: CallSpec) -> CallSpec:
+        self._check(spec.model)
+        return replace(spec, model=self._model.name)
+
+    def profile(self, model: str | None = None) -> FrontProfile:
+        self._check(model)
+        return FrontProfile(display_name(self._names[0]), self._model.max_len, tools=False)
+
+    async def render(self, request: Request) -> list[int]:
+        tokenizer = self._model.tokenizer
+        if not tokenizer.chat_template:
+            raise CallRejectedError(
+                f"model {self._model.name!r} has no chat template: generate from a context of "
+                "plain text, or give a model that was made for chats"
+            )
+        messages = [_plain(message) for message in request.get("messages") or ()]
+        ids = await asyncio.to_thread(
+            tokenizer.apply_chat_template,
+            messages,
+            add_generation_prompt=True,
+            return_dict=False,
+            **(request.get("chat_template_kwargs") or {}),
+        )
+        return list(ids)
+
+    async def tokenize(self, text: str, model: str | None = None) -> list[int]:
+        self._check(model)
+        return list(self._model.tokenizer.encode(text, add_special_tokens=False))
+
+    async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
+        self._check(model)
+        return str(self._model.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is one text."""
+    content = message.get("content")
+    if isinstance(content, list):
+        if any(part.get("type") != "text" for part in content):
+            raise CallRejectedError(_ONLY_TEXT.format("images or audio"))
+        content = "".join(part["text"] for part in content)
+    return {**message, "content": content or ""}

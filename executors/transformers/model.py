@@ -1,0 +1,167 @@
+"""A causal language model of transformers: loaded, and asked for the logits of more tokens."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrt.contexts.attention import Attention
+from agentrt.errors import CallRejectedError, ModelLoadError
+from agentrt.executors.transformers.attention import NAME, as_mask, kept, places, register, seen
+from agentrt.executors.transformers.cache import TextCache
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CHUNK, _LEAST = 256, 64
+"""So many tokens of a prompt are computed at once; between them a call can be cancelled."""
+_TOLERANCE = {"float32": 1e-3}
+"""How far logits may be apart, of their largest, that are computed in two ways."""
+_COARSE = 0.05
+
+
+class CausalModel:
+    """A model with its ``tokenizer``. ``max_len`` counts the tokens of a text.
+
+    With ``moves`` the positions of cached tokens can be moved, so that texts with a bounded
+    attention may be of any length. All methods belong to one thread.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer
+
+        self.name = name
+        self.tokenizer = tokenizer
+        self.config = model.config.get_text_config(decoder=True)
+        self.max_len: int | None = getattr(self.config, "max_position_embeddings", None)
+        self._model = model
+        layers = DynamicCache(config=model.config).layers
+        self.plain = all(type(layer) is DynamicLayer for layer in layers)
+        self._keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.moves = self.plain and self._can_move()
+
+    @classmethod
+    def load(cls, folder: str, dtype: str | None = None) -> CausalModel:
+        """Load a folder or a hub's model on the GPU, or without one in float32 on the CPU.
+
+        Raises `ModelLoadError`.
+        """
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        register()
+        on_gpu = torch.cuda.is_available()
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype or ("auto" if on_gpu else "float32")
+            )
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ModelLoadError(
+                f"transformers cannot load model {folder!r}: {str(error).partition(chr(10))[0]} "
+                "(give --model a folder or a hub name of a causal language model)"
+            ) from error
+        if model.config._attn_implementation == "sdpa":
+            model.set_attn_implementation(NAME)
+        return cls(model.eval().to("cuda" if on_gpu else "cpu"), tokenizer, folder)
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """The tokens that end an output."""
+        ids = self._model.generation_config.eos_token_id
+        ids = self.config.eos_token_id if ids is None else ids
+        return frozenset([ids] if isinstance(ids, int) else ids or ())
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        return int(self.config.vocab_size)
+
+    @property
+    def device(self) -> Any:
+        """Where it computes."""
+        return self._model.device
+
+    # -- texts -------------------------------------------------------------------------
+
+    def start(self, attention: Attention | None = None) -> TextCache:
+        """The cache of an empty text. Raises `CallRejectedError` for an attention that the model
+        cannot have.
+        """
+        import torch
+        from transformers import DynamicCache
+
+        if attention is not None and not self.plain:
+            raise CallRejectedError(
+                f"model {self.name!r} takes no attention=: some of its layers see less than the "
+                "whole text by themselves; choose a model all of whose layers attend alike"
+            )
+        layers = DynamicCache() if self.plain else DynamicCache(config=self._model.config)
+        none = torch.empty(0, dtype=torch.long, device=self._model.device)
+        return TextCache([], none, layers, attention)
+
+    def longest(self, attention: Attention | None) -> int | None:
+        """How many tokens a text may have; None for any number."""
+        return None if self._places_move(attention) else self.max_len
+
+    def chunk(self, attention: Attention | None) -> int:
+        """How many tokens of a prompt are computed at once, and are in the cache meanwhile."""
+        return _CHUNK if attention is None else min(_CHUNK, max(_LEAST, attention.window))
+
+    def extend(self, cache: TextCache, ids: Sequence[int], keep: int = 1) -> Tensor:
+        """Add ``ids`` to the text, and return the logits after each of the last ``keep``."""
+        import torch
+
+        device, start = self._model.device, len(cache.ids)
+        tokens = torch.tensor([list(ids)], device=device)
+        at = torch.arange(start, start + len(ids), device=device)
+        cache.positions = torch.cat([cache.positions, at])
+        options = {} if cache.attention is None else self._seeing(cache.attention, at, cache)
+        if self._keep:
+            options["logits_to_keep"] = keep
+        with torch.inference_mode():
+            out = self._model(tokens, past_key_values=cache.layers, use_cache=True, **options)
+        cache.ids += ids
+        if cache.attention is not None:
+            self._forget(cache.attention, cache)
+        logits: Tensor = out.logits[0, len(out.logits[0]) - keep :].float()
+        return logits
+
+    # -- attention that a program chose ------------------------------------------------
+
+    def _places_move(self, attention: Attention | None) -> bool:
+        return self.moves and attention is not None and attention.chunk is None
+
+    def _seeing(self, attention: Attention, queries: Tensor, cache: TextCache) -> dict[str, Any]:
+        mask = as_mask(seen(attention, queries, cache.positions), self._model.dtype)
+        if not self._places_move(attention):
+            return {"attention_mask": mask, "position_ids": queries[None]}
+        return {
+            "attention_mask": mask,
+            "position_ids": queries.new_zeros(1, len(queries)),
+            "places": places(self._model, attention, queries, cache.positions),
+        }
+
+    def _forget(self, attention: Attention, cache: TextCache) -> None:
+        """Drop what no later token sees."""
+        near = cache.positions > len(cache.ids) - attention.window
+        needed = near | kept(attention, cache.positions)
+        if not needed.all():
+            cache.keep(needed.nonzero()[:, 0])
+
+    def _can_move(self) -> bool:
+        """Whether the model gives the same logits if we rotate its queries and keys."""
+        if self._model.config._attn_implementation != NAME:
+            return False
+        ids = [n % self.vocabulary for n in range(8)]
+        expected = self.extend(self.start(), ids, len(ids))
+        self.moves, cache = True, self.start(Attention(len(ids)))
+        try:
+            found = self.extend(cache, ids, len(ids))
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+            return False  # no rotation, or none like those that we know
+        dtype = str(self._model.dtype).rpartition(".")[2]
+        apart = (found - expected).abs().max() / expected.abs().max()
+        return float(apart) < _TOLERANCE.get(dtype, _COARSE)

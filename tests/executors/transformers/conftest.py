@@ -1,0 +1,20 @@
+"""Models of two layers with random weights: what they compute is compared, not what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrt.executors.transformers.model import CausalModel
+from agentrt.testing.tinymodel import tiny_model
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def tiny(folder: Path) -> CausalModel:
+    return CausalModel.load(str(folder))

@@ -1,0 +1,105 @@
+"""Contexts on a transformers model: the same tokens as on vLLM, and an attention of one's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agentrt import Context, Runtime
+from agentrt.contexts import Attention, Scores
+from agentrt.errors import CallRejectedError
+from agentrt.executors.transformers import TransformersExecutor
+from agentrt.executors.vllm.default_model import embedded_model
+from tests.contexts.real import engine_of, run
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+WORDS = [1000 + 7 * n for n in range(100)]
+LICENSE = Path(__file__).parents[3] / "LICENSE"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def runtime(token_runtime: Runtime) -> AsyncIterator[Runtime]:
+    """On the model of the engine that tests of contexts share."""
+    async with Runtime(TransformersExecutor(engine_of(token_runtime).info.model)) as runtime:
+        yield runtime
+
+
+async def test_contexts_give_what_they_give_on_vllm(
+    runtime: Runtime, token_runtime: Runtime
+) -> None:
+    async def body(ctx: Context) -> tuple[list[object], list[float]]:
+        context = await ctx.context(WORDS)
+        trunk = context.fork()
+        done = await context.generate(24, ignore_eos=True)
+        pieces = [piece async for piece in trunk.fork().generate(24, ignore_eos=True)]
+        scores = await trunk.score(done.token_ids, top=2)
+        likely = await context.next_tokens(k=5)
+        assert len(context) == len(WORDS) + 24
+        values = [each.logprob for each in scores] + [value for _, value in likely]
+        said = [done.token_ids, done.text, "".join(pieces), [token for token, _ in likely]]
+        return [*said, [each.top[0][0] for each in scores]], values
+
+    said, values = await run(runtime, body)
+    expected, expected_values = await run(token_runtime, body)
+    assert said == expected
+    assert values == pytest.approx(expected_values, abs=1e-3)
+
+
+async def test_calls_with_an_attention_are_nodes_like_others(runtime: Runtime) -> None:
+    """1. A text is scored with a window, 2. and gone on from: only its end is computed. 3. The
+    window is forgotten by calls that name none."""
+    window = Attention(16, sinks=2)
+
+    async def body(ctx: Context) -> None:
+        context = await ctx.context(WORDS[:1])
+        scores = await context.score(WORDS[1:], attention=window)
+        assert [each.token_id for each in scores] == WORDS[1:]
+        await context.fill(WORDS[1:])
+        (likely, *_) = await context.next_tokens(k=1, attention=window)
+        done = await context.generate(4, attention=window, ignore_eos=True)
+        assert done.report.cached_tokens == len(WORDS) - 1
+        assert done.token_ids[0] == likely[0]
+        trunk = await ctx.context(WORDS)
+        assert (await trunk.generate(4, ignore_eos=True)).token_ids != done.token_ids
+
+    await run(runtime, body)
+
+
+async def test_vllm_refuses_an_attention_and_names_who_takes_it(token_runtime: Runtime) -> None:
+    async def body(ctx: Context) -> None:
+        context = await ctx.context(WORDS)
+        with pytest.raises(CallRejectedError, match=r"no attention= .* --engine transformers"):
+            await context.generate(4, attention=Attention(8))
+
+    await run(token_runtime, body)
+
+
+async def test_sinks_keep_a_long_text_likely_and_a_window_alone_does_not() -> None:
+    """A model that was trained, and what it expects of a text many times as long as the window."""
+    executor = TransformersExecutor(str(embedded_model(lambda message: None)))
+
+    async def body(ctx: Context) -> tuple[float, ...]:
+        context = await ctx.context([1])
+        frontend = await trained.frontend()
+        ids = (await frontend.tokenize(LICENSE.read_text(encoding="utf-8")))[:640]
+        kinds = (None, Attention(60, sinks=4), Attention(64))
+        found = [await context.score(ids, attention=kind) for kind in kinds]
+        return tuple(map(_perplexity, found))
+
+    async with Runtime(executor) as trained:
+        own, sinks, window = await run(trained, body)
+        cached = (await executor.snapshot())["cached"]
+    assert own < sinks < 2 * own
+    assert window > 3 * own
+    assert sorted({each["positions"] for each in cached}) == [63, 641]
+
+
+def _perplexity(scores: Scores) -> float:
+    """Of the second half, where the window has left the beginning far behind."""
+    end = scores.tokens[len(scores) // 2 :]
+    return math.exp(-sum(each.logprob for each in end) / len(end))

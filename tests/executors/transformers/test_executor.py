@@ -1,0 +1,250 @@
+"""Calls of token ids on a transformers model: what they give, what they share, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+from agentrt.contexts.attention import Attention
+from agentrt.errors import (
+    CallRejectedError,
+    EngineDiedError,
+    ModelLoadError,
+    PromptTooLongError,
+)
+from agentrt.executors.base import Chunk, last_reply
+from agentrt.executors.transformers import TransformersExecutor
+from agentrt.request import Call, CallSpec, Identity, Reply
+from agentrt.sampling import Constraint, Sampling
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+PROMPT = tuple(range(100, 140))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def executor(folder: Path) -> AsyncIterator[TransformersExecutor]:
+    executor = TransformersExecutor(str(folder), slots=3)
+    await executor.start(lambda message: None)
+    yield executor
+    await executor.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_cached(executor: TransformersExecutor) -> None:
+    executor.prefixes.entries.clear()
+
+
+def call(
+    ids: tuple[int, ...] = PROMPT, *, name: str = "p/0", sampling: Any = None, **fields: Any
+) -> Call:
+    program = name.partition("/")[0]
+    given = {"max_tokens": 8, "ignore_eos": True, **fields}
+    spec = CallSpec(prompt_token_ids=ids, sampling=sampling, **given)
+    return Call(Identity(name, program), spec)
+
+
+async def reply(executor: TransformersExecutor, *args: Any, **fields: Any) -> Reply:
+    return await last_reply(executor.generate(call(*args, **fields), stream=False))
+
+
+async def chunks(executor: TransformersExecutor, one: Call) -> list[Chunk]:
+    return [chunk async for chunk in executor.generate(one, stream=True)]
+
+
+# -- outputs ---------------------------------------------------------------------------
+
+
+async def test_greedy_tokens_are_those_of_transformers_own_generate(
+    executor: TransformersExecutor, folder: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    whole = model.generate(
+        torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, min_new_tokens=12
+    )
+    found = await reply(executor, max_tokens=12)
+    assert found.token_ids == tuple(whole[0, len(PROMPT) :].tolist())
+    assert found.finish_reason == "length"
+    report = found.report
+    assert (report.prompt_tokens, report.output_tokens, report.steps) == (40, 12, 12)
+    assert report.service_s > 0
+    assert report.finished_step - report.arrived_step == 11
+
+
+async def test_a_stream_is_the_whole_in_pieces(executor: TransformersExecutor) -> None:
+    whole = await reply(executor)
+    pieces = await chunks(executor, call())
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert [token for piece in pieces for token in piece.token_ids] == [*whole.token_ids]
+    assert [piece.reply is not None for piece in pieces] == [False] * 7 + [True]
+    assert len(await chunks(executor, call(max_tokens=1))) == 1
+
+
+async def test_a_call_ends_where_it_is_told_to(executor: TransformersExecutor) -> None:
+    whole = await reply(executor)
+    third = whole.token_ids[2]
+    assert third not in whole.token_ids[:2]
+    by_token = await reply(executor, sampling=Sampling(stop_token_ids=(third,)))
+    assert (by_token.token_ids, by_token.finish_reason) == (whole.token_ids[:3], "stop")
+    stop = whole.text[3:6]
+    assert stop not in whole.text[:5]
+    by_text = await reply(executor, sampling=Sampling(stop=("no such text", stop)))
+    assert (by_text.text, by_text.finish_reason) == (whole.text[:3], "stop")
+    assert by_text.token_ids == whole.token_ids[: len(by_text.token_ids)]
+    pieces = await chunks(executor, call(sampling=Sampling(stop=(stop,))))
+    assert "".join(piece.text for piece in pieces) == whole.text[:3]
+
+
+async def test_seeds_repeat_what_is_sampled(executor: TransformersExecutor) -> None:
+    async def drawn(seed: int, **sampling: Any) -> tuple[int, ...]:
+        fields = {"temperature": 3.0, "seed": seed, "sampling": Sampling(**sampling)}
+        return (await reply(executor, **fields)).token_ids
+
+    assert await drawn(1) == await drawn(1) != await drawn(2)
+    greedy = (await reply(executor)).token_ids
+    assert await drawn(1, top_k=1) == await drawn(2, top_p=1e-6) == greedy
+    assert await drawn(3, min_p=1.0) == greedy
+    assert {*await drawn(4, allowed_token_ids=(7, 8))} == {7, 8}
+    assert {*(await reply(executor, sampling=Sampling(allowed_token_ids=(9,)))).token_ids} == {9}
+
+
+async def test_scores_are_what_generation_said(executor: TransformersExecutor) -> None:
+    """1. Tokens with their likeliest. 2. The same as a prompt that is scored: one forward."""
+    made = await reply(executor, sampling=Sampling(logprobs=3))
+    assert [place[0][0] for place in made.token_logprobs] == [*made.token_ids]
+    assert {len(place) for place in made.token_logprobs} == {3}  # the likeliest was chosen
+    whole = (*PROMPT, *made.token_ids)
+    scored = await reply(
+        executor, whole, max_tokens=1, sampling=Sampling(score_from=len(PROMPT), score_top=3)
+    )
+    assert (scored.report.steps, scored.report.cached_tokens) == (1, len(PROMPT) - 1)
+    for place, expected in zip(scored.prompt_logprobs, made.token_logprobs, strict=True):
+        assert dict(place) == pytest.approx(dict(expected), abs=1e-3)
+    far = await reply(executor, whole, max_tokens=1, sampling=Sampling(score_from=1))
+    assert [place[0][0] for place in far.prompt_logprobs] == [*whole[1:]]
+    executor.prefixes.entries.clear()
+    long = tuple(n % 500 for n in range(600))  # in three chunks
+    scored = await reply(executor, long, max_tokens=1, sampling=Sampling(score_from=250))
+    assert [place[0][0] for place in scored.prompt_logprobs] == [*long[250:]]
+
+
+# -- what calls share ------------------------------------------------------------------
+
+
+async def test_what_prompts_have_in_common_is_computed_once(executor: TransformersExecutor) -> None:
+    first = await reply(executor)
+    assert first.report.cached_tokens == 0
+    forked = (*PROMPT, 7, 8, 9)
+    again = await reply(executor, forked)
+    assert again.report.cached_tokens == len(PROMPT)
+    other = await reply(executor, forked, cache_salt="acme")
+    assert other.report.cached_tokens == 0
+    executor.prefixes.entries.clear()
+    assert (await reply(executor, forked)).token_ids == again.token_ids == other.token_ids
+
+
+@pytest.mark.parametrize("attention", [Attention(8), Attention(8, sinks=2), Attention(8, chunk=4)])
+async def test_a_prompt_with_an_attention_is_found_again(
+    executor: TransformersExecutor, attention: Attention
+) -> None:
+    """1. A call of this attention. 2. Its prompt again, and what follows its output: from the
+    cache. 3. Another attention finds nothing. 4. The same without any cache."""
+    sampling = Sampling(attention=attention)
+    first = await reply(executor, sampling=sampling)
+    again = await reply(executor, sampling=sampling)
+    longer = (*PROMPT, *first.token_ids, 5)
+    on = await reply(executor, longer, sampling=sampling)
+    cached = [one.report.cached_tokens for one in (first, again, on)]
+    assert cached == [0, len(PROMPT) - 1, len(longer) - 2]
+    other = await reply(executor, longer, sampling=Sampling(attention=Attention(9)))
+    assert other.report.cached_tokens == 0
+    executor.prefixes.entries.clear()
+    assert (await reply(executor, longer, sampling=sampling)).token_ids == on.token_ids
+    assert first.token_ids == again.token_ids != (await reply(executor)).token_ids
+
+
+async def test_a_window_bounds_what_is_cached(executor: TransformersExecutor) -> None:
+    """A text longer than the model's context, and no more of it than sinks and window."""
+    sampling = Sampling(attention=Attention(60, sinks=4))
+    long = tuple(n % 500 for n in range(3000))
+    done = await reply(executor, long, sampling=sampling)
+    assert done.report.output_tokens == 8
+    cached = (await executor.snapshot())["cached"]
+    assert [each["tokens"] for each in cached] == [2999, 3007]
+    assert {each["positions"] for each in cached} == {63}
+    with pytest.raises(
+        PromptTooLongError, match=r"3000 tokens, and the model takes 2047 .* window"
+    ):
+        await reply(executor, long)
+
+
+# -- beside each other, and broken off ----------------------------------------------------
+
+
+async def test_calls_take_turns(executor: TransformersExecutor) -> None:
+    """Three run, step by step; a fourth waits for a place. Each says what it would alone."""
+    prompts = [tuple(range(start, start + 20)) for start in (1, 50, 90, 130)]
+    alone = [(await reply(executor, ids)).token_ids for ids in prompts]
+    executor.prefixes.entries.clear()
+    every = [reply(executor, ids, name=f"p{n}/0") for n, ids in enumerate(prompts)]
+    done = await asyncio.gather(*every)
+    assert [one.token_ids for one in done] == alone
+    ends = [one.report.finished_step for one in done]
+    assert ends[2] - ends[0] <= 2  # none of the first three waited for another's end
+    assert done[3].report.arrived_step > min(ends)
+
+
+async def test_a_call_that_is_broken_off_holds_nothing(executor: TransformersExecutor) -> None:
+    """1. A call is left in its middle. 2. One is cancelled. 3. What they had computed is there."""
+    running = executor.generate(call(max_tokens=1000), stream=True)
+    async with contextlib.aclosing(running):
+        await anext(running)
+        assert (await executor.snapshot())["running"][0]["call_id"] == "p/0"
+    assert (await executor.aborted("p/0")).output_tokens >= 1
+    task = asyncio.ensure_future(reply(executor, name="q/0", max_tokens=1000))
+    while not (await executor.snapshot())["running"]:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    snapshot = await executor.snapshot()
+    assert snapshot["running"] == snapshot["waiting"] == []
+    assert (await reply(executor)).report.cached_tokens == len(PROMPT) - 1
+
+
+# -- mistakes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"ids": ()}, "takes prompts of token ids, of at least one"),
+        ({"ids": (5, 999_999)}, "999999 is no token of model"),
+        ({"sampling": Sampling(constraint=Constraint("regex", "a*"))}, r"has no .*\(constrain=\)"),
+        ({"sampling": Sampling(logits={"watermark": 1})}, r"no logits processors \(logits=\)"),
+    ],
+)
+async def test_what_it_does_not_have_is_refused(
+    executor: TransformersExecutor, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(CallRejectedError, match=said):
+        await reply(executor, **fields)
+
+
+async def test_a_model_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    executor = TransformersExecutor(str(tmp_path))
+    with pytest.raises(ModelLoadError, match=r"cannot load model .*give --model a folder"):
+        await executor.start(lambda message: None)
+    await executor.close()
+    with pytest.raises(EngineDiedError, match="not running"):
+        await reply(executor)

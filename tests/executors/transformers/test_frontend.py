@@ -1,0 +1,79 @@
+"""Chats on a transformers model, as programs have them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from agentrt import Context, Runtime, program
+from agentrt.errors import CallRejectedError, NotServedError
+from agentrt.executors.transformers import TransformersExecutor
+from agentrt.program import Program
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runtime(folder: Path) -> AsyncIterator[Runtime]:
+    async with Runtime(TransformersExecutor(str(folder)), model_names=["tiny"]) as runtime:
+        yield runtime
+
+
+async def result(runtime: Runtime, made: Program) -> Any:
+    return await runtime.start(made).wait()
+
+
+async def test_a_chat_is_answered_whole_and_in_pieces(runtime: Runtime) -> None:
+    @program
+    async def chats(ctx: Context) -> tuple[str, str, int]:
+        whole = await ctx.llm("Hello.", max_tokens=6, ignore_eos=True)
+        stream = ctx.llm("Hello.", max_tokens=6, ignore_eos=True, stream=True)
+        pieces = [piece async for piece in stream]
+        assert whole.report.output_tokens == 6
+        return whole.text, "".join(pieces), whole.report.prompt_tokens
+
+    text, streamed, tokens = await result(runtime, chats)
+    assert text == streamed != ""
+    frontend = await runtime.frontend()
+    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]}
+    assert await frontend.count_tokens(chat) == tokens
+    ids = await frontend.tokenize("Hello, world")
+    assert await frontend.detokenize(ids) == "Hello, world"
+    profile = frontend.profile("tiny")
+    assert (profile.model, profile.max_model_len, profile.tools) == ("tiny", 2048, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"response_format": {"type": "json_object"}}, "plain text, and has no response_format"),
+        ({"tools": [{"type": "function"}], "logprobs": True}, "no logprobs and no tools: leave"),
+        ({"n": 2}, "has no n: leave it out, or run with --engine vllm"),
+    ],
+)
+async def test_more_than_text_is_refused(
+    runtime: Runtime, fields: dict[str, Any], said: str
+) -> None:
+    frontend = await runtime.frontend()
+    with pytest.raises(CallRejectedError, match=said):
+        await frontend.chat({"messages": [{"role": "user", "content": "Hello."}], **fields})
+
+
+async def test_an_image_is_refused(runtime: Runtime) -> None:
+    frontend = await runtime.frontend()
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    with pytest.raises(CallRejectedError, match="no images or audio"):
+        await frontend.count_tokens({"messages": [picture]})
+
+
+async def test_another_model_is_not_served(runtime: Runtime) -> None:
+    @program
+    async def asks(ctx: Context) -> None:
+        await ctx.llm("Hello.", model="gpt")
+
+    with pytest.raises(NotServedError, match="serves 'tiny' or"):
+        await result(runtime, asks)
