@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
+
 from agentrt.cli.options import DEFAULT_ROUTER
 from agentrt.cli.values import read_quanta
 from agentrt.errors import ConfigError, ModelLoadError, UsageError
@@ -28,6 +30,22 @@ from agentrt.router import make_router
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 
+SLOWER = (
+    "transformers computes one call at a time, several times slower than vLLM: for attention= and "
+    "for models that vLLM does not have"
+)
+_VLLM_ONLY = {
+    "policy": "--policy",
+    "quanta": "--quanta",
+    "beta": "--beta",
+    "lane": "--lane",
+    "history": "--history",
+    "retention": "--retention",
+    "replicas": "--replicas",
+    "others": "--replica",
+    "router": "--router",
+    "cluster": "--cluster",
+}
 _Warm = Callable[[EngineOptions], EngineOptions]
 _COUNTED = re.compile(r"(?P<model>.+?)(?:=(?P<count>\d+))?")
 
@@ -46,12 +64,14 @@ class Fleet:
     """How many engines, of which models and where, and which router spreads the calls.
 
     ``replicas`` have the command's own model; ``cluster`` is the address of a Ray cluster.
+    They are of one ``kind``: vllm, or transformers, of which there is one.
     """
 
     replicas: int = 1
     router: str = DEFAULT_ROUTER
     others: tuple[Others, ...] = ()
     cluster: str | None = None
+    kind: str = "vllm"
 
     @property
     def size(self) -> int:
@@ -66,7 +86,8 @@ def read_fleet(options: dict[str, Any]) -> Fleet:
     """
     others = tuple(_others(text) for text in options["others"])
     router, cluster = options["router"], options["cluster"]
-    fleet = Fleet(options["replicas"], router or DEFAULT_ROUTER, others, cluster)
+    kind = options.get("kind", "vllm")
+    fleet = Fleet(options["replicas"], router or DEFAULT_ROUTER, others, cluster, kind)
     if router is not None:
         make_router(router)
         if fleet.size == 1:
@@ -76,6 +97,22 @@ def read_fleet(options: dict[str, Any]) -> Fleet:
 
         Cluster(cluster, fleet.size)
     return fleet
+
+
+def check_transformers(context: click.Context, flags: tuple[str, ...]) -> None:
+    """Raise `UsageError` for options of ``--engine transformers`` that vLLM alone has."""
+    given = [
+        flag
+        for name, flag in _VLLM_ONLY.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if flags:
+        given.append(f"-- {shlex.join(flags)}")
+    if given:
+        raise UsageError(
+            f"--engine transformers is one model without a scheduler, and has no {given[0]}: leave "
+            "it out, or use --engine vllm"
+        )
 
 
 def _others(text: str) -> Others:
@@ -99,6 +136,10 @@ def make_executor(
     Raises `ConfigError` for GPUs that are not there, and `EngineStartError` where memory is
     short.
     """
+    if fleet.kind == "transformers":
+        from agentrt.executors.transformers import TransformersExecutor
+
+        return TransformersExecutor(options.model, slots=options.max_num_seqs or 4)
     if fleet.size == 1 and fleet.cluster is None:
         one = partial(engine.VLLMEngine, options)
         return RestartedEngine(one, notice=notice) if restarts else one()
@@ -159,8 +200,9 @@ def _on_cluster(
 
 def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOptions:
     """Everything about the engine that can be refused without starting it."""
-    policy_class(options["policy"])
-    settings: dict[str, Any] = {"policy": options["policy"], "retention": options["retention"]}
+    policy = "fcfs" if options.get("kind") == "transformers" else options["policy"]
+    policy_class(policy)
+    settings: dict[str, Any] = {"policy": policy, "retention": options["retention"]}
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
     for name in ("beta", "lane"):

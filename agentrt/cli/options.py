@@ -70,6 +70,14 @@ def _together(*options: Decorator) -> Decorator:
 engine, scheduling, langgraph = grouped("Engine"), grouped("Scheduling"), grouped("LangGraph")
 tools = grouped("Tools")
 
+kind_option = engine(
+    "--engine",
+    "kind",
+    type=click.Choice(["vllm", "transformers"]),
+    default="vllm",
+    help="What computes: transformers is several times slower, has no scheduler, and lets a "
+    "context choose what its tokens see (attention=).  [default: vllm]",
+)
 model_option = engine(
     "--model",
     metavar="MODEL",

@@ -15,6 +15,7 @@ from agentrt.cli.options import (
     fleet_options,
     graph_options,
     grouped,
+    kind_option,
     model_option,
     scheduling_options,
     seed_option,
@@ -89,6 +90,7 @@ _GRAPH_FLAGS = {
 @tool_options
 @scheduling_options
 @graph_options
+@kind_option
 @model_option
 @batch_option
 @fleet_options
@@ -120,11 +122,13 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     What follows -- goes to vLLM as it is, as flags of 'vllm serve'.
     """
     # Here and not above, so that --help does not pay for it.
-    from agentrt.cli.engines import engine_options, read_fleet
+    from agentrt.cli.engines import check_transformers, engine_options, read_fleet
     from agentrt.cli.execute import Job
     from agentrt.cli.load import load_program
     from agentrt.cli.tools import read_tools
 
+    if options["kind"] == "transformers":
+        check_transformers(click.get_current_context(), engine_flags)
     engine = engine_options(options, engine_flags)
     given, tools = _check_values(options), read_tools(options)
     fleet = read_fleet(options)
@@ -186,13 +190,15 @@ def _run(job: Job, fleet: Fleet, *, as_json: bool) -> int:
     from signal import SIGTERM
 
     from agentrt.cli.engine_log import opened_output
-    from agentrt.cli.engines import make_executor
+    from agentrt.cli.engines import SLOWER, make_executor
     from agentrt.cli.execute import execute
     from agentrt.cli.report import conclude
     from agentrt.cli.signals import Drain, Interrupts
 
     with opened_output(verbose=job.options.verbose) as (log, screen, last_words):
         executor, drain = make_executor(job.options, fleet, screen.progress), Drain(SIGTERM)
+        if fleet.kind == "transformers":
+            screen.announce(SLOWER)
         work = execute(job, executor, screen, log, drain)
         outcome = Interrupts(last_words, drain).run(work)
         return conclude(job, outcome, screen.console, log, as_json=as_json)
