@@ -4,6 +4,7 @@ AgentrtError
 ├── UsageError            the user's mistake: fix the input (exit code 2)
 │   ├── ConfigError         an option or setting that cannot be
 │   │   ├── NotServedError    a call names a model that its engine does not serve
+│   │   ├── UnknownContextError  no context was saved under that name
 │   │   └── AmbiguousOptionError  an option that is a tool's argument, too. Also a TypeError
 │   ├── ProgramLoadError    a file without the program or graph that was asked for
 │   └── ModelLoadError      a model that cannot be found or loaded
@@ -49,6 +50,10 @@ class NotServedError(ConfigError):
 
 class AmbiguousOptionError(ConfigError, TypeError):
     """An option of `Context.tool` that may be meant as an argument of the tool."""
+
+
+class UnknownContextError(ConfigError):
+    """No context was saved under that name, by this tenant."""
 
 
 class ProgramLoadError(UsageError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
@@ -11,6 +12,7 @@ from agentrt.contexts.chat import Chat
 from agentrt.contexts.emitter import Piece, TokenEmitter
 from agentrt.contexts.generation import Generation
 from agentrt.contexts.results import Scores, TokenScore, likeliest
+from agentrt.contexts.saved import SavedContext
 from agentrt.errors import ConfigError, UsageError
 from agentrt.request import CallSpec, Message, Reply
 from agentrt.sampling import Constraint, Sampling, TokenLogprobs
@@ -80,6 +82,13 @@ class TokenContext:
         if not 0 <= length <= len(self._ids):
             raise ConfigError(f"truncate({length}) of a context of {len(self._ids)} tokens")
         self._ids = self._ids[:length]
+
+    async def save(self, name: str) -> None:
+        """Keep its tokens under ``name`` beyond the program, for programs of the same tenant;
+        `Context.open` gives them back. Raises `ConfigError` where the tenant has no room left.
+        """
+        self._check_alive()
+        self._emitter.save(name, SavedContext(array("I", self._ids), self.model))
 
     def drop(self) -> None:
         """Give up the context: what is cached for it alone may go first. Idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
+from agentrt.contexts.saved import SavedContext
 from agentrt.request import CallSpec, Reply
 
 
@@ -39,3 +40,9 @@ class TokenEmitter(Protocol):
     ) -> AsyncGenerator[Piece, None]: ...
 
     async def frontend(self) -> Tokens: ...
+
+    def save(self, name: str, context: SavedContext) -> None: ...
+
+    def open(self, name: str) -> SavedContext: ...
+
+    def forget(self, name: str) -> None: ...

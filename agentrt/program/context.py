@@ -130,6 +130,16 @@ class Context:
         await made.fill(content)
         return made
 
+    async def open(self, name: str) -> TokenContext:
+        """A context as `TokenContext.save` has kept it. Raises `UnknownContextError`."""
+        emitter = self._emitter.contexts
+        saved = emitter.open(name)
+        return TokenContext(emitter, saved.model, saved.token_ids)
+
+    async def forget(self, name: str) -> None:
+        """Keep a saved context no longer. Raises `UnknownContextError`."""
+        self._emitter.contexts.forget(name)
+
     async def step(
         self,
         ask: str | Iterable[Message],

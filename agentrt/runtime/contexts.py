@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from agentrt import tracking
+from agentrt.contexts.saved import SavedContext
 from agentrt.executors.base import Chunk
 from agentrt.executors.frontend import Frontend
 from agentrt.request import CallSpec
@@ -23,6 +24,7 @@ class ContextEmitter:
     scope: Callable[[str], Scope]
     make: Callable[..., AsyncGenerator[Chunk, None]]
     services: Services
+    tenant: str
 
     async def token_call(
         self, spec: CallSpec, name: str, *, stream: bool
@@ -41,3 +43,15 @@ class ContextEmitter:
         """What turns text into token ids and back."""
         with tracking.outside():
             return await self.services.frontend()
+
+    def save(self, name: str, context: SavedContext) -> None:
+        """Keep a context for the tenant. Raises `ConfigError` past the budget."""
+        self.services.saved.save(self.tenant, name, context)
+
+    def open(self, name: str) -> SavedContext:
+        """One that the tenant has saved. Raises `UnknownContextError`."""
+        return self.services.saved.open(self.tenant, name)
+
+    def forget(self, name: str) -> None:
+        """Keep it no longer. Raises `UnknownContextError`."""
+        self.services.saved.forget(self.tenant, name)

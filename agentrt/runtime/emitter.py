@@ -107,7 +107,7 @@ class RunEmitter(InterruptEmitter):
     @property
     def contexts(self) -> ContextEmitter:
         """What carries the calls of contexts."""
-        return ContextEmitter(self.own_scope, self.make, self.services)
+        return ContextEmitter(self.own_scope, self.make, self.services, self._run.row.tenant)
 
     async def takes(self, model: str | None) -> Takes:
         """What a model takes beside text; None is the first that is served."""

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
+from agentrt.contexts.saved import SavedContexts
 from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.frontend import Frontend
 from agentrt.interrupts.attempts import Attempts
@@ -32,6 +33,8 @@ class Services:
     """Tasks in the middle of a call of a client program, with the program's id and the call."""
     feeds: dict[str, set[Feed]] = dataclasses.field(default_factory=dict)
     """What live programs are subscribed to, by their ids."""
+    saved: SavedContexts = dataclasses.field(default_factory=SavedContexts)
+    """Contexts that programs have saved."""
 
     async def end_feeds(self, program_id: str) -> None:
         """A program ended: it hears of no more events."""

@@ -12,7 +12,13 @@ import pytest_asyncio
 
 from agentrt import Context, Runtime, program
 from agentrt.contexts import TokenContext
-from agentrt.errors import AgentrtError, ConfigError, NotServedError, UsageError
+from agentrt.errors import (
+    AgentrtError,
+    ConfigError,
+    NotServedError,
+    UnknownContextError,
+    UsageError,
+)
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.graph import NodeKind, check_integrity
 from agentrt.testing.scripted import ScriptedExecutor
@@ -165,6 +171,37 @@ async def test_calls_are_nodes_by_their_operations(shared: Runtime, engine: Scri
     await run.wait()
     nodes = [(node.kind, node.name) for node in run.dag.nodes()]
     assert nodes == [(NodeKind.CALL, name) for name in ("generate", "score", "next_tokens")]
+
+
+async def test_a_saved_context_outlives_its_program_for_its_tenant_alone(
+    shared: Runtime, engine: ScriptedEngine
+) -> None:
+    """1. A program saves one. 2. Another of its tenant goes on. 3. Another tenant's finds none."""
+
+    @program
+    async def saves(ctx: Context) -> tuple[int, ...]:
+        context = await ctx.context("Once upon a time")
+        await context.save("story")
+        await context.fill(" there was")  # not in what was saved
+        return context.token_ids
+
+    @program
+    async def opens(ctx: Context) -> tuple[int, ...]:
+        context = await ctx.open("story")
+        await context.fill(" there was")
+        return context.token_ids
+
+    @program
+    async def forgets(ctx: Context) -> None:
+        await ctx.forget("story")
+
+    ids = await shared.start(saves, tenant="anna").wait()
+    assert await shared.start(opens, tenant="anna").wait() == ids
+    with pytest.raises(UnknownContextError, match="no saved context 'story'; saved are: none"):
+        await shared.start(opens, tenant="ben").wait()
+    await shared.start(forgets, tenant="anna").wait()
+    with pytest.raises(UnknownContextError, match="'story'"):
+        await shared.start(opens, tenant="anna").wait()
 
 
 async def test_wrong_use_is_one_clear_error(shared: Runtime, engine: ScriptedEngine) -> None:
