@@ -8,8 +8,9 @@ the versions that this was tested with, and fails when something here is gone or
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, astuple, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -185,3 +186,37 @@ async def keep_latest(database: Database, thread: str) -> None:
         for table in (writes_table(database), checkpoints)
     ]
     await database.write(*old)
+
+
+# -- SQLite's store -----------------------------------------------------------------------
+
+STORE_CLOCK = "agentrt_now"
+EXACT_STORE_TIMES = f"""
+CREATE TEMP TABLE agentrt_created (prefix, key, created_at);
+CREATE TEMP TRIGGER agentrt_before BEFORE INSERT ON main.store BEGIN
+    INSERT INTO agentrt_created SELECT prefix, key, created_at FROM main.store
+        WHERE prefix = NEW.prefix AND key = NEW.key;
+END;
+CREATE TEMP TRIGGER agentrt_after AFTER INSERT ON main.store BEGIN
+    UPDATE store SET created_at = COALESCE((SELECT created_at FROM agentrt_created
+            WHERE prefix = NEW.prefix AND key = NEW.key), {STORE_CLOCK}()),
+        updated_at = {STORE_CLOCK}()
+        WHERE prefix = NEW.prefix AND key = NEW.key;
+    DELETE FROM agentrt_created;
+END;
+"""
+"""For the connection of the store: LangGraph writes whole seconds without a zone, and a new
+creation with each change. Temporary, so that the database stays one that all others can write.
+"""
+
+
+def rising_clock() -> Callable[[], str]:
+    """The time now, in UTC, later with each call: in the order of the writes."""
+    last = datetime.fromtimestamp(0, UTC)
+
+    def now() -> str:
+        nonlocal last
+        last = max(datetime.now(UTC), last + timedelta(microseconds=1))
+        return last.isoformat(" ", "microseconds")
+
+    return now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from pydantic import (
 )
 
 from agentrt.serving.langgraph._compat import PREGEL_PREFIX
+from agentrt.serving.langgraph.extract import check_paths
 
 MAX_LIMIT = 1000
 """The most items in one list."""
@@ -233,6 +235,7 @@ class ThreadSearch(ThreadCount):
     )
     sort_order: Order = "desc"
     select: list[ThreadField] | None = Field(default=None, max_length=64)
+    extract: Annotated[dict[Label, str], AfterValidator(check_paths)] | None = None
 
 
 class Prune(Body):
@@ -336,6 +339,13 @@ class RunBody(Body):
     on_disconnect: Literal["cancel", "continue"] = "continue"
     after_seconds: float = Field(0, ge=0, le=30 * 24 * 3600)
     durability: Durability = "sync"
+    checkpoint_during: bool | None = None  # the name of durability in older clients
+
+    @model_validator(mode="after")
+    def _durability(self) -> RunBody:
+        if self.checkpoint_during is not None and "durability" not in self.model_fields_set:
+            self.durability = "async" if self.checkpoint_during else "exit"
+        return self
 
     @model_validator(mode="after")
     def _one_input(self) -> RunBody:
@@ -352,6 +362,7 @@ class ThreadRunBody(RunBody):
     multitask_strategy: Strategy = "enqueue"
     if_not_exists: Literal["create", "reject"] = "reject"
     strict_resume: bool = False
+    on_completion: Literal["delete", "keep"] | None = None  # the thread is there, and stays
 
 
 class LoneRunBody(RunBody):
@@ -359,6 +370,9 @@ class LoneRunBody(RunBody):
 
     on_completion: Literal["delete", "keep"] = "delete"
     if_not_exists: Literal["create", "reject"] = "create"  # there is none, and one is made
+    # For what is in the thread already, which is nothing.
+    multitask_strategy: Strategy = "enqueue"
+    strict_resume: bool = False
 
 
 class BatchRunBody(ThreadRunBody):
@@ -366,6 +380,15 @@ class BatchRunBody(ThreadRunBody):
 
     thread_id: UUID | None = None
     on_completion: Literal["delete", "keep"] = "delete"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_snake_case(cls, given: Any) -> Any:
+        """The JavaScript client sends what its caller wrote, as ``assistantId``."""
+        if not isinstance(given, dict):
+            return given
+        spelled = {re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", key): key for key in given}
+        return {name: given.get(name, given[key]) for name, key in spelled.items()}
 
 
 class RunCancel(Body):

@@ -29,6 +29,7 @@ from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
 from agentrt.serving.langgraph import recovery
 from agentrt.serving.langgraph._compat import INTERRUPT
+from agentrt.serving.langgraph.checkpoint_events import with_places
 from agentrt.serving.langgraph.configs import context_for, run_access, run_config
 from agentrt.serving.langgraph.native import enter_program, native_input
 from agentrt.serving.langgraph.responses import encode, error_json
@@ -247,7 +248,7 @@ class StreamAdapter:
         if mode == "messages":
             yield from self._messages(namespace, *data)
         elif mode in self._modes:
-            yield _named(mode, namespace), data
+            yield _named(mode, namespace), with_places(mode, data)
 
     def _note_values(self, values: Any) -> None:
         """Several interrupts at once come in values of their own: collect them."""

@@ -26,7 +26,10 @@ from agentrt.serving.langgraph.tenant_state import TenantState
 
 _RUNS = "/threads/{thread_id}/runs"
 _MAX_BATCH = 100
-_OWN_COLUMNS = {"assistant_id", "metadata", "multitask_strategy", "if_not_exists", "thread_id"}
+_OWN_COLUMNS = {
+    *("assistant_id", "metadata", "multitask_strategy", "if_not_exists", "thread_id"),
+    "checkpoint_during",
+}
 """The fields of a run's body that are not part of its kwargs."""
 
 

@@ -20,6 +20,7 @@ from langgraph.store.base import BaseStore
 
 from agentrt.errors import ConfigError
 from agentrt.integrations.langgraph.threads import thread_config
+from agentrt.serving.langgraph._compat import EXACT_STORE_TIMES, STORE_CLOCK, rising_clock
 from agentrt.serving.langgraph.database import Address, Database, open_database
 
 T = TypeVar("T")
@@ -167,6 +168,8 @@ async def _in_sqlite(address: Address, stack: AsyncExitStack) -> tuple[Revocable
     )
     store = await stack.enter_async_context(AsyncSqliteStore(connection))
     await store.setup()
+    await connection.create_function(STORE_CLOCK, 0, rising_clock())
+    await connection.executescript(EXACT_STORE_TIMES)
     return saver, store
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -23,7 +24,7 @@ from pydantic import Field
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Offset, Wanted
-from agentrt.serving.langgraph.responses import JSON, invalid, not_found
+from agentrt.serving.langgraph.responses import JSON, invalid
 
 
 class TenantStore(BaseStore):
@@ -158,15 +159,13 @@ class StoreRoutes:
         key: Annotated[str, Query(min_length=1, max_length=512)],
         namespace: Annotated[str, Query(max_length=4096)] = "",
     ) -> JSON:
-        """An item; the labels of its namespace are joined by full stops."""
+        """An item, or null; the labels of its namespace are joined by full stops."""
         labels = namespace.split(".") if namespace else []
         if not all(labels):
             raise invalid("namespace: an empty label")
         value = await self._authorized(caller, "get", labels, {"key": key})
         item = await self._store(caller).aget(value["namespace"], value["key"])
-        if item is None:
-            raise not_found("item", ".".join((*labels, key)))
-        return JSON(_item_json(item))
+        return JSON(None if item is None else _item_json(item))
 
     async def delete(self, body: ItemDelete, caller: CallerDep) -> Response:
         """Forget an item, if it is there."""
@@ -217,6 +216,11 @@ def _item_json(item: Item) -> dict[str, Any]:
         "namespace": list(item.namespace),
         "key": item.key,
         "value": item.value,
-        "created_at": item.created_at,
-        "updated_at": item.updated_at,
+        "created_at": _zoned(item.created_at),
+        "updated_at": _zoned(item.updated_at),
     }
+
+
+def _zoned(time: datetime) -> datetime:
+    """A time with its zone; SQLite's own have none, and are in UTC."""
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

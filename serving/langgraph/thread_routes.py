@@ -58,6 +58,7 @@ class ThreadRoutes:
         add(_S, self.update_state, methods=["POST"], name="update")
         add(f"{_S}/checkpoint", self.state_at, methods=["POST"], name="at")
         add(f"{_S}/{{checkpoint_id}}", self.get_state_at, name="get_at")
+        add(f"{_T}/history", self.get_history, name="get_history")
         add(f"{_T}/history", self.history, methods=["POST"])
 
     async def create(self, body: bodies.ThreadCreate, caller: CallerDep) -> JSON:
@@ -194,6 +195,16 @@ class ThreadRoutes:
         checkpoint = checkpoint_json(written, key)
         own_id = checkpoint["checkpoint_id"]
         return JSON({"checkpoint": checkpoint, "configurable": checkpoint, "checkpoint_id": own_id})
+
+    async def get_history(
+        self,
+        thread_id: UUID,
+        caller: CallerDep,
+        limit: bodies.Limit = 10,
+        before: UUID | None = None,
+    ) -> JSON:
+        """A thread's states, the last one first."""
+        return await self.history(thread_id, bodies.History(limit=limit, before=before), caller)
 
     async def history(self, thread_id: UUID, body: bodies.History, caller: CallerDep) -> JSON:
         """A thread's states, the last one first."""

@@ -17,6 +17,7 @@ from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.extract import extracted
 from agentrt.serving.langgraph.responses import conflict, not_found, timestamp, to_json
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, runs, threads
 
@@ -30,6 +31,12 @@ def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
     for key in _TIMES:
         one[key] = timestamp(one[key])
     return one
+
+
+def _found(thread: dict[str, Any], body: bodies.ThreadSearch) -> dict[str, Any]:
+    """The parts of a thread that a search asks for."""
+    shown = {key: thread[key] for key in body.select} if body.select else dict(thread)
+    return shown | ({"extracted": extracted(thread, body.extract)} if body.extract else {})
 
 
 class Threads:
@@ -81,8 +88,7 @@ class Threads:
         if body.ids is not None:
             conditions.append(threads.c.thread_id.in_([str(one) for one in body.ids]))
         rows = await self._database.search(threads, conditions, "thread_id", body)
-        found = [thread_json(row) for row in rows]
-        return [{k: one[k] for k in body.select} for one in found] if body.select else found
+        return [_found(thread_json(row), body) for row in rows]
 
     async def count(self, tenant: str, body: bodies.ThreadCount, only: Filter) -> int:
         """How many match."""
@@ -228,9 +234,9 @@ def state_json(
         "values": state.values,
         "next": list(state.next),
         "tasks": [_task_json(task, thread) for task in state.tasks],
-        "metadata": state.metadata or {},
+        "metadata": {**state.metadata, "thread_id": thread} if state.metadata else {},
         "created_at": state.created_at,
-        "checkpoint": checkpoint_json(state.config, thread),
+        "checkpoint": {"checkpoint_id": None, **checkpoint_json(state.config, thread)},
         "parent_checkpoint": checkpoint_json(parent, thread) if parent else None,
         "interrupts": list(state.interrupts),
         "checkpoint_id": _configurable(state.config).get("checkpoint_id"),
@@ -239,17 +245,15 @@ def state_json(
     return whole if select is None else _selected(whole, select)
 
 
-def checkpoint_json(config: RunnableConfig | None, thread: str) -> dict[str, Any]:
-    """Where a snapshot was taken."""
+def checkpoint_json(config: RunnableConfig | None, thread: str | None = None) -> dict[str, Any]:
+    """Where a snapshot was taken; without an id, at the end of its namespace."""
     found = _configurable(config)
     checkpoint = {
         "thread_id": found.get("thread_id", thread),
         "checkpoint_ns": found.get("checkpoint_ns", ""),
-        "checkpoint_id": found.get("checkpoint_id"),
     }
-    if "checkpoint_map" in found:
-        checkpoint["checkpoint_map"] = found["checkpoint_map"]
-    return checkpoint
+    known = {key: found[key] for key in ("checkpoint_id", "checkpoint_map") if found.get(key)}
+    return checkpoint | known
 
 
 def _configurable(config: RunnableConfig | None) -> dict[str, Any]:

@@ -112,7 +112,7 @@ async def script(name: str, environ: Mapping[str, str]) -> AsyncIterator[Script]
 def _command(name: str) -> list[str]:
     folder, file = name.split("/")
     if folder == "node":
-        installed(NODE_CLIENTS / "openai")
+        installed(NODE_CLIENTS)
         return ["node", f"tests/clients/scripts/{name}.cjs"]
     python = installed(CLIENTS / folder / "bin" / "python")
     return [python, "-m", f"tests.clients.scripts.{folder}.{file}"]

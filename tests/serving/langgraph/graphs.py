@@ -82,6 +82,12 @@ def steps_graph() -> StateGraph[Any]:
     return builder.add_edge(START, "first").add_edge("first", "sub").add_edge("sub", "last")
 
 
+def nested_graph() -> StateGraph[Any]:
+    """A subgraph as a node."""
+    sub = StateGraph(Steps).add_node("inner", inner).add_edge(START, "inner").compile()
+    return StateGraph(Steps).add_node("sub", sub).add_edge(START, "sub")
+
+
 def _only_new(sub: Any) -> Any:
     async def run(state: Steps) -> Steps:
         before = len(state["steps"])
@@ -226,4 +232,5 @@ def all_graphs() -> dict[str, Any]:
         "chat": chat_graph(),
         "fan": fan_graph(),
         "bare": bare_graph(),
+        "nested": nested_graph(),
     }

@@ -117,8 +117,7 @@ async def test_the_store_is_scoped_by_the_hook(it: Serving) -> None:
     async with of(it, "Bearer a") as ann, of(it, "Bearer e") as eve:
         await ann.store.put_item(["notes"], "k", {"of": "ann"})
         assert (await ann.store.get_item(["notes"], "k"))["namespace"] == ["ann", "notes"]
-        with pytest.raises(NotFoundError):
-            await eve.store.get_item(["notes"], "k")
+        assert await eve.store.get_item(["notes"], "k") is None
         assert (await eve.store.search_items([]))["items"] == []
 
 

@@ -112,6 +112,25 @@ async def test_runs_of_a_batch_all_run(client: LangGraphClient) -> None:
     assert results == [DONE, DONE, {"steps": DONE["steps"] * 2}]
 
 
+async def test_what_older_and_other_clients_send_is_understood(client: LangGraphClient) -> None:
+    """A batch of JavaScript's client has the names of that language."""
+    thread, http = await a_thread(client), client.http.client
+    body = {"input": IN, "checkpoint_during": False, "on_completion": "keep"}
+    for path in (f"/threads/{thread}/runs/wait", "/runs/wait"):
+        more = {} if "threads" in path else {"multitask_strategy": "reject", "strict_resume": True}
+        done = await http.post(path, json={"assistant_id": "steps", **body, **more})
+        assert done.json() == DONE
+    (run,) = await client.runs.list(thread)
+    assert run["kwargs"]["durability"] == "exit"  # type: ignore[typeddict-item]
+    one = {"assistantId": "steps", "assistant_id": "steps", "input": IN, "streamMode": "updates"}
+    (made,) = (await http.post("/runs/batch", json=[{**one, "onCompletion": "keep"}])).json()
+    assert await client.runs.join(made["thread_id"], made["run_id"]) == DONE
+    assert (await client.threads.get(made["thread_id"]))["status"] == "idle"
+    assert made["kwargs"]["stream_mode"] == ["updates"]
+    bad = await http.post("/runs/batch", json=[{**one, "noSuchField": 1}])
+    assert (bad.status_code, "no_such_field" in bad.text) == (422, True)
+
+
 async def test_a_thread_is_made_when_told_and_missed_when_not(client: LangGraphClient) -> None:
     absent = str(uuid4())
     with pytest.raises(NotFoundError, match="not found"):

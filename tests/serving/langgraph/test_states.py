@@ -38,6 +38,10 @@ async def test_a_history_goes_back_to_the_start(client: LangGraphClient) -> None
     assert two == states[:2]
     older = await client.threads.get_history(thread, before=states[1]["checkpoint"])
     assert older == states[2:]
+    http = client.http.client
+    assert (await http.get(f"/threads/{thread}/history?limit=2")).json() == two
+    before = states[1]["checkpoint"]["checkpoint_id"]
+    assert (await http.get(f"/threads/{thread}/history?before={before}")).json() == older
     (first,) = await client.threads.get_history(thread, metadata={"step": 0})
     assert first == states[3]
 

@@ -68,6 +68,42 @@ async def test_tasks_checkpoints_debug(client: LangGraphClient, mode: str) -> No
         assert {part.data["type"] for part in parts[1:]} == {"checkpoint", "task", "task_result"}
 
 
+@pytest.mark.parametrize("mode", ["checkpoints", "debug"])
+async def test_checkpoints_say_where_they_are(client: LangGraphClient, mode: Any) -> None:
+    """As the history does; a task with a subgraph has the end of that one's namespace."""
+    thread = (await client.threads.create())["thread_id"]
+    stream = client.runs.stream(thread, "nested", input=IN, stream_mode=mode, stream_subgraphs=True)
+    found = [part.data for part in await _all(stream) if part.event == mode]
+    if mode == "debug":
+        found = [one["payload"] for one in found if one["type"] == "checkpoint"]
+    history = list(await client.threads.get_history(thread))
+    assert [one["checkpoint"] for one in found] == [one["checkpoint"] for one in reversed(history)]
+    parents = [None, *(one["checkpoint"] for one in found[:-1])]
+    assert [one["parent_checkpoint"] for one in found] == parents
+    (inside,) = [task for one in found for task in one["tasks"] if "checkpoint" in task]
+    place = {"thread_id": thread, "checkpoint_ns": f"sub:{inside['id']}"}
+    assert inside["checkpoint"] == place
+    whole: Any = await client.threads.get_state(thread, history[-2]["checkpoint"])
+    assert whole["tasks"][0]["checkpoint"] == place
+    assert whole["metadata"]["thread_id"] == thread
+
+
+@pytest.mark.parametrize("modes", ["events", ["updates", "events"], '["updates", "events"]'])
+async def test_modes_that_a_run_was_not_started_with_are_left_out(
+    client: LangGraphClient, modes: Any
+) -> None:
+    """Of those that are joined. A list comes as the JavaScript client sends it, too."""
+    thread, gate = (await client.threads.create())["thread_id"], str(uuid4())
+    given: Any = {"gate": gate, "steps": []}
+    run = await client.runs.create(thread, "gate", input=given, stream_mode=["updates", "values"])
+    await GATES.reached(gate)
+    joined = client.runs.join_stream(thread, run["run_id"], stream_mode=modes)
+    joining = asyncio.create_task(_all(joined))
+    await _following(client, thread, run["run_id"])
+    GATES.open(gate)
+    assert {part.event for part in await joining} == ({"updates"} if "updates" in modes else set())
+
+
 async def test_events(client: LangGraphClient) -> None:
     parts = await streamed(client, "chat", ["events", "values"], input=HI)
     assert set(names(parts)) == {"metadata", "events", "values"}
@@ -188,8 +224,6 @@ async def test_a_stream_without_ids_is_not_replayed(client: LangGraphClient) -> 
     run = await client.runs.create(thread, "steps", input=IN)
     with pytest.raises(UnprocessableEntityError, match="stream_resumable"):
         await _all(client.runs.join_stream(thread, run["run_id"], last_event_id="1"))
-    with pytest.raises(UnprocessableEntityError, match="not started with events"):
-        await _all(client.runs.join_stream(thread, run["run_id"], stream_mode="events"))
 
 
 async def test_a_threads_stream_has_all_its_runs(client: LangGraphClient) -> None:

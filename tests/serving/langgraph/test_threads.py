@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -65,6 +66,28 @@ async def test_threads_are_found(client: LangGraphClient) -> None:
 
 def _counted(asked: dict[str, Any]) -> dict[str, Any]:
     return {key: asked[key] for key in ("values", "status") if key in asked}
+
+
+async def test_parts_of_threads_are_found(client: LangGraphClient) -> None:
+    thread = (await client.threads.create(metadata={"mark": {"n": 1}}))["thread_id"]
+    await client.runs.wait(thread, "steps", input=IN)
+    paths = {
+        "first": "values.steps[0]",
+        "last": "values.steps[-1]",
+        "n": "metadata.mark.n",
+        "all": "interrupts",
+        "none": "values.steps[9]",
+        "nowhere": "values.steps.x",
+    }
+    found = {"first": "in", "last": "last", "n": 1, "all": {}, "none": None, "nowhere": None}
+    one: Any
+    (one,) = await client.threads.search(ids=[thread], extract=paths, select=["thread_id"])
+    assert one == {"thread_id": thread, "extracted": found}
+    (whole,) = await client.threads.search(ids=[thread], extract=paths)
+    assert whole.keys() == {*await client.threads.get(thread), "extracted"}
+    for path in ("thread_id", "values.", "values[x]", "other.steps"):
+        with pytest.raises(UnprocessableEntityError, match="is no path"):
+            await client.threads.search(extract={"x": path})
 
 
 async def test_a_copy_goes_its_own_way(client: LangGraphClient) -> None:
@@ -186,8 +209,24 @@ async def test_items_are_kept_by_namespace_and_key(client: LangGraphClient) -> N
         [root, "a", "b"]
     ]
     await store.delete_item([root, "c"], "k")
-    with pytest.raises(NotFoundError):
-        await store.get_item([root, "c"], "k")
+    assert await store.get_item([root, "c"], "k") is None
+
+
+async def test_items_have_exact_times_in_the_order_of_their_writes(
+    client: LangGraphClient,
+) -> None:
+    """With their zone, which a browser would guess otherwise. A change keeps the creation."""
+    root = str(uuid4())
+    for n in range(20):
+        await client.store.put_item([root], f"k{n % 10}", {"n": n})
+    found: Any = (await client.store.search_items([root], limit=100))["items"]
+    items = sorted(found, key=lambda one: one["value"]["n"])
+    created, updated = ([one[key] for one in items] for key in ("created_at", "updated_at"))
+    assert all(datetime.fromisoformat(time).utcoffset() == timedelta(0) for time in updated)
+    times = [datetime.fromisoformat(time) for time in [*created, *updated]]
+    assert times == sorted(set(times))
+    again = await client.store.get_item([root], "k0")
+    assert (again["created_at"], again["updated_at"]) == (created[0], updated[0])
 
 
 async def test_what_a_graph_remembers_is_in_the_store(client: LangGraphClient) -> None:

@@ -1,0 +1,38 @@
+"""The JavaScript client, which asks for some things in other words than Python's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.clients.processes import NODE_CLIENTS, Script, environment, installed, script
+from tests.serving.langgraph.serve import Serving
+from tests.serving.langgraph.test_runs import DONE
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node(it: Serving, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Script]:
+    home: Path = tmp_path_factory.mktemp("home")
+    installed(NODE_CLIENTS / "@langchain/langgraph-sdk")
+    environ = environment(home, AGENTRT_URL=it.url, NODE_PATH=str(NODE_CLIENTS))
+    async with script("node/langgraph_sdk", environ) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("scenario", "result"),
+    [
+        ("batch", [["updates"], DONE]),
+        ("join_stream", ["metadata", "updates", "updates", "updates"]),
+        ("cancel", ["interrupted", {}]),
+        ("store", [None, {"n": 1}, True]),
+        ("search", {"last": "last", "n": 1}),
+    ],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_scenario(node: Script, scenario: str, result: Any) -> None:
+    assert await node.play(scenario) == result
