@@ -20,9 +20,10 @@ from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
 from agentrt.serving.langgraph.auth import Caller, User, caller_of
-from agentrt.serving.langgraph.bodies import Command, Config, ThreadRunBody
+from agentrt.serving.langgraph.bodies import Config
 from agentrt.serving.langgraph.interrupts import EXPIRED, interrupts_in, is_open
 from agentrt.serving.langgraph.responses import BadJSONError, check_json
+from agentrt.serving.langgraph.run_bodies import Command, ThreadRunBody
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import ACTIVE, has, runs, threads
 from agentrt.serving.langgraph.tenant_state import TenantState

@@ -15,6 +15,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from agentrt.serving.langgraph import bodies, streams
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.responses import JSON, conflict, encode, invalid
+from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import run_json
 from agentrt.serving.langgraph.streams import LiveRun, StreamEvent, headers_of
@@ -38,7 +39,7 @@ def _given(modes: Any) -> Any:
     return [mode for mode in modes if mode] or None
 
 
-_Modes = Annotated[list[bodies.StreamMode] | None, BeforeValidator(_given), Query()]
+_Modes = Annotated[list[StreamMode] | None, BeforeValidator(_given), Query()]
 _ThreadModes = Annotated[
     list[Literal["run_modes", "lifecycle"]] | None, BeforeValidator(_given), Query()
 ]
@@ -154,7 +155,7 @@ class RunRoutes:
         return JSON({})
 
     async def cancel_many(
-        self, body: bodies.RunCancel, caller: CallerDep, action: Action = "interrupt"
+        self, body: RunCancel, caller: CallerDep, action: Action = "interrupt"
     ) -> Response:
         """Stop some runs of a thread, or all of a status. Those that have ended are left."""
         if body.thread_id is not None:

@@ -15,9 +15,9 @@ from sqlalchemy import Row
 from sse_starlette import EventSourceResponse
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.bodies import BatchRunBody, LoneRunBody, RunBody, ThreadRunBody
 from agentrt.serving.langgraph.configs import caller_access, merged
 from agentrt.serving.langgraph.responses import JSON, invalid
+from agentrt.serving.langgraph.run_bodies import BatchRunBody, LoneRunBody, RunBody, ThreadRunBody
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import NewRun, record_of, run_json
 from agentrt.serving.langgraph.streams import LiveRun, event_stream, headers_of, result_response

@@ -1,0 +1,135 @@
+"""What clients send to start and to stop runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from agentrt.serving.langgraph.bodies import MAX_LIMIT, Body, Checkpoint, Config, Label, Object
+
+StreamMode = Literal[
+    "values", "messages", "updates", "events", "tasks", "checkpoints", "debug", "custom",
+    "messages-tuple",
+]  # fmt: skip
+Durability = Literal["sync", "async", "exit"]
+Strategy = Literal["reject", "interrupt", "rollback", "enqueue"]
+
+
+def _listed(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
+def _unique(modes: list[StreamMode]) -> list[StreamMode]:
+    return list(dict.fromkeys(modes))
+
+
+StreamModes = Annotated[
+    list[StreamMode],
+    BeforeValidator(_listed),
+    AfterValidator(_unique),
+    Field(min_length=1, max_length=32),
+]
+Nodes = Annotated[Literal["*"] | list[str], Field(max_length=256)]
+
+
+class SendTo(Body):
+    """A node and the input that it gets."""
+
+    node: str
+    input: Any = None
+
+
+class Command(Body):
+    """Goes on from an interrupt: with an answer, other state, at another node."""
+
+    resume: Any = None
+    update: Object | list[tuple[str, Any]] | None = None
+    goto: str | SendTo | Annotated[list[str | SendTo], Field(max_length=1024)] | None = None
+    graph: None = None
+
+
+class RunBody(Body):
+    """A run. Where ``checkpoint`` is, it starts from there; else from the thread's end."""
+
+    assistant_id: Label
+    input: Any = None
+    command: Command | None = None
+    config: Config = Field(default_factory=lambda: Config())
+    context: Object | None = None
+    metadata: Object = Field(default_factory=dict)
+    stream_mode: StreamModes = Field(default=["values"])
+    stream_subgraphs: bool = False
+    stream_resumable: bool = False
+    interrupt_before: Nodes | None = None
+    interrupt_after: Nodes | None = None
+    on_disconnect: Literal["cancel", "continue"] = "continue"
+    after_seconds: float = Field(0, ge=0, le=30 * 24 * 3600)
+    durability: Durability = "sync"
+    checkpoint_during: bool | None = None  # the name of durability in older clients
+
+    @model_validator(mode="after")
+    def _durability(self) -> RunBody:
+        if self.checkpoint_during is not None and "durability" not in self.model_fields_set:
+            self.durability = "async" if self.checkpoint_during else "exit"
+        return self
+
+    @model_validator(mode="after")
+    def _one_input(self) -> RunBody:
+        if self.command is not None and self.input is not None:
+            raise ValueError("give input or command, not both")
+        return self
+
+
+class ThreadRunBody(RunBody):
+    """A run in a thread."""
+
+    checkpoint: Checkpoint | None = None
+    checkpoint_id: UUID | None = None
+    multitask_strategy: Strategy = "enqueue"
+    if_not_exists: Literal["create", "reject"] = "reject"
+    strict_resume: bool = False
+    on_completion: Literal["delete", "keep"] | None = None  # the thread is there, and stays
+
+
+class LoneRunBody(RunBody):
+    """A run in a thread of its own, which goes with it."""
+
+    on_completion: Literal["delete", "keep"] = "delete"
+    if_not_exists: Literal["create", "reject"] = "create"  # there is none, and one is made
+    # For what is in the thread already, which is nothing.
+    multitask_strategy: Strategy = "enqueue"
+    strict_resume: bool = False
+
+
+class BatchRunBody(ThreadRunBody):
+    """One of several runs that are asked for at once: in a thread, or without."""
+
+    thread_id: UUID | None = None
+    on_completion: Literal["delete", "keep"] = "delete"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_snake_case(cls, given: Any) -> Any:
+        """The JavaScript client sends what its caller wrote, as ``assistantId``."""
+        if not isinstance(given, dict):
+            return given
+        spelled = {re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", key): key for key in given}
+        return {name: given.get(name, given[key]) for name, key in spelled.items()}
+
+
+class RunCancel(Body):
+    """Which runs: those of a thread by their ids, or all of a status."""
+
+    thread_id: UUID | None = None
+    run_ids: list[UUID] | None = Field(default=None, max_length=MAX_LIMIT)
+    status: Literal["pending", "running", "all"] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> RunCancel:
+        by_ids = self.thread_id is not None and self.run_ids is not None
+        if by_ids == (self.status is not None):
+            raise ValueError("give thread_id and run_ids, or else status")
+        return self
