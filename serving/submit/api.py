@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrt.program import Context, Program
+from agentrt.runtime.run import Run, RunState
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import Label, RunRequest
 from agentrt.serving.programs.errors import ApiError
@@ -24,7 +26,8 @@ from agentrt.serving.tenants import BusyError, Limits
 
 _MOST_SOURCE = 64 * 1024
 _DEADLINE_S = 3600.0
-_RETRY_S = 5.0
+_RETRY_S = 1.0
+_FAILED_S = 1.0
 
 
 class SubmitRequest(RunRequest):
@@ -59,22 +62,32 @@ async def submissions(
                 raise BusyError(f"{text}; wait for one to end", _RETRY_S)
             if body.deadline is None:
                 body.deadline = _DEADLINE_S
-            one = runs.start(_program(sandbox, body, limits), tenant, body)
+            one = runs.start(_program(sandbox, body, limits, tenant), tenant, body)
             live[tenant] += 1
             assert one.run.task is not None
-            one.run.task.add_done_callback(lambda task: _less(live, tenant))
+            one.run.task.add_done_callback(lambda task: _ended(one.run, live, tenant))
             return await answer(request, one, body)
 
         yield
 
 
-def _less(live: Counter[str], tenant: str) -> None:
-    live[tenant] -= 1
-    if not live[tenant]:
-        del live[tenant]
+def _ended(run: Run, live: Counter[str], tenant: str) -> None:
+    """One less is live; one that failed counts a while longer, so that others are not kept busy
+    by what fails and is sent again.
+    """
+
+    def less() -> None:
+        live[tenant] -= 1
+        if not live[tenant]:
+            del live[tenant]
+
+    if run.state is RunState.FAILED:
+        asyncio.get_running_loop().call_later(_FAILED_S, less)
+    else:
+        less()
 
 
-def _program(sandbox: Sandbox, body: SubmitRequest, limits: Limits) -> Program:
+def _program(sandbox: Sandbox, body: SubmitRequest, limits: Limits, tenant: str) -> Program:
     bounds = ProgramLimits(
         memory_mib=limits.submitted_memory_mib,
         seconds=limits.submitted_seconds,
@@ -84,6 +97,6 @@ def _program(sandbox: Sandbox, body: SubmitRequest, limits: Limits) -> Program:
     given = () if body.input is None else (body.input,)
 
     async def submitted(ctx: Context, input: Any = None) -> Any:
-        return await sandbox.run(body.source, ctx, given, bounds)
+        return await sandbox.run(body.source, ctx, given, bounds, tenant)
 
     return Program(submitted, body.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from agentrt.serving.submit.limits import TokenBudget
 _DEFAULT_TOKENS = 256
 _MOST_CHOICES = 128
 _MOST_SAID = 1 << 20
+_REFUSED_S = 0.02
+"""A program that asks for what is refused, again and again, waits so long each time."""
 _HUMAN_OPTIONS = ("schema", "choices", "timeout", "default")
 
 
@@ -27,10 +30,14 @@ class HostCalls:
 
     async def ask(self, what: str, target: int, args: Sequence[Any], options: Any) -> Any:
         """A call that takes time; its answer is plain data. Raises what the context raises."""
-        if what not in self._known:
-            raise ConfigError(f"a submitted program cannot ask for {what!r}")
-        _check_size([args, options])
-        return await self._known[what](target, *args, **options)
+        try:
+            if what not in self._known:
+                raise ConfigError(f"a submitted program cannot ask for {what!r}")
+            _check_size([args, options])
+            return await self._known[what](target, *args, **options)
+        except Exception:
+            await asyncio.sleep(_REFUSED_S)
+            raise
 
     def do(self, what: str, target: int, args: Sequence[Any], options: Any) -> Any:
         """A call that takes no time."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from pydantic_monty import (
     CollectString,
@@ -38,25 +39,29 @@ from agentrt.serving.submit.limits import ProgramLimits, SubmittedProgramError, 
 T = TypeVar("T")
 
 _MIB = 1 << 20
-_MOST_PROCESSES = 256
-_MOST_THREADS = 64
-"""Of programs that compute at once; those that wait for a call have none."""
+_MOST_PROCESSES = 1024
+_MOST_TURNS = max(2, (os.cpu_count() or 2) // 2)
+"""Programs that compute at once, which is what takes a thread; others wait for a call."""
 _STUCK_S = 60.0
-_NICE = 19
 _PRELUDE = files(__package__).joinpath("prelude.py").read_text("utf-8")
-_START = "await main(Context(_program_id), *_given)"
+_START = "\nawait main(Context(_program_id), *_given)"
 _SOURCE_FILE = "<python-input-1>"
 """What the interpreter calls the second text that a session reads."""
+
+
+_Apart = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Calls something in a thread, when it is its turn."""
 
 
 class Sandbox:
     """The processes that submitted programs run in. An async context manager."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, "agentrt-sandbox")
+        self._threads = ThreadPoolExecutor(_MOST_TURNS, "agentrt-sandbox")
         self._free = asyncio.Semaphore(_MOST_PROCESSES)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._pool = Monty(
-            min_processes=1,
+            min_processes=2,
             max_processes=_MOST_PROCESSES,
             request_timeout=_STUCK_S,
             max_checkouts_per_worker=1,  # nothing of one program is there for the next
@@ -71,33 +76,44 @@ class Sandbox:
         self._threads.shutdown(wait=False)
 
     async def run(
-        self, source: str, ctx: Context, given: tuple[Any, ...], limits: ProgramLimits
+        self, source: str, ctx: Context, given: tuple[Any, ...], limits: ProgramLimits, tenant: str
     ) -> Any:
         """Run ``source``: its ``async def main(ctx, …)`` with what is ``given``.
 
-        Its result is plain data. Raises `SubmittedProgramError` for what the program did wrong,
-        and where it went over one of its ``limits``.
+        Its result is plain data. Programs of one ``tenant`` have at most half of all turns.
+        Raises `SubmittedProgramError` for what the program did wrong, and where it went over one
+        of its ``limits``.
         """
-        turns = _Turns(HostCalls(ctx, TokenBudget(limits.tokens)), self._apart)
+        share = asyncio.Semaphore(max(1, _MOST_TURNS // 2))
+        share = self._turns.setdefault(tenant, share)
+
+        async def apart(function: Callable[[], T]) -> T:
+            async with share:
+                return await self._apart(function)
+
+        host = HostCalls(ctx, TokenBudget(limits.tokens))
         inputs = {"_given": given, "_program_id": ctx.program_id}
         try:
-            async with self._free, self._session(limits) as session:
-                await turns.feed(session, _PRELUDE, {})
-                await turns.feed(session, source, {})
-                return await turns.feed(session, _START, inputs)
+            async with self._free, self._session(limits, apart) as session:
+                return await _Turns(host, apart).feed(session, source + _START, inputs)
         except MontyCrashedError as error:
             text = "the program's process had to be ended: it did not stop at its limits"
             raise SubmittedProgramError(text) from error
         except MontyError as error:
-            raise _fault(error, limits) from error
+            raise _fault(error, limits, source.count("\n") + 1) from error
 
     @contextlib.asynccontextmanager
-    async def _session(self, limits: ProgramLimits) -> AsyncIterator[MontySession]:
+    async def _session(self, limits: ProgramLimits, apart: _Apart) -> AsyncIterator[MontySession]:
         session = self._pool.checkout(limits=_resources(limits))
-        await self._apart(session.__enter__)
+
+        def enter() -> None:
+            session.__enter__()
+            if session.worker_pid is not None:  # it has what engines and requests leave over
+                os.sched_setscheduler(session.worker_pid, os.SCHED_IDLE, os.sched_param(0))
+            session.feed_run(_PRELUDE)
+
         try:
-            if session.worker_pid is not None:  # engines and others' requests go first
-                os.setpriority(os.PRIO_PROCESS, session.worker_pid, _NICE)
+            await apart(enter)
             yield session
         finally:
             await self._apart(lambda: session.__exit__(None, None, None))
@@ -129,7 +145,7 @@ class _Turns:
     those of a program of the server's own.
     """
 
-    def __init__(self, host: HostCalls, apart: Callable[[Callable[[], Any]], Any]) -> None:
+    def __init__(self, host: HostCalls, apart: _Apart) -> None:
         self._host = host
         self._apart = apart
         self._calls: dict[int, asyncio.Task[Any]] = {}
@@ -211,11 +227,12 @@ def _never(*args: Any) -> Any:
     raise AssertionError("calls are answered one by one")
 
 
-def _fault(error: MontyError, limits: ProgramLimits) -> SubmittedProgramError:
+def _fault(error: MontyError, limits: ProgramLimits, length: int) -> SubmittedProgramError:
     """The program's own error, with the line of its source."""
     if not isinstance(error, MontyRuntimeError | MontySyntaxError):
         return SubmittedProgramError(str(error))
-    lines = [frame.line for frame in error.traceback() if frame.filename == _SOURCE_FILE]
+    frames = [frame for frame in error.traceback() if frame.filename == _SOURCE_FILE]
+    lines = [frame.line for frame in frames if frame.line <= length]  # what starts it comes after
     message = error.display("type-msg")
     if "suspension limit" in message:
         message = f"the program made more than {limits.calls} calls"

@@ -106,18 +106,27 @@ class StockServer(Server):
 
 
 class AgentrtServer(Server):
-    """`agentrt serve` on a port and a database of its own; ``flags`` are vLLM's."""
+    """`agentrt serve` on a port and a database of its own, with ``more`` of its own options;
+    ``flags`` are vLLM's.
+    """
 
     stop_s = 40.0
 
-    def __init__(self, options: EngineOptions, model: str, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        model: str,
+        flags: Sequence[str] = (),
+        more: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory(prefix="agentrt-bench-")
         self._command = (
             *(sys.executable, "-m", "agentrt.cli", "serve"),
             *("--model", model, "--served-model-name", self.NAME, "--max-calls", "4096"),
             *("--port", "0", "--database", f"sqlite:{self._folder.name}/bench.db"),
-            *("--policy", options.scheduler.policy, "--", *stock_flags(options, model), *flags),
+            *("--policy", options.scheduler.policy, *more),
+            *("--", *stock_flags(options, model), *flags),
         )
         self._reader: asyncio.Task[None] | None = None
 

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "interrupts": ("agentrt.lab.bench.interrupts", "Tools' calls beside the bare libraries'."),
     "retention": ("agentrt.lab.bench.retention", "Agents with tools over a small KV cache."),
     "serve": ("agentrt.lab.bench.serving", "agentrt serve and vLLM's own server under load."),
+    "submit": ("agentrt.lab.bench.submit", "Programs that clients send: starts, and neighbours."),
 }
 """Benchmarks: name → the module with a command of that name, and one line for ``--help``."""
 _FLAGS = "agentrt.lab.bench.flags"
