@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     async def _ask(what: str, target: int, args: Any, options: dict[str, Any]) -> Any: ...
 
-    def _do(what: str, target: int, args: Any, options: dict[str, Any]) -> Any: ...
+    def _do(what: str, target: int, args: Any) -> Any: ...
 
 
 class ToolCall:
@@ -39,6 +39,72 @@ class Reply:
         self.choices = [Reply(choice) for choice in fields["choices"]]
 
 
+class Completion:
+    """What a model has written; ``logprobs`` are pairs of token and log probability by place."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.text = fields["text"]
+        self.token_ids = fields["token_ids"]
+        self.finish_reason = fields["finish_reason"]
+        self.logprobs = fields["logprobs"]
+
+
+class TokenScore:
+    """A token, its log probability, and the likeliest at its place."""
+
+    def __init__(self, fields: list[Any]) -> None:
+        self.token_id = fields[0]
+        self.logprob = fields[1]
+        self.top = fields[2]
+
+
+class TokenContext:
+    """Tokens before a model: filled, forked, generated from, scored."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fork(self) -> TokenContext:
+        """Another context with the same tokens."""
+        return TokenContext(_do("fork", self._number, []))
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens."""
+        _do("truncate", self._number, [length])
+
+    def drop(self) -> None:
+        """Give up the context."""
+        _do("drop", self._number, [])
+
+    def token_ids(self) -> list[int]:
+        """All its tokens."""
+        ids: list[int] = _do("token_ids", self._number, [])
+        return ids
+
+    async def text(self) -> str:
+        """Its tokens as text."""
+        text: str = await _ask("text", self._number, [], {})
+        return text
+
+    async def fill(self, content: Any) -> None:
+        """Append text, token ids, or messages of a chat."""
+        await _ask("fill", self._number, [content], {})
+
+    async def generate(self, max_tokens: int = 256, **options: Any) -> Completion:
+        """Have the model go on."""
+        options["max_tokens"] = max_tokens
+        return Completion(await _ask("generate", self._number, [], options))
+
+    async def score(self, content: Any, **options: Any) -> list[TokenScore]:
+        """The log probability of each token of ``content``, which is not appended."""
+        return [TokenScore(one) for one in await _ask("score", self._number, [content], options)]
+
+    async def next_tokens(self, k: int = 20, **options: Any) -> list[list[Any]]:
+        """The ``k`` likeliest next tokens, each with its log probability."""
+        pairs: list[list[Any]] = await _ask("next_tokens", self._number, [k], options)
+        return pairs
+
+
 class Context:
     """A program's access to the engine and to its humans."""
 
@@ -48,6 +114,10 @@ class Context:
     async def llm(self, ask: Any, **options: Any) -> Reply:
         """Call the model with a chat, or with text as the user's message."""
         return Reply(await _ask("llm", 0, [ask], options))
+
+    async def context(self, content: Any = "", **options: Any) -> TokenContext:
+        """A context of text, token ids, or messages of a chat."""
+        return TokenContext(await _ask("context", 0, [content], options))
 
     async def human(self, question: str, **options: Any) -> Any:
         """Ask a human, and wait for the answer."""

@@ -101,6 +101,8 @@ class Sandbox:
             raise SubmittedProgramError(text) from error
         except MontyError as error:
             raise _fault(error, limits, source.count("\n") + 1) from error
+        finally:
+            host.close()
 
     @contextlib.asynccontextmanager
     async def _session(self, limits: ProgramLimits, apart: _Apart) -> AsyncIterator[MontySession]:

@@ -78,6 +78,35 @@ async def main(ctx):
     assert run["result"] == ["add", 5]
 
 
+async def test_it_holds_contexts_of_tokens() -> None:
+    """Forks go their own ways; ends of calls, bounds and errors are those of a context."""
+    source = """
+import asyncio
+
+async def main(ctx):
+    context = await ctx.context("rivers of")
+    before = context.token_ids()
+    left, right = context.fork(), context.fork()
+    await right.fill(" Europe")
+    wrote = await asyncio.gather(left.generate(3), right.generate(3))
+    same = left.token_ids() == before + wrote[0].token_ids
+    right.truncate(len(before))
+    unchanged = right.token_ids() == before == context.token_ids()
+    left.drop()
+    try:
+        await left.generate(1)
+    except ValueError as error:
+        return same, unchanged, len(wrote[1].token_ids), str(error)
+"""
+    async with open_server(submit=True) as local:
+        runs = seen_runs(local)
+        run = await send(local, source)
+        nodes = runs[run["id"]].dag.nodes()
+    assert run["result"][:3] == [True, True, 3]
+    assert "dropped" in run["result"][3]
+    assert [(node.name, node.parents) for node in nodes] == [("generate", ())] * 2
+
+
 async def test_it_asks_a_human() -> None:
     source = "async def main(ctx):\n    return await ctx.human('ok?', choices=['yes', 'no'])\n"
     async with open_server(submit=True) as local:
@@ -103,6 +132,15 @@ WRONG: list[tuple[str, int | None, str]] = [
     ("async def main(ctx):\n    return await _ask('tool', 0, [], {})\n", 2, "cannot ask for"),
     ("async def main(ctx):\n    return await ctx.llm('x', after=1)\n", 2, "no option 'after'"),
     ("async def main(ctx):\n    await ctx.llm('x' * 2000000)\n", 2, "1048576 bytes at most"),
+    ("async def main(ctx):\n    return _do('fork', 7, [])\n", 2, "there is no context 7"),
+    (
+        (
+            "async def main(ctx):\n    c = await ctx.context('x')\n"
+            "    for i in range(10**6):\n        c.fork()\n"
+        ),
+        4,
+        "more than 20 calls",
+    ),
     ("async def main(ctx):\n    await ctx.llm('x', n=10**6)\n", 2, "n must be from 1 to"),
     (
         "async def main(ctx):\n    await ctx.llm('x', extra_body={'max_tokens': 9})\n",
