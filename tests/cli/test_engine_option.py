@@ -42,7 +42,7 @@ def test_it_runs_and_says_that_it_is_slower(
     write: Write,
     invoke: Invoke,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     class Echo(EchoEngine):
         def __init__(self, model: str | None, *, slots: int) -> None:
@@ -51,7 +51,7 @@ def test_it_runs_and_says_that_it_is_slower(
     monkeypatch.setattr("agentrt.executors.transformers.TransformersExecutor", Echo)
     given = ["--engine", "transformers", "--max-num-seqs", "3", "--json"]
     assert invoke("run", write(ASKS), *given) == 0
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     said = json.loads(out.splitlines()[-1])
     assert (said["results"], said["policy"]) == (["Hello."], "fcfs")
     assert (said["engine"]["model"], said["engine"]["settings"]["max_num_seqs"]) == ("default", 3)
