@@ -14,6 +14,7 @@ STUBBORN = 3
 """A server with work that failed so often in a row is not ready."""
 _FIRST_REST_S = 1.0
 _LONGEST_REST_S = 60.0
+_LONGEST_TEXT = 500
 _STEADY_S = 30.0
 """What has gone on for so long without an error has recovered."""
 
@@ -69,23 +70,28 @@ class Background:
         while True:
             try:
                 await work()
-                self._faults.pop(name, None)
+                self.went_well(name)
                 await asyncio.sleep(every_s)
             except Exception as error:
-                await asyncio.sleep(self._failed(name, error))
+                await asyncio.sleep(self.failed(name, error))
 
-    def _failed(self, name: str, error: Exception) -> float:
-        """Note the error. Returns the seconds until the next try."""
+    def went_well(self, name: str) -> None:
+        """The work of that name was done."""
+        self._faults.pop(name, None)
+
+    def failed(self, name: str, error: Exception) -> float:
+        """The work of that name failed. Returns the seconds until the next try."""
         before = self._current().get(name)
         count = 1 if before is None else before.count + 1
         rest_s = min(_LONGEST_REST_S, self._rest_s * 2.0 ** (count - 1))
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        # The traceback once: what follows is most likely the same.
-        _log.warning(
-            "background task %s failed, and goes on in %g s: %s",
-            *(name, rest_s, text),
-            exc_info=error if count == 1 else None,
-        )
+        first_line = str(error).strip().partition("\n")[0]
+        text = f"{type(error).__name__}: {first_line}"[:_LONGEST_TEXT]
+        if count & (count - 1) == 0:  # ever more rarely; what follows is most likely the same
+            _log.warning(
+                "background task %s failed, for the %d. time in a row, and is tried again: %s",
+                *(name, count, text),
+                exc_info=error if count == 1 else None,
+            )
         now = asyncio.get_running_loop().time()
         self._faults[name] = _Fault(text, count, now + rest_s)
         return rest_s

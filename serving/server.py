@@ -84,8 +84,8 @@ class Server:
     belong to no request (an API adds and removes them). ``tenants`` has each tenant's limits and
     use; with ``keys``, requests without a key are refused. ``programs`` are the clients' own.
     ``origins`` says which pages may call it, and ``background`` does what the APIs do by
-    themselves. ``questions`` are what programs and graphs ask humans. With ``submit``, clients
-    may send programs.
+    themselves; ``checks`` say what else keeps the server from being ready. ``questions`` are what
+    programs and graphs ask humans. With ``submit``, clients may send programs.
     """
 
     runtime: Runtime
@@ -99,6 +99,7 @@ class Server:
     bounds: Bounds = field(default_factory=Bounds)
     origins: Origins = field(default_factory=Origins)
     background: Background = field(default_factory=Background)
+    checks: dict[str, Callable[[], str | None]] = field(default_factory=dict)
     submit: bool = False
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)

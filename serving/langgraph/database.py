@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from agentrt.errors import ConfigError
 from agentrt.serving.langgraph import tables
+from agentrt.serving.langgraph.outages import first_line
 from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
 
 LOCK_WAIT_S = 5.0
@@ -135,13 +136,8 @@ async def open_database(address: Address) -> AsyncIterator[Database]:
                 await stack.enter_async_context(_advisory_lock(writes, address))
             await _make_tables(writes, address)
         except (SQLAlchemyError, OSError, sqlite3.Error, ImportError) as error:
-            raise ConfigError(f"--database {address}: {_first_line(error)}") from error
+            raise ConfigError(f"--database {address}: {first_line(error)}") from error
         yield Database(address, reads, writes)
-
-
-def _first_line(error: BaseException) -> str:
-    cause = getattr(error, "orig", None) or error
-    return str(cause).strip().partition("\n")[0]
 
 
 def _engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
@@ -33,13 +35,19 @@ from agentrt.serving.langgraph.checkpoint_events import with_places
 from agentrt.serving.langgraph.configs import context_for, run_access, run_config
 from agentrt.serving.langgraph.native import enter_program, native_input
 from agentrt.serving.langgraph.responses import encode, error_json
+from agentrt.serving.langgraph.run_ends import (
+    CANCEL_REASON,
+    CANCELLED,
+    end_without_graph,
+    store_end,
+)
 from agentrt.serving.langgraph.streams import LiveRun
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.threads import thread_state
 
 Part = tuple[str, Any]
 """The name and the data of an event."""
-_CANCELLED = {"error": "UserInterrupt", "message": "the run was cancelled"}
+_log = logging.getLogger(__name__)
 _MAX_GROWING = 64
 """How many messages may grow at once; more chunks of the oldest would begin a new message."""
 
@@ -66,10 +74,12 @@ class Execution:
 
     async def _run(self) -> None:
         error = await self._until_end() if self._live.action is None else None
-        if self._live.action == "rollback":
-            await self._roll_back()
-        elif self._live.action != "shutdown":
-            await self._finish(error)
+        background = self._state.server.background
+        try:
+            await store_end(self._live, background, partial(self._end, error))
+        except Exception as fault:  # a bug, or a result that the database cannot hold
+            _log.exception("run %s: it has no end of its own", self._record.run_id)
+            await store_end(self._live, background, partial(self._end_without_graph, fault))
 
     async def _until_end(self) -> Exception | None:
         """Run, and return the error that it ended with."""
@@ -155,6 +165,17 @@ class Execution:
 
     # -- the end -----------------------------------------------------------------------
 
+    async def _end(self, error: Exception | None) -> None:
+        if self._live.action == "rollback":
+            await self._roll_back()
+        elif self._live.action != "shutdown":
+            await self._finish(error)
+
+    async def _end_without_graph(self, error: Exception) -> None:
+        run_id, thread_id = self._record.run_id, self._record.thread_id
+        self._live.result = await end_without_graph(self._state, run_id, thread_id, error)
+        await self._live.log.put([("error", encode(error_json(error)))])
+
     async def _finish(self, error: Exception | None) -> None:
         """Store what the run's end is, then publish it. Who waits for a run that was cancelled
         gets the thread's values: to stop is no failure.
@@ -165,13 +186,13 @@ class Execution:
         if cancelled:
             result, status = encode(state.get("values") or {}), "interrupted"
             if self._begun:
-                state |= {"status": "interrupted", "error": _CANCELLED}
+                state |= {"status": "interrupted", "error": CANCELLED}
         elif fault is not None:
             result, status = encode({"__error__": fault}), "error"
             state |= {"status": "error", "error": fault}
         else:
             result, status = encode(self._stream.result), "success"
-        reason = "the client cancelled it" if cancelled else None
+        reason = CANCEL_REASON if cancelled else None
         end = self._state.runs.end(record.run_id, status, result, reason)
         await self._state.threads.update_state(record.thread_id, state, end)
         self._live.result = result

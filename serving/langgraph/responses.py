@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 
 from agentrt.errors import ProgramLoadError
+from agentrt.serving.langgraph.outages import refusal
 from agentrt.serving.tenants import BusyError
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -58,6 +59,12 @@ class Route(APIRoute):
                 return JSON({"detail": str(error)}, 429, headers)
             except (HookHTTPException, HTTPException) as error:
                 return JSON({"detail": error.detail}, error.status_code, dict(error.headers or {}))
+            except Exception as error:
+                refused = refusal(error)
+                if refused is None:
+                    raise
+                headers = dict(refused.headers or {})
+                return JSON({"detail": refused.detail}, refused.status_code, headers)
 
         return handler
 

@@ -13,6 +13,7 @@ from langgraph_sdk import Auth
 
 from agentrt import __version__
 from agentrt.serving.langgraph.auth import authenticate
+from agentrt.serving.langgraph.outages import DiskRoom
 from agentrt.serving.langgraph.questions import ThreadQuestions
 from agentrt.serving.langgraph.responses import JSON, Route
 from agentrt.serving.langgraph.run_queue import MAX_RUNNING, RunQueue, open_queue
@@ -34,9 +35,12 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
         starts = StartRoutes(state, queue)
         questions = ThreadQuestions(state, starts, auth)
         await stack.enter_async_context(sweeping(state, questions.expire))
+        room = DiskRoom(state.storage.database.address.file)
+        server.checks["disk"] = room.shortage
+        stack.callback(server.checks.pop, "disk")
         server.questions.sources.append(questions)
         stack.callback(server.questions.sources.remove, questions)
-        yield _routes(state, queue, starts, auth)
+        yield _routes(state, queue, starts, auth, room)
 
 
 def _widen_default_executor() -> None:
@@ -48,13 +52,15 @@ def _widen_default_executor() -> None:
 
 
 def _routes(
-    state: TenantState, queue: RunQueue, starts: StartRoutes, auth: Auth | None
+    state: TenantState, queue: RunQueue, starts: StartRoutes, auth: Auth | None, room: DiskRoom
 ) -> APIRouter:
     public = APIRouter(route_class=Route, tags=["langgraph"])
     public.add_api_route("/ok", ok)
     public.add_api_route("/info", info)
     guarded = APIRouter(
-        route_class=Route, dependencies=[Depends(authenticate(auth))], tags=["langgraph"]
+        route_class=Route,
+        dependencies=[Depends(authenticate(auth)), Depends(room.guard())],
+        tags=["langgraph"],
     )
     state.assistants.add_to(guarded)
     # The more specific path comes first: /threads/search is no thread.

@@ -84,6 +84,10 @@ class RunQueue:
         """The run, if it has not ended."""
         return self._live.get(run_id)
 
+    def is_orphan(self, tenant: str, run_id: str) -> bool:
+        """Whether a run that has not ended is nobody's: no task will ever end it."""
+        return self._open and run_id not in self._live and not self._entering[tenant]
+
     def is_running(self, thread: str) -> bool:
         """Whether the thread has a running run."""
         return thread in self._running
@@ -106,12 +110,15 @@ class RunQueue:
         return on_leave
 
     async def stop_all(self, run_ids: Iterable[str], action: Action) -> None:
-        """Stop these runs as far as they are live, and wait for their ends."""
+        """Stop these runs as far as they are live, and wait for their ends.
+
+        Raises the database's error where that cannot store one now.
+        """
         stopped = [live for run_id in run_ids if (live := self.get(run_id)) is not None]
         for live in stopped:
             self.cancel(live, action)
         for live in stopped:
-            await live.done.wait()
+            await live.ended()
 
     @contextmanager
     def listening(self, thread: str) -> Iterator[asyncio.Queue[LiveRun]]:
@@ -166,7 +173,7 @@ class RunQueue:
     async def _execute(self, live: LiveRun) -> None:
         try:
             await Execution(live, self._state).run()
-        except Exception:  # of the database: the next server resumes the run; or of a factory
+        except Exception:  # a bug; who cancels or deletes the run ends it, else the next server
             _log.exception("run %s: its end was not stored, or not clean", live.record.run_id)
         finally:
             self._remove(live)
@@ -178,8 +185,7 @@ class RunQueue:
             del self._running[thread]
         self._waiting.pop(live.record.run_id, None)
         self._live.pop(live.record.run_id, None)
-        live.log.close()
-        live.done.set()
+        live.end()
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, HTTPException, Query, Request, Response
 from pydantic import BeforeValidator
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -16,6 +16,7 @@ from agentrt.serving.langgraph import bodies, streams
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.responses import JSON, conflict, encode, invalid
 from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
+from agentrt.serving.langgraph.run_ends import end_without_graph
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import run_json
 from agentrt.serving.langgraph.streams import LiveRun, StreamEvent, headers_of
@@ -25,6 +26,7 @@ from agentrt.serving.langgraph.tenant_state import TenantState
 _RUNS = "/threads/{thread_id}/runs"
 _RUN = f"{_RUNS}/{{run_id}}"
 Action = Literal["interrupt", "rollback"]
+_RETRY_S = "5"
 
 
 def _given(modes: Any) -> Any:
@@ -89,7 +91,8 @@ class RunRoutes:
 
     async def delete(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
         """Stop a run if it has not ended, and forget it; what it did to its thread stays."""
-        await self._row(caller, thread_id, run_id, "delete")
+        row = await self._row(caller, thread_id, run_id, "delete")
+        await self._end_orphan(row)
         await self._queue.stop_all([str(run_id)], "interrupt")
         await self._all.remove(str(run_id))
         return Response(status_code=204)
@@ -103,6 +106,7 @@ class RunRoutes:
         if live is not None:
             return streams.result_response(live, request, headers_of(row, "join"))
         row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
+        _check_ended(row)
         result = row._mapping["result"]
         return JSON(None if result is None else json.loads(result), headers=headers_of(row))
 
@@ -122,6 +126,8 @@ class RunRoutes:
         """
         row = await self._row(caller, thread_id, run_id, "read")
         live = self._queue.get(str(run_id))
+        if live is None:
+            _check_ended(await self._row(caller, thread_id, run_id, "read"))
         kwargs = json.loads(row._mapping["kwargs"])
         resumable = bool(kwargs.get("stream_resumable"))
         after = _after(last_event_id)
@@ -146,12 +152,13 @@ class RunRoutes:
         """Stop a run; with ``rollback``, make it as if it had never been. One that has not
         begun has ended when this returns.
         """
-        await self._row(caller, thread_id, run_id, "update")
+        row = await self._row(caller, thread_id, run_id, "update")
         live = self._queue.get(str(run_id))
-        if live is None:
+        if live is not None:
+            if self._queue.cancel(live, action) or wait:
+                await live.ended()
+        elif not await self._end_orphan(row):
             raise conflict(f"run {run_id} has ended")
-        if self._queue.cancel(live, action) or wait:
-            await live.done.wait()
         return JSON({})
 
     async def cancel_many(
@@ -170,7 +177,7 @@ class RunRoutes:
             wanted = set(await self._all.ids(caller.tenant, statuses))
         live = [one for key in wanted if (one := self._queue.get(key)) is not None]
         for one in [one for one in live if self._queue.cancel(one, action)]:
-            await one.done.wait()
+            await one.ended()
         return Response(status_code=204)
 
     async def thread_stream(
@@ -188,6 +195,13 @@ class RunRoutes:
         headers = {"Location": f"/threads/{thread_id}/stream"}
         runs = self._thread_events(str(thread_id), whole)
         return EventSourceResponse(runs, headers=headers, ping=streams.PING_S)
+
+    async def _end_orphan(self, row: Row[Any]) -> bool:
+        """End a run that no task will ever end; False for any other."""
+        if row.status not in ACTIVE or not self._queue.is_orphan(row.tenant, row.run_id):
+            return False
+        await end_without_graph(self._state, row.run_id, row.thread_id)
+        return True
 
     async def _check(self, caller: Caller, thread_id: UUID, action: str) -> None:
         only = await caller.authorize("threads", action, {"thread_id": thread_id})
@@ -217,6 +231,13 @@ class RunRoutes:
                         yield streams.as_sse(one, numbered=False)
                 await live.done.wait()
                 yield _lifecycle(live, "run_done")
+
+
+def _check_ended(row: Row[Any]) -> None:
+    """A run that has not ended has no result, though it does not run here now."""
+    if row.status in ACTIVE:
+        retry = {"Retry-After": _RETRY_S}
+        raise HTTPException(503, f"run {row.run_id} has not ended, and does not run now", retry)
 
 
 def _lifecycle(live: LiveRun, status: str) -> ServerSentEvent:

@@ -94,6 +94,9 @@ class Observability:
             return "draining"
         if not self._poller.up():
             return _NO_ENGINE
+        for check in self._server.checks.values():
+            if (why := check()) is not None:
+                return why
         stubborn = self._server.background.stubborn()
         return f"fails again and again: {', '.join(stubborn)}" if stubborn else None
 

@@ -1,0 +1,240 @@
+"""A full disk, a locked database, a bug: every run comes to its end, and none is stuck for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import psycopg
+import psycopg_pool
+import pytest
+import sqlalchemy as sa
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import APIStatusError, ConflictError
+
+from agentrt.serving.langgraph import run_ends
+from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.execution import Execution
+from agentrt.serving.langgraph.outages import DiskRoom, is_outage
+from tests.serving.langgraph.graphs import GATES, all_graphs
+from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.langgraph.test_runs import IN, a_thread
+
+FULL = sqlite3.OperationalError("database or disk is full")
+
+
+class Disk:
+    """Our tables' disk: while it is ``full``, nothing can be written."""
+
+    full = False
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Disk]]:
+    whole = Database.writing
+
+    @asynccontextmanager
+    async def writing(self: Database) -> AsyncIterator[Any]:
+        if Disk.full:
+            raise sa.exc.OperationalError("UPDATE", {}, FULL)
+        async with whole(self) as connection:
+            yield connection
+
+    monkeypatch.setattr(Database, "writing", writing)
+    monkeypatch.setattr(run_ends, "FIRST_REST_S", 0.01)
+    yield Disk
+    Disk.full = False
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def is_failing(it: Serving) -> bool:
+    assert it.server is not None
+    return "ends of runs" in it.call(it.server.background.failing)
+
+
+async def at_a_gate(client: LangGraphClient) -> tuple[str, str, str]:
+    thread, gate = await a_thread(client), str(uuid4())
+    given: Any = {"gate": gate, "steps": ["1"]}
+    run = await client.runs.create(thread, "gate", input=given)
+    await GATES.reached(gate)
+    return thread, run["run_id"], gate
+
+
+async def status_of(client: LangGraphClient, thread: str, run: str) -> tuple[str, str]:
+    found = await client.runs.get(thread, run)
+    return found["status"], (await client.threads.get(thread))["status"]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_an_end_waits_until_it_can_be_stored(
+    it: Serving,
+    client: LangGraphClient,
+    http: httpx.AsyncClient,
+    disk: type[Disk],
+    cancelled: bool,
+) -> None:
+    """1. The run has ended, and that cannot be stored: it counts as running, who joins it waits,
+    what would be written is refused with 507. 2. It can be cancelled. 3. There is room: it ends.
+    """
+    thread, run, gate = await at_a_gate(client)
+    joining = asyncio.create_task(client.runs.join(thread, run))
+    disk.full = True
+    GATES.open(gate)
+    await until(lambda: is_failing(it))
+    assert await status_of(client, thread, run) == ("running", "busy")
+    made = await http.post("/threads", json={})
+    changed = await http.patch(f"/threads/{thread}", json={"metadata": {}})
+    for answer in (made, changed):
+        assert (answer.status_code, "disk is full" in answer.text) == (507, True)
+    if cancelled:
+        await client.runs.cancel(thread, run)
+        at = f"/threads/{thread}/runs/{run}"
+        for answer in (await http.post(f"{at}/cancel?wait=true"), await http.delete(at)):
+            assert (answer.status_code, "disk is full" in answer.text) == (507, True)
+    assert not joining.done()
+    disk.full = False
+    assert (await joining)["steps"][-1] == "after"
+    end = ("interrupted", "interrupted") if cancelled else ("success", "idle")
+    assert await status_of(client, thread, run) == end
+    assert not is_failing(it)
+    with pytest.raises(ConflictError, match="has ended"):
+        await client.runs.cancel(thread, run)
+    await client.runs.delete(thread, run)
+
+
+async def test_the_next_server_ends_what_this_one_could_not(
+    disk: type[Disk], tmp_path: Path
+) -> None:
+    with serving(all_graphs(), tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            thread, run, gate = await at_a_gate(client)
+            other, cancelled, gate_ = await at_a_gate(client)
+            disk.full = True
+            GATES.open(gate)
+            await client.runs.cancel(other, cancelled)
+            await until(lambda: is_failing(it))
+    disk.full = False
+    with serving(all_graphs(), tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            assert (await client.runs.join(thread, run))["steps"][-1] == "after"
+            assert await status_of(client, thread, run) == ("success", "idle")
+            GATES.open(gate_)
+            await client.runs.join(other, cancelled)
+
+
+async def test_a_run_that_has_no_task_can_be_cancelled_and_deleted(
+    it: Serving, client: LangGraphClient, http: httpx.AsyncClient
+) -> None:
+    """Such as one whose end was lost by a bug. Join says that it has not ended, and not null."""
+    assert it.server is not None
+    path = it.server.database.removeprefix("sqlite:")
+    for end in ("cancel", "delete"):
+        thread = await a_thread(client)
+        await client.runs.wait(thread, "steps", input=IN)
+        [run] = await client.runs.list(thread)
+        key = run["run_id"]
+        with sqlite3.connect(path, timeout=30) as connection:
+            lost = "UPDATE agentrt_runs SET status = 'running', result = NULL WHERE run_id = ?"
+            connection.execute(lost, (key,))
+            busy = "UPDATE agentrt_threads SET status = 'busy' WHERE thread_id = ?"
+            connection.execute(busy, (thread,))
+        connection.close()
+        joined = await http.get(f"/threads/{thread}/runs/{key}/join")
+        assert (joined.status_code, "has not ended, and does not" in joined.text) == (503, True)
+        if end == "cancel":
+            await client.runs.cancel(thread, key)
+            assert await status_of(client, thread, key) == ("interrupted", "interrupted")
+            assert (await client.runs.join(thread, key))["steps"][-1] == "last"
+            with pytest.raises(ConflictError, match="has ended"):
+                await client.runs.cancel(thread, key)
+        else:
+            await client.runs.delete(thread, key)
+            assert await client.runs.list(thread) == []
+            assert (await client.threads.get(thread))["status"] != "busy"
+
+
+async def test_a_bug_at_the_end_is_the_runs_error(
+    client: LangGraphClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def _finish(self: Execution, error: Exception | None) -> None:
+        raise ValueError("what no database can hold")
+
+    monkeypatch.setattr(Execution, "_finish", _finish)
+    thread = await a_thread(client)
+    found: Any = await client.runs.wait(thread, "steps", input=IN, raise_error=False)
+    assert found["__error__"] == {"error": "ValueError", "message": "what no database can hold"}
+    assert (await client.threads.get(thread))["status"] == "error"
+    assert "it has no end of its own" in caplog.text
+
+
+async def test_a_disk_that_is_nearly_full_takes_nothing_new(
+    it: Serving, client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has begun goes on, and ends; who reads, cancels or deletes may."""
+    thread, run, gate = await at_a_gate(client)
+    stored = await client.threads.create()
+    free = SimpleNamespace(total=100 << 30, free=63 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    for refused in (
+        client.threads.create(),
+        client.runs.create(thread, "steps", input=IN),
+        client.store.put_item(["a"], "b", {}),
+        client.assistants.create("steps"),
+        client.threads.update(thread, metadata={"a": 1}),
+    ):
+        with pytest.raises(APIStatusError, match="63 MiB are free") as raised:
+            await refused
+        assert raised.value.response.status_code == 507
+    assert it.server is not None
+    assert "nearly full" in str(it.call(it.server.checks["disk"]))
+    assert await client.threads.search(limit=1)
+    await client.threads.delete(stored["thread_id"])
+    GATES.open(gate)
+    assert (await client.runs.join(thread, run))["steps"][-1] == "after"
+    free.free = 64 << 20
+    await client.threads.create()
+    assert it.call(it.server.checks["disk"]) is None
+
+
+def test_a_small_disk_keeps_less_free_and_postgresql_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(total=100 << 20, free=2 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    assert DiskRoom(tmp_path / "a.db").shortage() is None
+    free.free -= 1
+    assert DiskRoom(tmp_path / "a.db").shortage() is not None
+    assert DiskRoom(None).shortage() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (FULL, True),
+        (sqlite3.OperationalError("attempt to write a readonly database"), True),
+        (sa.exc.OperationalError("x", {}, FULL), True),
+        (sa.exc.TimeoutError("QueuePool limit"), True),
+        (psycopg.OperationalError("server closed the connection"), True),
+        (psycopg_pool.PoolTimeout("no connection"), True),
+        (OSError(28, "No space left on device"), True),
+        (sa.exc.IntegrityError("x", {}, sqlite3.IntegrityError("unique")), False),
+        (sa.exc.DataError("x", {}, psycopg.DataError("NUL")), False),
+        (ValueError("no"), False),
+    ],
+)
+def test_what_an_outage_is(error: Exception, expected: bool) -> None:
+    assert is_outage(error) is expected
