@@ -9,6 +9,9 @@ from agentrt.errors import ConfigError, UnknownContextError
 
 BUDGET = 16 * 2**20
 """Bytes that the saved contexts of one tenant may take: four million tokens."""
+ENTRY = 256
+"""Bytes that a saved context takes beside its tokens."""
+_LONGEST_NAME = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,8 @@ class SavedContext:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
-        return len(self.token_ids) * self.token_ids.itemsize
+        """Bytes that it takes, its place in the list included."""
+        return len(self.token_ids) * self.token_ids.itemsize + ENTRY
 
 
 class SavedContexts:
@@ -35,7 +38,11 @@ class SavedContexts:
         self._kept: dict[str, dict[str, SavedContext]] = {}
 
     def save(self, tenant: str, name: str, context: SavedContext) -> None:
-        """Keep ``context``, in place of one of that name. Raises `ConfigError` past the budget."""
+        """Keep ``context``, in place of one of that name. Raises `ConfigError` past the budget,
+        and for a name that cannot be.
+        """
+        if not 0 < len(name) <= _LONGEST_NAME:
+            raise ConfigError(f"a saved context's name has 1 to {_LONGEST_NAME} characters")
         own = self._kept.get(tenant, {})
         others = sum(kept.size for other, kept in own.items() if other != name)
         if others + context.size > self._budget:

@@ -30,6 +30,9 @@ class HeldContexts:
         self._ids = 0
         self.asks: Mapping[str, Callable[..., Any]] = {
             "context": self._context,
+            "open": self._open,
+            "save": self._save,
+            "forget": self._forget,
             "fill": self._fill,
             "text": self._text,
             "generate": self._generate,
@@ -75,6 +78,17 @@ class HeldContexts:
         context = await self._ctx.context(content, **chosen)
         self._count(len(context))
         return self._keep(context)
+
+    async def _open(self, target: int, name: str) -> int:
+        context = await self._ctx.open(str(name))
+        self._count(len(context))
+        return self._keep(context)
+
+    async def _save(self, target: int, name: str) -> None:
+        await self._of(target).save(str(name))
+
+    async def _forget(self, target: int, name: str) -> None:
+        await self._ctx.forget(str(name))
 
     async def _fill(self, target: int, content: Any) -> None:
         context = self._of(target)

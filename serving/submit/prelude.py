@@ -90,6 +90,10 @@ class TokenContext:
         """Append text, token ids, or messages of a chat."""
         await _ask("fill", self._number, [content], {})
 
+    async def save(self, name: str) -> None:
+        """Keep it beyond the program."""
+        await _ask("save", self._number, [name], {})
+
     async def generate(self, max_tokens: int = 256, **options: Any) -> Completion:
         """Have the model go on."""
         options["max_tokens"] = max_tokens
@@ -118,6 +122,14 @@ class Context:
     async def context(self, content: Any = "", **options: Any) -> TokenContext:
         """A context of text, token ids, or messages of a chat."""
         return TokenContext(await _ask("context", 0, [content], options))
+
+    async def open(self, name: str) -> TokenContext:
+        """A context that a program of the same tenant has saved."""
+        return TokenContext(await _ask("open", 0, [name], {}))
+
+    async def forget(self, name: str) -> None:
+        """Keep a saved context no longer."""
+        await _ask("forget", 0, [name], {})
 
     async def human(self, question: str, **options: Any) -> Any:
         """Ask a human, and wait for the answer."""

@@ -248,6 +248,24 @@ async def test_another_tenants_run_is_not_found() -> None:
     assert other.status_code == 404
 
 
+async def test_saved_contexts_are_those_of_the_tenant() -> None:
+    save = """
+async def main(ctx):
+    await (await ctx.context("secret plan")).save("plan")
+"""
+    read = "async def main(ctx):\n    return await (await ctx.open('plan')).text()\n"
+    async with open_server(submit=True, keys=PlainKeys()) as local:
+
+        async def as_tenant(key: str, source: str) -> Any:
+            body = {"source": source}
+            return await local.post("/v1/programs", body, {"authorization": f"Bearer {key}"})
+
+        assert (await as_tenant("acme", save))["state"] == "done"
+        assert (await as_tenant("acme", read))["result"] == "secret plan"
+        foreign = await as_tenant("best", read)
+    assert "no saved context 'plan'; saved are: none" in foreign["error"]["message"]
+
+
 async def test_a_client_that_goes_ends_its_program_and_its_calls() -> None:
     async with open_server(submit=True, kind=Held) as local:
         runs = seen_runs(local)
