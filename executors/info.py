@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentrt.errors import NotServedError
+from agentrt.errors import ConfigError, NotServedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,9 @@ class ExecutorInfo:
     does not say. ``slots`` calls run at once on each of its ``engines``; None if it does not say.
     With ``cached_blocks`` its prompts can be hashed as its engine hashes them, and
     it tells what its engine's prefix cache holds. With ``images`` the models of one that takes
-    requests as they are see; of the others, each front end knows.
+    requests as they are see; of the others, each front end knows. ``logits`` are the
+    logits processors that a call may name, each with the reason why the engine cannot run it; ""
+    for one that it can.
     """
 
     models: tuple[str, ...] = ()
@@ -23,6 +26,7 @@ class ExecutorInfo:
     engines: int = 1
     cached_blocks: bool = False
     images: bool = False
+    logits: tuple[tuple[str, str], ...] = ()
 
     @property
     def model(self) -> str:
@@ -40,6 +44,19 @@ class ExecutorInfo:
         """
         if model is not None and self.models and self.served_as(model) is None:
             raise not_served(model, self.models)
+
+    def check_logits(self, names: Iterable[str]) -> None:
+        """Raise `ConfigError` for a logits processor that is not there, or cannot run here."""
+        known = dict(self.logits)
+        for name in names:
+            if name not in known:
+                there = ", ".join(name for name, why in known.items() if not why) or "none"
+                raise ConfigError(
+                    f"the engine has no logits processor {name!r} (it has: {there}): install a "
+                    "package that offers it, or give -- --logits-processors module:Class"
+                )
+            if known[name]:
+                raise ConfigError(f"the engine cannot run logits processor {name!r}: {known[name]}")
 
 
 def is_model(asked: str, served: str) -> bool:

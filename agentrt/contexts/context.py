@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 
 from agentrt.contexts.attention import Attention
+from agentrt.contexts.automaton import Automaton
 from agentrt.contexts.chat import Chat
+from agentrt.contexts.constraints import check_constrained
 from agentrt.contexts.emitter import Piece, TokenEmitter
 from agentrt.contexts.generation import Generation
 from agentrt.contexts.results import Scores, TokenScore, likeliest
 from agentrt.contexts.saved import SavedContext
+from agentrt.contexts.steered import steered
 from agentrt.errors import ConfigError, UsageError
 from agentrt.request import CallSpec, Message, Reply
 from agentrt.sampling import Constraint, Sampling, TokenLogprobs
+
+MOST_ALLOWED = 128
+"""Tokens whose log probabilities vLLM gives where they are named."""
 
 Content = str | Sequence[int] | Sequence[Message]
 """What a context is filled with: text, token ids, or chat messages in OpenAI's form."""
@@ -52,8 +59,7 @@ class TokenContext:
 
     async def text(self) -> str:
         """Its tokens as text, special tokens included."""
-        frontend = await self._emitter.frontend()
-        return await frontend.detokenize(self._ids, self.model)
+        return await self._read(self._ids)
 
     def fork(self) -> TokenContext:
         """Another context with the same tokens, which goes its own way. It costs nothing."""
@@ -118,7 +124,7 @@ class TokenContext:
         top_k: int = 0,
         min_p: float = 0.0,
         seed: int | None = None,
-        constrain: Constraint | None = None,
+        constrain: Constraint | Automaton | None = None,
         logits: Mapping[str, Any] | None = None,
         logprobs: int | None = None,
         allowed: Sequence[int] | None = None,
@@ -130,10 +136,16 @@ class TokenContext:
         It ends at ``max_tokens``, at one of the strings ``stop`` or tokens ``stop_token_ids``, or
         where the model ends it, unless ``ignore_eos``. All its tokens are appended, the last one
         too. ``logprobs`` asks for the log probability of each, and of so many likeliest.
-        ``allowed`` are the only tokens that may be sampled. ``attention`` says which tokens each
-        one sees, where the executor lets a program choose. Raises `PromptTooLongError` where the
-        model's context is full, and `CallRejectedError` for what the engine does not take.
+        ``allowed`` are the only tokens that may be sampled. The text obeys ``constrain``: what
+        `json_schema`, `regex`, `choices` and `ebnf` make, or an `Automaton`, after which the
+        token that ends a text is left out. ``logits`` are the arguments of the engine's logits
+        processors, by name. ``attention`` says which tokens each one sees, where the executor
+        lets a program choose. Raises `ConfigError` for what cannot be, `PromptTooLongError` where
+        the model's context is full, and `CallRejectedError` for what the engine does not take.
         """
+        automaton = None if isinstance(constrain, Constraint) else constrain
+        if constrain is not None:
+            check_constrained(automaton, stop=bool(stop or stop_token_ids), ignore_eos=ignore_eos)
         sampling = Sampling(
             top_p=top_p,
             top_k=top_k,
@@ -141,7 +153,7 @@ class TokenContext:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(stop_token_ids),
             logprobs=logprobs,
-            constraint=constrain,
+            constraint=constrain if isinstance(constrain, Constraint) else None,
             allowed_token_ids=None if allowed is None else tuple(allowed),
             logits=logits or {},
             attention=attention,
@@ -151,7 +163,7 @@ class TokenContext:
             spec = self._spec(
                 self._ids, sampling, max_tokens, temperature, seed, ignore_eos=ignore_eos
             )
-            return self._generated(spec, stream=stream)
+            return self._generated(spec, automaton, stream=stream)
 
         return Generation(run)
 
@@ -182,10 +194,14 @@ class TokenContext:
         attention: Attention | None = None,
     ) -> TokenLogprobs:
         """The ``k`` likeliest next tokens with their log probabilities, the likeliest first;
-        with ``allowed``, of those alone. Appends nothing.
+        with ``allowed``, of those alone, which may be up to 128. Appends nothing.
         """
         if k < 1:
             raise ConfigError(f"next_tokens(k={k}): k must be at least 1")
+        if allowed is not None and not 0 < len(allowed) <= MOST_ALLOWED:
+            raise ConfigError(
+                f"next_tokens(allowed=…) takes 1 to {MOST_ALLOWED} tokens, not {len(allowed)}"
+            )
         only = None if allowed is None else tuple(allowed)
         sampling = Sampling(logprobs=k, allowed_token_ids=only, attention=attention)
         spec = self._spec(self._ids, sampling)
@@ -217,10 +233,13 @@ class TokenContext:
             sampling=sampling,
         )
 
-    async def _generated(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Piece, None]:
+    async def _generated(
+        self, spec: CallSpec, automaton: Automaton | None, *, stream: bool
+    ) -> AsyncGenerator[Piece, None]:
         self._check_free()
         self._busy = True
-        made = self._emitter.token_call(spec, "generate", stream=stream)
+        call = partial(self._emitter.token_call, name="generate", stream=stream)
+        made = call(spec) if automaton is None else steered(call, self._read, automaton, spec)
         try:
             async for piece in made:
                 self._ids += piece.token_ids
@@ -238,6 +257,10 @@ class TokenContext:
             await made.aclose()
         assert reply is not None
         return reply
+
+    async def _read(self, ids: Sequence[int]) -> str:
+        frontend = await self._emitter.frontend()
+        return await frontend.detokenize(ids, self.model)
 
     async def _as_ids(self, content: str | Sequence[int] | Sequence[Message]) -> tuple[int, ...]:
         if isinstance(content, str):

@@ -181,6 +181,8 @@ class RunEmitter(InterruptEmitter):
     ) -> AsyncGenerator[Chunk, None]:
         run, registry, executor = self._run, self._registry, self.services.executor
         executor.info.check_served(spec.model)
+        if spec.sampling is not None:
+            executor.info.check_logits(spec.sampling.logits)
         node = registry.begin_call(run, scope, name, map(node_of, after))
         call = self._identify(node, scope, spec)
         over = False

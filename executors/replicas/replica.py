@@ -115,6 +115,7 @@ class Replica:
         self.executor = make()
         self.cancel_scope = CancelScope()
         self.model = ""
+        self.logits: tuple[tuple[str, str], ...] = ()
         self.view = ReplicaView(name)
         self.calls = 0
         self.deaths = 0
@@ -132,7 +133,7 @@ class Replica:
         """Come up, or raise what the engine's start raises."""
         self.state = ReplicaState.STARTING
         await self.executor.start(progress)
-        self.model = self.executor.info.model
+        self.model, self.logits = self.executor.info.model, self.executor.info.logits
         self.starts += 1
         self.state = ReplicaState.DRAINING if self.drained else ReplicaState.READY
         self._ready_at = now()

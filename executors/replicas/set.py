@@ -76,7 +76,10 @@ class ReplicaSet(Executor):
     def info(self) -> ExecutorInfo:
         models = dict.fromkeys(r.model for r in self.replicas if r.model)
         first = self.replicas[0].executor.info
-        return ExecutorInfo(tuple(models), first.slots, len(self.replicas), images=first.images)
+        logits = next((r.logits for r in self.replicas if r.logits), ())
+        return ExecutorInfo(
+            tuple(models), first.slots, len(self.replicas), images=first.images, logits=logits
+        )
 
     # -- life --------------------------------------------------------------------------
 

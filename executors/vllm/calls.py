@@ -15,6 +15,7 @@ from agentrt.sampling import Sampling
 
 _REMEMBERED = 16384
 """Blocks whose hashes are remembered: prompts grow, and share their beginnings."""
+_OF_CONSTRAINTS = "the engine cannot follow its constraint: "
 
 
 def engine_input(
@@ -71,13 +72,15 @@ def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         **_sampled(call.spec.sampling or Sampling()),
     )
-    options = call.spec.rendered.options if call.spec.rendered is not None else {}
+    options = dict(call.spec.rendered.options) if call.spec.rendered is not None else {}
+    if params.structured_outputs is not None:
+        options["reasoning_ended"] = True  # it binds the output from its first token on
     return RenderedCall({"prompt_token_ids": list(ids)}, params, options)
 
 
 def _sampled(sampling: Sampling) -> dict[str, Any]:
     """The fields of vLLM's sampling parameters that a call of token ids sets."""
-    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, StructuredOutputsParams
 
     fields: dict[str, Any] = {
         "top_p": sampling.top_p,
@@ -89,7 +92,10 @@ def _sampled(sampling: Sampling) -> dict[str, Any]:
         "extra_args": dict(sampling.logits),
     }
     if sampling.allowed_token_ids is not None:
-        fields["allowed_token_ids"] = list(sampling.allowed_token_ids)
+        fields["allowed_token_ids"] = allowed = list(sampling.allowed_token_ids)
+        if sampling.logprobs is not None and len(allowed) <= MAX_LOGPROB_TOKEN_IDS:
+            # The likeliest of all may not be among them.
+            fields |= {"logprobs": None, "logprob_token_ids": allowed}
     if (constraint := sampling.constraint) is not None:
         fields["structured_outputs"] = StructuredOutputsParams(
             **{constraint.kind: constraint.value}
@@ -111,6 +117,14 @@ def _scored(sampling: Sampling) -> dict[str, Any]:
         "detokenize": False,
         "extra_args": {**sampling.logits, COMPUTE_FROM: sampling.score_from - 1},
     }
+
+
+def refused(call: Call, error: Exception) -> CallRejectedError:
+    """Our error for a call that vLLM does not take."""
+    sampling = call.spec.sampling
+    what = "" if sampling is None or sampling.constraint is None else _OF_CONSTRAINTS
+    cause = "" if error.__cause__ is None else f" ({error.__cause__})"
+    return CallRejectedError(f"call {call.call_id}: {what}{error}{cause}")
 
 
 class BlockHasher:

@@ -18,10 +18,11 @@ from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.core import close_context, core_pids, start_reader, stop_reader
 from agentrt.executors.vllm._compat.frontend import render_elsewhere
-from agentrt.executors.vllm.calls import BlockHasher, engine_input
+from agentrt.executors.vllm.calls import BlockHasher, engine_input, refused
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.frontend.parsers import family_of
+from agentrt.executors.vllm.logits import offer_processors
 from agentrt.executors.vllm.options import (
     EngineOptions,
     check_model,
@@ -55,6 +56,7 @@ class VLLMEngine(CoreClient):
         self.options = options
         self.model = options.model or ""
         self.max_num_seqs = options.max_num_seqs
+        self._logits: tuple[tuple[str, str], ...] = ()
         self._tokenizer: Any = None
         self._hasher: BlockHasher | None = None
         self._on_kv_events: KVEventListener | None = None
@@ -62,7 +64,7 @@ class VLLMEngine(CoreClient):
     @property
     def info(self) -> ExecutorInfo:
         models = (self.model,) if self.model else ()
-        return ExecutorInfo(models, self.max_num_seqs, cached_blocks=True)
+        return ExecutorInfo(models, self.max_num_seqs, cached_blocks=True, logits=self._logits)
 
     # -- life --------------------------------------------------------------------------
 
@@ -111,6 +113,7 @@ class VLLMEngine(CoreClient):
             family = family_of(config, self.options.flags)
             config.structured_outputs_config.reasoning_parser = family.reasoning_parser or ""
         render_elsewhere(config)
+        self._logits = tuple(offer_processors(config).items())
         self._prepare(config)
         try:
             with interrupts_blocked():
@@ -173,7 +176,7 @@ class VLLMEngine(CoreClient):
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
-            raise CallRejectedError(f"call {call.call_id}: {error}") from error
+            raise refused(call, error) from error
 
     def _submit(
         self,

@@ -1,0 +1,181 @@
+"""Output that obeys a program's automaton: what it forces, and what the model chooses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from agentrt.contexts.automaton import (
+    END,
+    Automaton,
+    as_grammar,
+    checked,
+    follow,
+    forced,
+    over,
+    token_choice,
+)
+from agentrt.contexts.emitter import Piece
+from agentrt.errors import CallRejectedError
+from agentrt.request import CallReport, CallSpec, Reply, Usage
+from agentrt.sampling import Constraint, Sampling, TokenLogprobs
+
+Emit = Callable[[CallSpec], AsyncGenerator[Piece, None]]
+"""Makes a call of token ids."""
+Read = Callable[[Sequence[int]], Awaitable[str]]
+"""Token ids as text."""
+
+_HALF = "\ufffd"
+"""What a tokenizer reads where the last token holds but some of a character's bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SteeredPiece:
+    """A piece of the output; the last one has the whole reply."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    reply: Reply | None = None
+
+
+async def steered(
+    emit: Emit, read: Read, automaton: Automaton, spec: CallSpec
+) -> AsyncGenerator[Piece, None]:
+    """The output after ``spec``'s prompt, as it grows, by as few calls as the automaton permits.
+
+    Tokens that there is no choice about cost none. Raises `ConfigError` for an automaton that
+    allows what is no token.
+    """
+    output, state = _Output(spec, read), automaton.start
+    while output.finish_reason is None:
+        tokens, state = forced(automaton, state, output.left)
+        if tokens:
+            yield await output.forced(tokens)
+        if over(automaton, state) or not output.left:
+            output.finish_reason = "stop" if over(automaton, state) else "length"
+            break
+        grammar = as_grammar(automaton, state)
+        step = output.rest(grammar) if grammar else output.one_of(automaton.allowed(state))
+        before = len(output.ids)
+        async with aclosing(emit(step)) as pieces:
+            async for piece in pieces:
+                taken, state = follow(automaton, state, piece.token_ids)
+                if len(taken) < len(piece.token_ids):  # the token that ends the output
+                    output.finish_reason = "stop"
+                if piece.reply is not None:
+                    output.account(piece.reply)
+                if taken:
+                    yield await output.grown(taken)
+        if len(output.ids) == before:
+            output.finish_reason = "stop"
+    yield await output.whole()
+
+
+@dataclass(slots=True)
+class _Output:
+    """What has come so far after a call's prompt."""
+
+    spec: CallSpec
+    read: Read
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    text: str = ""
+    replies: list[Reply] = field(default_factory=list)
+    finish_reason: Literal["stop", "length"] | None = None
+    _shown: tuple[int, int] = (0, 0)
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still come."""
+        return self.spec.max_tokens - len(self.ids)
+
+    # -- calls -------------------------------------------------------------------------
+
+    def rest(self, grammar: Constraint) -> CallSpec:
+        """A call for all that is left."""
+        return self._next(self.left, constraint=grammar)
+
+    def one_of(self, allowed: Iterable[int]) -> CallSpec:
+        """A call for one token."""
+        tokens = {checked(token) for token in allowed}
+        if END in tokens:
+            return self._next(1, constraint=token_choice(tokens))
+        return self._next(1, allowed_token_ids=tuple(sorted(tokens)))
+
+    def _next(self, most: int, **changes: Any) -> CallSpec:
+        spec = self.spec
+        # With one seed for all, each token would be drawn by the same number.
+        seed = None if spec.seed is None else spec.seed + len(self.ids)
+        return replace(
+            spec,
+            prompt_token_ids=(*(spec.prompt_token_ids or ()), *self.ids),
+            max_tokens=most,
+            seed=seed,
+            sampling=replace(spec.sampling or Sampling(), **changes),
+        )
+
+    def account(self, reply: Reply) -> None:
+        """A call is over."""
+        if reply.finish_reason == "error":
+            raise CallRejectedError(
+                "the engine could not follow an automaton: its allowed tokens must be in the "
+                "model's vocabulary, without those that end an output (END stands for them)"
+            )
+        self.replies.append(reply)
+        self.logprobs += reply.token_logprobs
+
+    # -- what came ---------------------------------------------------------------------
+
+    async def forced(self, tokens: Sequence[int]) -> SteeredPiece:
+        """The piece of tokens that there was no choice about."""
+        self.logprobs += [((token, 0.0),) for token in tokens]
+        return await self.grown(tokens)
+
+    async def grown(self, tokens: Sequence[int]) -> SteeredPiece:
+        """The piece of these tokens."""
+        self.ids += tokens
+        return SteeredPiece(await self._new_text(), tuple(tokens))
+
+    async def _new_text(self, *, last: bool = False) -> str:
+        """The text since the last piece, half a character left for later."""
+        # A few tokens before are read, too: a tokenizer may join words by what stands before.
+        start, end = self._shown
+        before = await self.read(self.ids[start:end])
+        text = await self.read(self.ids[start:])
+        if text.endswith(_HALF) and not last:
+            return ""
+        self._shown = end, len(self.ids)
+        new = text[len(before) :]
+        self.text += new
+        return new
+
+    async def whole(self) -> SteeredPiece:
+        """The last piece, with all calls as one reply."""
+        text = await self._new_text(last=True)
+        wanted = (self.spec.sampling or Sampling()).logprobs is not None
+        reply = Reply(
+            self.text,
+            self.finish_reason or "stop",
+            token_ids=tuple(self.ids),
+            token_logprobs=tuple(self.logprobs[: len(self.ids)]) if wanted else (),
+            report=_together([reply.report for reply in self.replies]),
+            node=self.replies[-1].node if self.replies else -1,
+        )
+        return SteeredPiece(text, reply=reply)
+
+
+def _together(reports: Sequence[CallReport]) -> CallReport:
+    """The account of calls that came one after another."""
+    if not reports:
+        return CallReport()
+    usage = sum(reports, Usage())
+    return replace(
+        reports[-1],
+        **{each.name: getattr(usage, each.name) for each in fields(Usage)},
+        service_s=sum(report.service_s for report in reports),
+        waiting_s=sum(report.waiting_s for report in reports),
+        steps=sum(report.steps for report in reports),
+        arrived_step=reports[0].arrived_step,
+    )

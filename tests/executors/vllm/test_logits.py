@@ -1,0 +1,90 @@
+"""Which logits processors programs may name, and what is said of the others."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.vllm import logits as module
+from agentrt.executors.vllm._compat.logits import interface_of
+from agentrt.executors.vllm.logits import ENTRY_POINT_GROUP, offer_processors
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.engine
+
+
+class First(interface_of("V1")):  # type: ignore[misc]
+    """For model runner V1."""
+
+
+class Second(interface_of("V2")):  # type: ignore[misc]
+    """For model runner V2."""
+
+
+def installed(**named: str) -> list[EntryPoint]:
+    return [
+        EntryPoint(name.rstrip("_"), f"{__name__}:{value}", ENTRY_POINT_GROUP)
+        for name, value in named.items()
+    ]
+
+
+def config(*, v2: bool = False, flag: tuple[Any, ...] = (), **others: Any) -> Any:
+    model = SimpleNamespace(logits_processors=list(flag) or None, runner_type="generate")
+    settings = {"use_v2_model_runner": v2, "speculative_config": None, **others}
+    return SimpleNamespace(model_config=model, **settings)
+
+
+@pytest.fixture
+def points(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    found = installed(green="First", green_="Second", bias="Second", gone="Missing")
+    monkeypatch.setattr(module, "entry_points", lambda group: found)
+    return found
+
+
+@pytest.mark.usefixtures("points")
+def test_a_runner_loads_what_is_written_for_it_and_says_why_not_the_rest() -> None:
+    first, second = config(), config(v2=True)
+    offered = offer_processors(first)
+    assert first.model_config.logits_processors == [f"{__name__}:First"]
+    assert offered["green"] == ""
+    assert "bias" in offered
+    assert "not written for vLLM's model runner V1" in offered["bias"]
+    assert "cannot be imported" in offered["gone"]
+    offered = offer_processors(second)
+    assert second.model_config.logits_processors == [f"{__name__}:Second"] * 2
+    assert (offered["green"], offered["bias"]) == ("", "")
+
+
+@pytest.mark.usefixtures("points")
+def test_those_of_the_flag_go_by_their_classes_and_come_first() -> None:
+    given = config(flag=("somewhere:inner.Own", First))
+    offered = offer_processors(given)
+    assert (offered["Own"], offered["First"], offered["green"]) == ("", "", "")
+    assert given.model_config.logits_processors[:2] == ["somewhere:inner.Own", First]
+
+
+@pytest.mark.usefixtures("points")
+def test_an_engine_that_takes_none_says_why() -> None:
+    speculating = config(speculative_config=object())
+    assert "speculative decoding" in offer_processors(speculating)["green"]
+    embedding = config()
+    embedding.model_config.runner_type = "pooling"
+    assert "embeddings" in offer_processors(embedding)["green"]
+    assert embedding.model_config.logits_processors is None
+
+
+def test_a_name_that_cannot_be_used_is_refused_with_what_can() -> None:
+    info = ExecutorInfo(logits=(("green", ""), ("bias", "it is not written for it")))
+    info.check_logits(["green"])
+    info.check_logits([])
+    with pytest.raises(ConfigError, match=r"no logits processor 'grean' \(it has: green\)"):
+        info.check_logits(["green", "grean"])
+    with pytest.raises(ConfigError, match="cannot run logits processor 'bias': it is not written"):
+        info.check_logits(["bias"])
+    with pytest.raises(ConfigError, match=r"it has: none.*--logits-processors"):
+        ExecutorInfo().check_logits(["green"])
