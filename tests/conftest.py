@@ -61,6 +61,7 @@ async def token_runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
     flags = (
         *("--dtype", "float32", "--max-model-len", "2048"),
         *("--block-size", "32", "--num-gpu-blocks-override", "257"),
+        *("--logits-processors", "green_list:GreenList"),
     )
     async with Runtime(VLLMEngine(EngineOptions(model, 32, flags=flags))) as runtime:
         yield runtime

@@ -1,0 +1,34 @@
+"""The logits processor of `watermark.py`, which favours green tokens inside the engine.
+
+Which are green hangs on the token before. The processor reads that token from the output, and
+keeps nothing of its own: a call that was preempted goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+
+from watermark import is_green
+
+
+class GreenList(AdapterLogitsProcessor):
+    """For vLLM's model runner V1. A call gives a ``key``, and ``delta``, what green logits gain."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> Any:
+        given = (params.extra_args or {}).get("GreenList")
+        if given is None:
+            return None
+
+        def favour(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+            previous = output[-1] if output else prompt[-1]
+            tokens = torch.arange(logits.shape[-1], device=logits.device)
+            return logits + given["delta"] * is_green(previous, tokens, given["key"])
+
+        return favour

@@ -1,0 +1,55 @@
+"""Output validation: several answers at once, a check of each, and another try that knows why.
+
+    agentrt run demos/techniques/output_validation.py
+
+The branches share the question. The best answer is taken if it passes; else the chat goes on with
+what was wrong with it. (Guardrails, https://github.com/guardrails-ai/guardrails)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+
+from agentrt import Context, program
+from agentrt.contexts import Completion, TokenContext
+
+Verify = Callable[[str], tuple[float, str]]
+"""How good an answer is, and what is wrong with it; "" for one that passes."""
+
+
+async def best_of(
+    context: TokenContext, verify: Verify, *, answers: int, max_tokens: int = 32
+) -> tuple[TokenContext, Completion]:
+    """The best of several answers, and the branch that has it."""
+    branches = [context.fork() for _ in range(answers)]
+    done = await asyncio.gather(
+        *(branch.generate(max_tokens, temperature=1.0) for branch in branches)
+    )
+    return max(zip(branches, done, strict=True), key=lambda each: verify(each[1].text)[0])
+
+
+async def validated(
+    context: TokenContext, verify: Verify, *, answers: int = 4, tries: int = 3
+) -> Completion | None:
+    """An answer that passes; None if there is none after so many ``tries``."""
+    for _ in range(tries):
+        context, best = await best_of(context, verify, answers=answers)
+        if not (wrong := verify(best.text)[1]):
+            return best
+        await context.fill([{"role": "user", "content": f"That is wrong: {wrong}. Try again."}])
+    return None
+
+
+def a_year(text: str) -> tuple[float, str]:
+    """An answer should be short and have a year in it."""
+    found = re.search(r"\b1\d{3}\b", text)
+    return (1.0 if found else 0.0) - len(text) / 1000, "" if found else "there is no year in it"
+
+
+@program
+async def dated(ctx: Context, question: str = "When did Columbus sail to America?") -> str | None:
+    context = await ctx.context([{"role": "user", "content": question}])
+    found = await validated(context, a_year)
+    return None if found is None else found.text

@@ -1,0 +1,50 @@
+"""Speculative decoding: guess what comes next from the text so far, and check it in one forward.
+
+    agentrt run demos/techniques/speculative.py
+
+The guess is what followed the last few tokens where they stood before (prompt lookup, Saxena,
+2023). Tokens are those of greedy decoding; where a text repeats itself, many come in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agentrt import Context, program
+from agentrt.contexts import TokenContext
+
+Guess = Callable[[Sequence[int]], list[int]]
+"""A draft of what comes after these tokens; none is allowed."""
+
+
+def look_up(ids: Sequence[int], *, ngram: int = 3, most: int = 10) -> list[int]:
+    """What followed the last ``ngram`` tokens when they last stood in the text, or fewer."""
+    for size in range(min(ngram, len(ids) - 1), 0, -1):
+        last = tuple(ids[-size:])
+        for start in range(len(ids) - size - 1, -1, -1):
+            if tuple(ids[start : start + size]) == last:
+                return list(ids[start + size : start + size + most])
+    return []
+
+
+async def speculate(context: TokenContext, tokens: int, guess: Guess = look_up) -> int:
+    """Add what the model says next, greedily. Returns the engine steps that it took."""
+    end, steps = len(context) + tokens, 0
+    while len(context) < end:
+        steps += 1
+        draft = guess(context.token_ids)[: end - len(context) - 1]
+        if not draft:
+            await context.fill([(await context.next_tokens(1))[0][0]])
+            continue
+        scores = await context.score(draft, top=1)
+        wanted = [score.top[0][0] for score in scores] + [scores.after[0][0]]
+        right = next((i for i, one in enumerate(draft) if one != wanted[i]), len(draft))
+        await context.fill(wanted[: right + 1])  # what was right, and the model's own token
+    return steps
+
+
+@program
+async def count(ctx: Context, text: str = "one two three one two three one two") -> str:
+    context = await ctx.context(text)
+    steps = await speculate(context, 48)
+    return f"{await context.text()}  [48 tokens in {steps} steps]"

@@ -1,0 +1,57 @@
+"""Watermarking: what a program generates can be told from other text by who knows the key.
+
+    agentrt run demos/techniques/watermark.py -- --logits-processors green_list:GreenList
+
+A logits processor in the engine favours a half of the tokens, by the token before; a text with far
+more of them than half was not written by chance. (Kirchenbauer et al., 2023,
+https://arxiv.org/abs/2301.10226)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from agentrt import Context, program
+from agentrt.contexts import TokenContext
+
+KEY = 15_485_863
+GREEN = 0.5
+"""The part of the vocabulary that is favoured."""
+_PRIME = 2**31 - 1
+
+
+def is_green(previous: Any, token: Any, key: int) -> Any:
+    """Whether ``token`` is favoured after ``previous``: of integers, or of tensors of them."""
+    secret = pow(48_271, key, _PRIME)
+    factor = 1 + (previous * 1_103_515_245 + secret) % (_PRIME - 1)
+    return (factor * token + previous * 69_069 + secret) % _PRIME < GREEN * _PRIME
+
+
+def z_score(ids: Sequence[int], key: int = KEY) -> float:
+    """How many standard deviations there are more green tokens in a text than by chance."""
+    pairs = set(pairwise(ids))  # a pair that comes again tells nothing new
+    green = sum(is_green(before, token, key) for before, token in pairs)
+    expected = GREEN * len(pairs)
+    return float((green - expected) / (expected * (1 - GREEN)) ** 0.5)
+
+
+async def marked_text(context: TokenContext, tokens: int, delta: float = 4.0) -> list[int]:
+    """What the model writes, after the token before it. A ``delta`` of 0 leaves no mark."""
+    first = len(context)
+    logits = {"GreenList": {"key": KEY, "delta": delta}}
+    await context.generate(tokens, temperature=1.0, ignore_eos=True, logits=logits)
+    return list(context.token_ids[first - 1 :])
+
+
+@program
+async def watermark(ctx: Context, text: str = "Once upon a time") -> dict[str, object]:
+    """A text with the watermark and one without, and how far each is from chance."""
+    context = await ctx.context(text)
+    found: dict[str, object] = {}
+    for name, delta in (("marked", 4.0), ("plain", 0.0)):
+        branch = context.fork()
+        z = z_score(await marked_text(branch, 100, delta))
+        found[name] = {"z": round(z, 2), "text": await branch.text()}
+    return found
