@@ -21,6 +21,7 @@ _EPILOG = """\b
 Examples:
   agentrt serve
   agentrt serve demos/react.py langgraph.json --port 8080
+  agentrt serve --check langgraph.json
   agentrt keys new acme --file keys.json
   agentrt serve --api-key-file keys.json --isolate-cache --replicas 2
   agentrt serve plant.py --broker mqtt://plant.local --on 'mqtt:plant/+/alarm=react'
@@ -81,6 +82,12 @@ _server, _tenants, _events = grouped("Server"), grouped("Tenants"), grouped("Eve
     metavar="NAME",
     help="Without keys, a name beside localhost that clients may call the server by; *.NAME, "
     "or * for any. Repeat it for more.",
+)
+@_server(
+    "--check",
+    is_flag=True,
+    help="Only say what of the files would be served, and what of a langgraph.json would not; "
+    "no engine starts. Exit code 1 if something would not.",
 )
 @_server(
     "--drain-timeout",
@@ -171,6 +178,10 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
     """
     # Here and not above, so that --help does not pay for it.
     _check_packages()
+    if options["check"]:
+        from agentrt.cli.check import check
+
+        return check(targets)
     from agentrt.cli.engines import read_fleet
     from agentrt.cli.serving import read_job, serve_job
     from agentrt.serving.listen import Listener

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from agentrt.serving.app import load_apis, opened_app
 from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
 from agentrt.serving.listen import Listener
 from agentrt.serving.origins import Origins, read_cors, read_hosts, read_origins
-from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram, Server
+from agentrt.serving.server import Api, Bounds, Served, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import KeyRing, Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
 from agentrt.serving.triggers import Trigger, program_of
@@ -78,7 +79,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         raise ConfigError(f"--database {options['database']!r}: give sqlite:FILE or postgresql://…")
     served: dict[str, Any] = {}
     for target in targets:
-        for name, one in _served_of(target, load_all(target)).items():
+        for name, one in served_of(target, load_all(target)).items():
             if name in served:
                 raise ProgramLoadError(
                     f"{target}: {name!r} is in {served[name].source}, too; name others, or rename"
@@ -114,7 +115,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
     )
 
 
-def _served_of(source: str, found: Mapping[str, Found]) -> dict[str, Served]:
+def served_of(source: str, found: Mapping[str, Found]) -> dict[str, Served]:
     """What a file has, as the server takes it."""
     return {
         name: ServedGraph(one.value, source)
@@ -170,6 +171,38 @@ class Serving:
             isolate=job.isolate,
         )
         apis = [*load_apis(job.projects), triggers_api(job.triggers, self.tell)]
+        async with AsyncExitStack() as stack:
+            served = await self._prepared(stack)
+            await self._run(admission, tenants, apis, served)
+
+    async def _prepared(self, stack: AsyncExitStack) -> Mapping[str, Served]:
+        """What is served, with its graphs made: one that cannot be is found before the engine
+        starts. Raises `ProgramLoadError`.
+        """
+        job = self.job
+        if not any(isinstance(one, ServedGraph) for one in job.served.values()):
+            return job.served
+        from agentrt.serving.langgraph.deployment import key_findings, prepared
+
+        keys = {path: key_findings(path) for path in job.projects}
+        users = any(one.what == "auth" for found in keys.values() for one in found)
+        for path, found in keys.items():
+            for one in found:
+                if one.served is False:
+                    self.tell(f"{path}: {one.what} is not supported: {one.why}")
+        ready, told = await prepared(job.served, stack, users=users)
+        for one in told:
+            self.tell(f"{one.what}: {one.why}")
+        return ready
+
+    async def _run(
+        self,
+        admission: AdmissionController,
+        tenants: Tenants,
+        apis: Sequence[Api],
+        served: Mapping[str, Served],
+    ) -> None:
+        job = self.job
         names = () if job.name is None else (job.name,)
         runtime = Runtime(
             admission,
@@ -185,7 +218,7 @@ class Serving:
         try:
             with lent(runtime):
                 fronts = fronts_of(await runtime.frontend())
-                server = self._server(runtime, tenants, fronts)
+                server = self._server(runtime, tenants, fronts, served)
                 front = FrontendApp(server, fronts, strict=job.strict)
                 async with (
                     opened_app(server, apis, front) as app,
@@ -195,12 +228,18 @@ class Serving:
         finally:
             await runtime.close()
 
-    def _server(self, runtime: Runtime, tenants: Tenants, fronts: Sequence[Front]) -> Server:
+    def _server(
+        self,
+        runtime: Runtime,
+        tenants: Tenants,
+        fronts: Sequence[Front],
+        served: Mapping[str, Served],
+    ) -> Server:
         job = self.job
         return Server(
             runtime,
             tuple(name for front in fronts for name in front.names),
-            job.served,
+            served,
             job.database,
             tenants=tenants,
             keys=self.keys,

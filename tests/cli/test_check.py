@@ -1,0 +1,147 @@
+"""``agentrt serve --check``: what of a deployment is served, without an engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Invoke
+from tests.cli.graphs import ECHO
+
+pytestmark = pytest.mark.usefixtures("clean_imports")
+
+FACTORIES = """
+from langgraph_sdk import Auth
+auth = Auth()
+
+def good(config):
+    return graph
+
+def needy(config):
+    config["configurable"]["cups"]
+    return graph
+
+def of_users(runtime: "ServerRuntime"):
+    runtime.ensure_user()
+    return graph
+
+def broken(config):
+    raise OSError("no kettle")
+
+def wants(kettle: str):
+    return graph
+"""
+
+
+def project(folder: Path, **settings: Any) -> str:
+    (folder / "agent.py").write_text(ECHO + FACTORIES)
+    (folder / "langgraph.json").write_text(json.dumps(settings))
+    return str(folder / "langgraph.json")
+
+
+def graphs(*names: str) -> dict[str, str]:
+    return {name: f"./agent.py:{name}" for name in names}
+
+
+def rows(out: str) -> dict[str, str]:
+    """What is said of each thing."""
+    return {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines()[1:]}
+
+
+def test_all_of_a_deployment_is_served(
+    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = project(
+        tmp_path,
+        dependencies=["."],
+        graphs=graphs("graph", "good"),
+        python_version="3.12",
+        http={"cors": {"allow_origins": ["*"]}, "app": None},
+    )
+    assert invoke("serve", "--check", path) == 0
+    assert rows(capsys.readouterr().out) == {
+        "graphs.graph": "yes",
+        "graphs.good": "yes",
+        "dependencies": "yes",
+        "python_version": "- for making an image; not read",
+        "http.cors": "yes",
+    }
+
+
+def test_what_is_not_served_is_said(
+    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = project(
+        tmp_path,
+        graphs={**graphs("broken", "wants", "nothing"), "js": "./agent.ts:graph"},
+        auth={"path": "./agent.py:graph"},
+        http={"app": "./a.py:app", "disable_store": True, "cors": {"allow_origins": "*"}},
+        store={"index": {"dims": 3}},
+        teapot=True,
+    )
+    assert invoke("serve", "--check", path) == 1
+    found = rows(capsys.readouterr().out)
+    says = {
+        "graphs.broken": "raised OSError: no kettle",
+        "graphs.wants": "needs kettle",
+        "graphs.nothing": "no such variable",
+        "graphs.js": "no such file",
+        "auth": "is no langgraph_sdk.Auth",
+        "http.app": "serve that application beside this one",
+        "http.disable_store": "these paths stay",
+        "http.cors": "allow_origins is a list of texts",
+        "store.index": "not found by meaning",
+        "teapot": "not known here",
+    }
+    assert found.keys() == says.keys()
+    for name, words in says.items():
+        assert found[name].startswith("no ")
+        assert words in found[name]
+
+
+def test_a_factory_that_needs_more_of_a_run_is_served(
+    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = project(tmp_path, graphs=graphs("needy"))
+    assert invoke("serve", "--check", path) == 0
+    says = rows(capsys.readouterr().out)["graphs.needy"]
+    assert says == "yes its function fails for a run whose config or context has no cups"
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_a_factory_that_needs_a_user_needs_hooks(
+    tmp_path: Path, invoke: Invoke, hooks: bool
+) -> None:
+    auth = {"auth": {"path": "./agent.py:auth"}} if hooks else {}
+    path = project(tmp_path, graphs=graphs("of_users"), **auth)
+    assert invoke("serve", "--check", path) == (0 if hooks else 1)
+
+
+def test_one_graph_or_program_is_checked(
+    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = project(tmp_path, graphs=graphs("graph", "broken"))
+    assert invoke("serve", "--check", f"{path}:graph") == 0
+    assert list(rows(capsys.readouterr().out)) == ["graphs.graph"]
+    assert invoke("serve", "--check", str(tmp_path / "agent.py")) == 0
+
+
+def test_something_is_to_be_checked(invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke("serve", "--check") == 2
+    assert "name what is to be served" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["broken", "wants"])
+def test_a_factory_that_cannot_work_is_found_before_the_engine_starts(
+    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """An engine that started first would refuse its own flag."""
+    path = project(tmp_path, graphs=graphs(name), store={"index": {"dims": 3}})
+    flags = ["--port", "0", "--database", f"sqlite:{tmp_path / 'a.db'}"]
+    assert invoke("serve", path, *flags, "--", "--max-model-len", "100000000") == 2
+    err = capsys.readouterr().err
+    assert "no kettle" in err or "needs kettle" in err
+    assert "store.index is not supported: items are not found by meaning" in err
