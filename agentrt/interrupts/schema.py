@@ -136,13 +136,13 @@ def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
 
     A schema from elsewhere is not trusted: nothing that it refers to is fetched.
     """
-    from jsonschema import ValidationError
+    from jsonschema import SchemaError, ValidationError
     from referencing.exceptions import Unresolvable
 
-    if (wrong := mistake_in_schema(schema)) is not None:
-        return f"its schema is no JSON schema: {wrong}"[:500]
     try:
         _validator(json.dumps(schema)).validate(value)
+    except SchemaError as error:
+        return f"its schema is no JSON schema: {error.json_path}: {error.message}"[:500]
     except ValidationError as error:
         return f"{error.json_path}: {error.message}"[:500]
     except Unresolvable as error:

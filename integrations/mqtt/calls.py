@@ -23,7 +23,7 @@ class Call:
 
     ``worker`` is who has it, as far as is known. ``silent`` counts how often it was sent since a
     worker was last heard of. ``heard`` is called at the first word. ``asked`` has what its
-    tool asks.
+    tool asks, ``again`` sends it again.
     """
 
     request: ToolRequest
@@ -37,6 +37,7 @@ class Call:
     worker: str | None = None
     silent: int = 0
     payload: bytes = b""
+    again: asyncio.TimerHandle | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 

@@ -9,6 +9,7 @@ import math
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -19,7 +20,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from agentrt import tracking
 from agentrt.errors import ToolUnavailableError
-from agentrt.integrations._compat.aiomqtt import end_session
+from agentrt.integrations._compat.aiomqtt import end_session, hear, publish_now
 from agentrt.integrations.mqtt.broker import Broker
 
 log = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ class Connection:
         if keep:
             self._kept[number] = message
         if self._client is not None:
-            self._publish_soon(self._client, number, message)
+            self._publish(self._client, number, message)
 
     async def ask(
         self, within: float, what: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]]
@@ -229,7 +230,7 @@ class Connection:
         self._up.set()
         self._tried.set()
         for number, message in list(self._kept.items()):
-            self._publish_soon(client, number, message)
+            self._publish(client, number, message)
         self._on_up()
         await asyncio.wait([reading])
 
@@ -282,6 +283,7 @@ class Connection:
             max_queued_outgoing_messages=0,
         )
         client.pending_calls_threshold = 1 << 30
+        hear(client, self._heard)
         self._newest = client
         return client
 
@@ -293,16 +295,17 @@ class Connection:
         return aiomqtt.Will(will.topic, will.payload, will.qos, will.retain, properties)
 
     async def _read(self, client: aiomqtt.Client) -> None:
-        async for message in client.messages:
-            try:
-                self._on_message(message)
-            except ValueError as error:
-                log.warning("a message on %s was dropped: %s", message.topic, error)
-            except Exception:
-                log.exception("a message on %s was dropped", message.topic)
+        """Raises `aiomqtt.MqttError` when the connection breaks; messages go to `_heard`."""
+        async for _ in client.messages:
+            pass
 
-    def _publish_soon(self, client: aiomqtt.Client, number: int, message: Outgoing) -> None:
-        self._start(self._publish(client, number, message))
+    def _heard(self, message: aiomqtt.Message) -> None:
+        try:
+            self._on_message(message)
+        except ValueError as error:
+            log.warning("a message on %s was dropped: %s", message.topic, error)
+        except Exception:
+            log.exception("a message on %s was dropped", message.topic)
 
     def _start(self, what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that ends with the connection. Whether it failed, only who waits for it asks."""
@@ -317,12 +320,21 @@ class Connection:
         if not task.cancelled():
             task.exception()
 
-    async def _publish(self, client: aiomqtt.Client, number: int, message: Outgoing) -> None:
-        with contextlib.suppress(aiomqtt.MqttError):
-            await publish(client, message)
-            self._kept.pop(number, None)
-            if not self._kept:
-                self._idle.set()
+    def _publish(self, client: aiomqtt.Client, number: int, message: Outgoing) -> None:
+        topic, qos, properties = message.topic, message.qos, message.properties()
+        sent = partial(self._sent, number)
+        try:
+            publish_now(client, topic, message.payload, qos, message.retain, properties, sent)
+        except aiomqtt.MqttError:
+            return  # what is kept goes over the next connection
+        except ValueError as error:  # somebody else wants a reply where none can go
+            log.warning("a message on %s cannot be sent: %s", topic, error)
+            self._sent(number)
+
+    def _sent(self, number: int) -> None:
+        self._kept.pop(number, None)
+        if not self._kept:
+            self._idle.set()
 
 
 async def publish(client: aiomqtt.Client, message: Outgoing) -> None:

@@ -195,7 +195,7 @@ def encode(part: _Part) -> bytes:
     """A message. Raises `ValueError` for what JSON cannot carry, or is too large."""
     try:
         body = part.model_dump(exclude_none=True, by_alias=True)
-        payload = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        payload = _ENCODER.encode(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"JSON cannot carry it: {error}") from error
     if len(payload) > MAX_BYTES:
@@ -210,7 +210,7 @@ def decode(kind: type[M], payload: object) -> M:
     if len(payload) > MAX_BYTES:
         raise ValueError(f"it has {len(payload):,} bytes, and {MAX_BYTES:,} are the limit")
     try:
-        body = json.loads(payload, parse_constant=_no_constant)
+        body = _DECODER.decode(payload.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no JSON: {error}") from error
     try:
@@ -223,3 +223,8 @@ def decode(kind: type[M], payload: object) -> M:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
+
+
+# json.dumps and json.loads would make them anew for each message.
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)

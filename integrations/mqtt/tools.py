@@ -114,20 +114,26 @@ class MqttTools(ToolTransport):
 
     async def _answer(self, call: Call) -> Any:
         """Send it again until it is answered."""
-        while True:
-            self._send(call)
-            done, _ = await asyncio.wait({call.answer}, timeout=self._resend_s)
-            if done:
-                return call.answer.result()
-            call.silent += 1
-            if call.silent >= _SILENCES:
-                who = f"worker {call.worker}" if call.worker else "every worker"
-                seconds = _SILENCES * self._resend_s
-                call.fail(
-                    ToolLostError(
-                        f"tool {call.tool}: {who} was silent for {seconds:g} s", name=call.tool
-                    )
-                )
+        self._try(call)
+        try:
+            return await call.answer
+        finally:
+            assert call.again is not None
+            call.again.cancel()
+
+    def _try(self, call: Call) -> None:
+        loop = asyncio.get_running_loop()
+        call.again = loop.call_later(self._resend_s, self._unanswered, call)
+        self._send(call)
+
+    def _unanswered(self, call: Call) -> None:
+        call.silent += 1
+        if call.silent < _SILENCES:
+            self._try(call)
+            return
+        who = f"worker {call.worker}" if call.worker else "every worker"
+        message = f"tool {call.tool}: {who} was silent for {_SILENCES * self._resend_s:g} s"
+        call.fail(ToolLostError(message, name=call.tool))
 
     def _send(self, call: Call) -> None:
         """Publish a call, to the worker that has it or to those that may take it."""

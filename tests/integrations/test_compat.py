@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from inspect import iscoroutinefunction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,9 @@ from langgraph.errors import GraphDrained, GraphInterrupt
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import Interrupt
+from paho.mqtt.client import MQTTMessage
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 from typing_extensions import TypedDict
 
 from agentrt.integrations._compat import aiomqtt, httpx, langchain, langgraph
@@ -178,6 +183,29 @@ async def test_a_client_of_mqtt_disconnects_with_properties() -> None:
     aiomqtt.end_session(client)
     given = client._client.disconnect.keywords["properties"]
     assert given.SessionExpiryInterval == 0, changed("what disconnects", "aiomqtt")
+
+
+async def test_messages_of_mqtt_are_heard_and_published_at_once() -> None:
+    """Without a connection; the tests of `agentrt.integrations.mqtt` have a broker."""
+    library = import_module("aiomqtt")
+    client, heard, published = library.Client("127.0.0.1"), list[str](), list[str]()
+    assert client._client.on_message == client._on_message, changed("what hears", "aiomqtt")
+    aiomqtt.hear(client, lambda message: heard.append(str(message.topic)))
+    client._client.on_message(client._client, None, MQTTMessage(topic=b"a"))
+    assert heard == ["a"], changed("its messages", "aiomqtt")
+
+    def publish(topic: str) -> None:
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        done = partial(published.append, topic)
+        aiomqtt.publish_now(client, topic, b"", 1, False, properties, done)
+
+    with pytest.raises(library.MqttError):
+        publish("a")
+    with pytest.raises(ValueError, match="wildcards"):
+        publish("a/#")
+    client._pending_publishes[7] = SimpleNamespace(set=partial(published.append, "a"))
+    client._on_publish(client._client, None, 7, None, None)
+    assert published == ["a"], changed("what hears that a message was published", "aiomqtt")
 
 
 @pytest.mark.parametrize("running", [True, False])

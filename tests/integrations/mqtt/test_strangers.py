@@ -17,7 +17,7 @@ from agentrt.integrations.mqtt import Broker, MqttTools, Worker, connection
 from agentrt.interrupts import tool
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
-from tests.integrations.mqtt.side import calling, stranger, until
+from tests.integrations.mqtt.side import calling, publish_once, stranger, until
 
 
 @tool
@@ -53,6 +53,18 @@ async def test_a_worker_of_mqtt_3_gets_all_that_it_needs_in_the_call(broker: Bro
         await client.publish(asked["reply_to"], json.dumps(reply), qos=1)
         assert await calling_it == [1]
         await client.publish(topics.worker("old"), b"", qos=1, retain=True)
+
+
+async def test_a_call_whose_reply_cannot_be_sent_holds_nobody_up(broker: Broker) -> None:
+    """Its response topic is a filter. The worker goes on, and can end."""
+    topics = broker.prefix.of("default")
+    worker = Worker(broker, [add])
+    async with calling(broker) as caller, running(worker):
+        await caller.tool("add")
+        asked = {"tool": "add", "key": "k", "arguments": {"a": 1}, "reply_to": "a/#"}
+        await publish_once(broker, topics.inbox(worker.id), json.dumps(asked).encode())
+        assert await caller.call("add", a=1) == 2
+        await until(lambda: not worker._connection._kept)
 
 
 @pytest.mark.parametrize(
