@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentrt.executors.transformers.constraining import Following
 from agentrt.request import CallSpec
 from agentrt.sampling import Sampling, TokenLogprobs
 
@@ -12,13 +14,17 @@ if TYPE_CHECKING:
 
 
 class Chooser:
-    """Chooses the tokens of one call: the likeliest at temperature 0, else it draws by its seed."""
+    """Chooses the tokens of one call: the likeliest at temperature 0, else it draws by its seed.
 
-    def __init__(self, spec: CallSpec, device: Any) -> None:
+    They obey ``following``, if there is one.
+    """
+
+    def __init__(self, spec: CallSpec, device: Any, following: Following | None = None) -> None:
         import torch
 
         sampling = spec.sampling or Sampling()
         self._allowed = sampling.allowed_token_ids
+        self._following = following
         self._warp = _warpers(spec.temperature, sampling) if spec.temperature > 0 else None
         self._random = torch.Generator(device)
         if spec.seed is not None:
@@ -32,9 +38,17 @@ class Chooser:
             masked = torch.full_like(logits, -torch.inf)
             masked[list(self._allowed)] = logits[list(self._allowed)]
             logits = masked
-        if self._warp is None:
-            return int(logits.argmax())
-        weights = self._warp(None, logits[None]).softmax(-1)
+        if self._following is not None:
+            logits = self._following.only_allowed(logits)
+        token = int(logits.argmax()) if self._warp is None else self._drawn(self._warp, logits)
+        if self._following is not None:
+            self._following.accept(token)
+        return token
+
+    def _drawn(self, warp: Any, logits: Tensor) -> int:
+        import torch
+
+        weights = warp(None, logits[None]).softmax(-1)
         return int(torch.multinomial(weights, 1, generator=self._random))
 
 
@@ -51,9 +65,16 @@ def _warpers(temperature: float, sampling: Sampling) -> Any:
     return ways.LogitsProcessorList(found)
 
 
-def logprobs_of(logits: Tensor, token: int, most: int) -> TokenLogprobs:
-    """The log probability of a token, and those of the ``most`` likeliest, as `TokenLogprobs`."""
+def logprobs_of(
+    logits: Tensor, token: int, most: int, allowed: Sequence[int] | None = None
+) -> TokenLogprobs:
+    """The log probability of a token, and those of the ``most`` likeliest, as `TokenLogprobs`;
+    with ``allowed`` of those alone.
+    """
     every = logits.log_softmax(-1)
-    values, ids = every.topk(min(most, len(every)))
-    likely = zip(ids.tolist(), values.tolist(), strict=True)
-    return ((token, float(every[token])), *(each for each in likely if each[0] != token))
+    if allowed is None:
+        values, ids = every.topk(min(most, len(every)))
+        likely = list(zip(ids.tolist(), values.tolist(), strict=True))
+    else:
+        likely = sorted(((each, float(every[each])) for each in allowed), key=lambda x: -x[1])
+    return ((token, float(every[token])), *(each for each in likely[:most] if each[0] != token))

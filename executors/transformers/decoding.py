@@ -17,11 +17,6 @@ from agentrt.sampling import Sampling, TokenLogprobs
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ABSENT = {
-    "constraint": "structured outputs (constrain=)",
-    "logits": "logits processors (logits=)",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -46,12 +41,15 @@ class Decoding:
         self.text = self.reason = ""
         self.token_logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
-        self._model, self._prefixes, self._spec = model, prefixes, call.spec
+        self._model, self._prefixes = model, prefixes
         self._empty = model.start(self.sampling.attention)
         self._most = min(call.spec.max_tokens, _room(model, call, self.sampling))
         self._sharing = call.spec.cache_salt, self.sampling.attention
         ends = frozenset() if call.spec.ignore_eos else model.stops
         self._ends = ends | set(self.sampling.stop_token_ids)
+        constraint = self.sampling.constraint
+        following = None if constraint is None else model.grammars.follow(constraint)
+        self._choose = Chooser(call.spec, model.device, following)
 
     def steps(self) -> Generator[Step, None, None]:
         """Each one a forward of the model. Its end keeps what was computed for later calls."""
@@ -59,12 +57,11 @@ class Decoding:
         most = min(len(self.prompt), self.sampling.score_from or len(self.prompt)) - 1
         cache = self._prefixes.longest(self._sharing, self.prompt, most) or self._empty
         self.cached = len(cache.ids)
-        chooser = Chooser(self._spec, self._model.device)
         said = OutputText(self._model.tokenizer, self.sampling.stop)
         try:
             logits = yield from self._read(cache)
             while True:
-                step = self._say(chooser(logits[-1]), logits[-1], said)
+                step = self._say(self._choose(logits[-1]), logits[-1], said)
                 if self.reason:
                     break
                 yield step
@@ -120,7 +117,8 @@ class Decoding:
         """The next token of the output, and whether it is the last."""
         self.ids.append(token)
         if self.sampling.logprobs is not None:
-            self.token_logprobs.append(logprobs_of(logits, token, self.sampling.logprobs))
+            most, allowed = self.sampling.logprobs, self.sampling.allowed_token_ids
+            self.token_logprobs.append(logprobs_of(logits, token, most, allowed))
         ends = token in self._ends
         text = "" if ends else said.add(token)
         if ends or said.stopped:
@@ -140,12 +138,11 @@ def _checked_prompt(model: CausalModel, call: Call, sampling: Sampling) -> list[
             f"call {call.call_id}: the transformers executor takes prompts of token ids, of at "
             "least one token"
         )
-    for name, what in _ABSENT.items():
-        if getattr(sampling, name):
-            raise CallRejectedError(
-                f"call {call.call_id}: the transformers executor has no {what}; run the program "
-                "with --engine vllm, or choose among next_tokens() in the program"
-            )
+    if sampling.logits:
+        raise CallRejectedError(
+            f"call {call.call_id}: the transformers executor has no logits processors (logits=); "
+            "run the program with --engine vllm, or choose among next_tokens() in the program"
+        )
     strange = [token for token in prompt if not 0 <= token < model.vocabulary]
     if strange:
         raise CallRejectedError(

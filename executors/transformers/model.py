@@ -10,6 +10,7 @@ from agentrt.contexts.attention import Attention
 from agentrt.errors import CallRejectedError, ModelLoadError
 from agentrt.executors.transformers.attention import NAME, as_mask, kept, places, register, seen
 from agentrt.executors.transformers.cache import TextCache
+from agentrt.executors.transformers.constraining import Grammars
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,8 @@ _COARSE = 0.05
 
 
 class CausalModel:
-    """A model with its ``tokenizer``. ``max_len`` counts the tokens of a text.
+    """A model with its ``tokenizer``, and ``grammars`` of its tokens. ``max_len`` counts the
+    tokens of a text.
 
     With ``moves`` the positions of cached tokens can be moved, so that texts with a bounded
     attention may be of any length. All methods belong to one thread.
@@ -37,6 +39,7 @@ class CausalModel:
         self.config = model.config.get_text_config(decoder=True)
         self.max_len: int | None = getattr(self.config, "max_position_embeddings", None)
         self._model = model
+        self.grammars = Grammars(tokenizer, self.vocabulary, self.stops)
         layers = DynamicCache(config=model.config).layers
         self.plain = all(type(layer) is DynamicLayer for layer in layers)
         self._keep = "logits_to_keep" in inspect.signature(model.forward).parameters

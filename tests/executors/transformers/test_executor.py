@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,45 @@ async def test_scores_are_what_generation_said(executor: TransformersExecutor) -
     assert [place[0][0] for place in scored.prompt_logprobs] == [*long[250:]]
 
 
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        (Constraint("regex", "[a-c]{3}-[0-9]{4}"), "[a-c]{3}-[0-9]{4}"),
+        (Constraint("choice", ["left", 'r"ight']), 'left|r"ight'),
+        (Constraint("json", '{"enum": [17, 23]}'), "17|23"),
+        (Constraint("grammar", 'root ::= "(" root ")" | "x"'), r"\(*x\)*"),
+        (Constraint("grammar", "start: /[ab]{6}/"), "[ab]{6}"),
+    ],
+)
+async def test_a_constraint_is_obeyed(
+    executor: TransformersExecutor, constraint: Constraint, pattern: str
+) -> None:
+    for seed in range(3):
+        done = await reply(
+            executor,
+            max_tokens=64,
+            ignore_eos=False,
+            temperature=1.0,
+            seed=seed,
+            sampling=Sampling(constraint=constraint),
+        )
+        assert done.finish_reason == "stop"
+        assert re.fullmatch(pattern, done.text)
+        assert done.token_ids[-1] in executor.model.stops
+
+
+async def test_log_probabilities_are_of_allowed_tokens_alone(
+    executor: TransformersExecutor,
+) -> None:
+    every = await reply(executor, sampling=Sampling(logprobs=executor.model.vocabulary))
+    found = await reply(executor, sampling=Sampling(logprobs=2, allowed_token_ids=(7, 8, 9)))
+    expected = sorted(
+        ((n, dict(every.token_logprobs[0])[n]) for n in (7, 8, 9)), key=lambda x: -x[1]
+    )
+    assert [n for n, _ in found.token_logprobs[0]] == [n for n, _ in expected[:2]]
+    assert dict(found.token_logprobs[0]) == pytest.approx(dict(expected[:2]), abs=1e-3)
+
+
 # -- what calls share ------------------------------------------------------------------
 
 
@@ -229,7 +269,10 @@ async def test_a_call_that_is_broken_off_holds_nothing(executor: TransformersExe
     [
         ({"ids": ()}, "takes prompts of token ids, of at least one"),
         ({"ids": (5, 999_999)}, "999999 is no token of model"),
-        ({"sampling": Sampling(constraint=Constraint("regex", "a*"))}, r"has no .*\(constrain=\)"),
+        (
+            {"sampling": Sampling(constraint=Constraint("regex", "a("))},
+            "the regex that the output has to obey is refused",
+        ),
         ({"sampling": Sampling(logits={"watermark": 1})}, r"no logits processors \(logits=\)"),
     ],
 )
