@@ -21,6 +21,7 @@ from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
 from agentrt.serving.langgraph.auth import Caller, User, caller_of
 from agentrt.serving.langgraph.bodies import Config
+from agentrt.serving.langgraph.expiry import deadline_of
 from agentrt.serving.langgraph.interrupts import EXPIRED, interrupts_in, is_open
 from agentrt.serving.langgraph.responses import BadJSONError, check_json
 from agentrt.serving.langgraph.run_bodies import Command, ThreadRunBody
@@ -103,7 +104,11 @@ class ThreadQuestions:
         return {"thread": asked.thread, "run": run}
 
     async def expire(self) -> None:
-        """Go on without an answer where a program's question has a time, and that is over."""
+        """Go on without an answer where a program's question has a time, and that is over. The
+        deadlines of the others are noted.
+        """
+        deadlines = self._state.deadlines
+        deadlines.forget()
         c, noted = threads.c, '%"expires_at"%'
         conditions = (c.status.in_(_RESTS), sa.cast(c.interrupts, sa.Text).like(noted))
         rows = await self._database.rows(sa.select(*_COLUMNS).where(~c.temporary, *conditions))
@@ -111,7 +116,9 @@ class ThreadQuestions:
         for row in rows:
             for interrupt in interrupts_in(row.interrupts):
                 asked = self._asked(row, interrupt, active[row.thread_id])
-                if asked.state == "expired":
+                if asked.state == "open" and asked.expires_at is not None:
+                    deadlines.add(asked.expires_at)
+                elif asked.state == "expired":
                     with suppress(HTTPException, BusyError, QuestionClosedError):
                         await self._resume(asked, EXPIRED, None)
 
@@ -154,7 +161,7 @@ class ThreadQuestions:
         value, graph = interrupt["value"], str(row.metadata.get("graph_id", ""))
         given = value if isinstance(value, dict) else {}
         text = value if isinstance(value, str) else given.get("question")
-        until = given.get("expires_at") if self._state.graphs.is_native(graph) else None
+        until = deadline_of(interrupt) if self._state.graphs.is_native(graph) else None
         state = "open" if is_open(interrupt["id"], row.interrupts, active) else "answered"
         if state == "open" and until is not None and time.time() >= until:
             state = "expired"

@@ -14,6 +14,7 @@ from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph.assistants import Assistants
 from agentrt.serving.langgraph.auth import Caller
 from agentrt.serving.langgraph.configs import caller_access, run_access
+from agentrt.serving.langgraph.expiry import Deadlines
 from agentrt.serving.langgraph.graphs import Graphs, open_graphs
 from agentrt.serving.langgraph.runs import Runs
 from agentrt.serving.langgraph.storage import Storage, open_storage
@@ -37,6 +38,7 @@ class TenantState:
     assistants: Assistants
     threads: Threads
     runs: Runs
+    deadlines: Deadlines
 
     async def access_to(
         self, caller: Caller, thread: str, graph_id: str, purpose: Purpose
@@ -70,14 +72,15 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
         stack.enter_context(lend(Portal.borrow(server.runtime)))
         graphs = await stack.enter_async_context(open_graphs(server, storage))
         database = storage.database
-        asks = server.questions.changed
+        asks, deadlines = server.questions.changed, Deadlines()
         yield TenantState(
             server,
             storage,
             graphs,
             Assistants(database, graphs),
-            Threads(database, asks),
+            Threads(database, asks, deadlines),
             Runs(database, asks),
+            deadlines,
         )
 
 
@@ -92,9 +95,13 @@ async def sweeping(
     async def clear_away() -> None:
         await state.clear_away(time.time())
 
+    async def expire_in_time() -> None:
+        await expire()
+        await state.deadlines.passed(_SWEEP_S)
+
     doing = state.server.background.doing
     async with (
         doing("sweep of threads", clear_away, _SWEEP_S),
-        doing("expiry of questions", expire, _SWEEP_S),
+        doing("expiry of questions", expire_in_time),
     ):
         yield

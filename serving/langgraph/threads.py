@@ -17,6 +17,7 @@ from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.expiry import Deadlines
 from agentrt.serving.langgraph.extract import extracted
 from agentrt.serving.langgraph.responses import conflict, not_found, timestamp, to_json
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, runs, threads
@@ -42,12 +43,19 @@ def _found(thread: dict[str, Any], body: bodies.ThreadSearch) -> dict[str, Any]:
 class Threads:
     """The threads of all tenants; every request names its tenant.
 
-    ``asks`` is told when a thread has new questions to a human, or none any more.
+    ``asks`` is told when a thread has new questions to a human, or none any more, and
+    ``deadlines`` of the time that they have.
     """
 
-    def __init__(self, database: Database, asks: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        asks: Callable[[], None] = lambda: None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
         self._database = database
         self._asks = asks
+        self._deadlines = deadlines or Deadlines()
 
     async def get(self, tenant: str, key: UUID, only: Filter = None) -> sa.Row[Any]:
         """The thread, or 404."""
@@ -114,6 +122,7 @@ class Threads:
             await change_thread(connection, UUID(key), changed)
         if before or state.get("interrupts"):
             self._asks()
+            self._deadlines.note(state.get("interrupts"))
 
     async def remove(self, keys: Collection[str]) -> None:
         """Delete our rows of threads, their runs and events."""

@@ -22,7 +22,8 @@ from agentrt.runtime.run import Run, RunState
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import SCRIPT
 
-with warnings.catch_warnings(record=True):  # it says that it is in beta
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it says that it is in beta
     from langchain.mcp import MCPAdapter
 
 

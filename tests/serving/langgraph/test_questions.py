@@ -19,10 +19,12 @@ from langgraph_sdk.client import LangGraphClient
 from pydantic import BaseModel
 
 from agentrt import Context, program
+from agentrt.errors import QuestionClosedError
 from agentrt.serving.langgraph import api_with
 from agentrt.serving.langgraph.auth import load_auth
 from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.questions import ThreadQuestions
+from agentrt.serving.langgraph.tenant_state import _SWEEP_S
 from tests.serving.langgraph.graphs import (
     Settings,
     Steps,
@@ -50,9 +52,8 @@ async def waiter(ctx: Context) -> str:
 
 
 @program
-async def patient(ctx: Context, default: str | None = None) -> Any:
-    more: dict[str, Any] = {} if default is None else {"default": default}
-    return await ctx.human("Well?", timeout=1e-6, **more)
+async def patient(ctx: Context, options: dict[str, Any]) -> Any:
+    return await ctx.human("Well?", **{"timeout": 1e-6, **options})
 
 
 async def tell_who(state: Steps, runtime: GraphRuntime[Settings]) -> Steps:
@@ -235,18 +236,36 @@ async def test_the_run_that_answers_has_the_context_of_the_one_that_asked(it: Se
         assert done == {"steps": ["in", "Ann: 3"]}
 
 
-async def test_past_its_time_a_programs_question_gets_no_answer_any_more(it: Serving) -> None:
+async def test_at_its_deadline_a_program_goes_on_without_an_answer(it: Serving) -> None:
+    """The server looks at once, and not with its next sweep."""
+    async with clients(it, "ann") as (client, _), asyncio.timeout(_SWEEP_S / 2):
+        thread = await a_thread(client)
+        default: Any = "nothing"
+        await client.runs.wait(thread, "patient", input={"timeout": 0.2, "default": default})
+        while len(found := await client.runs.list(thread)) < 2:
+            await asyncio.sleep(0.01)
+        assert await client.runs.join(thread, found[0]["run_id"]) == default
+
+
+async def test_past_its_time_a_programs_question_gets_no_answer_any_more(
+    it: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1. Two questions are over their time; one has a default. 2. The server looks: both
     programs go on without an answer.
     """
+
+    async def busy(*question: Any) -> str:
+        raise QuestionClosedError("not now")
+
     async with clients(it, "ann") as (client, http):
         threads = [await a_thread(client) for _ in range(2)]
         default: Any = "nothing"
-        await client.runs.wait(threads[0], "patient", input=default)
-        await client.runs.wait(threads[1], "patient")
         assert it.server is not None
         assert it.loop is not None
         [source] = [one for one in it.server.questions.sources if isinstance(one, ThreadQuestions)]
+        monkeypatch.setattr(source, "_resume", busy)
+        await client.runs.wait(threads[0], "patient", input={"default": default})
+        await client.runs.wait(threads[1], "patient", input={})
         for thread in threads:
             assert await listed(http, thread=thread) == []
             [[interrupt]] = (await client.threads.get(thread))["interrupts"].values()
@@ -254,6 +273,7 @@ async def test_past_its_time_a_programs_question_gets_no_answer_any_more(it: Ser
             late = await answered(http, question, "late")
             assert late.status_code == 409
             assert "was expired already" in late.json()["error"]["message"]
+        monkeypatch.undo()
         looking = asyncio.run_coroutine_threadsafe(source.expire(), it.loop)
         await asyncio.wrap_future(looking)
         with_default, without = [(await client.runs.list(one))[0] for one in threads]
@@ -294,23 +314,6 @@ async def test_another_tenant_sees_nothing_and_the_operator_all(it: Serving) -> 
 async def test_a_question_that_never_was_is_not_found(it: Serving, name: str) -> None:
     async with clients(it, "ann") as (_, http):
         assert (await answered(http, {"id": name}, "left")).status_code == 404
-
-
-async def test_an_open_question_outlives_its_server(tmp_path: Path) -> None:
-    """1. A thread asks. 2. The server ends, and another starts. 3. The question is there, and
-    its answer resumes the thread.
-    """
-    database = tmp_path / "agentrt.db"
-    with serving({"ask": ask_graph()}, database) as it:
-        async with clients(it, "") as (client, http):
-            thread = await a_thread(client)
-            await client.runs.wait(thread, "ask", input=IN)
-            [question] = await listed(http)
-    with serving({"ask": ask_graph()}, database) as it:
-        async with clients(it, "") as (client, http):
-            assert await listed(http) == [question]
-            done = await joined(client, await answered(http, question, "left"))
-            assert done["steps"][2] == "answered left"
 
 
 async def test_hooks_say_who_may_see_and_answer(tmp_path: Path) -> None:

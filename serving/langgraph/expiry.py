@@ -1,0 +1,52 @@
+"""When the questions of threads are over their time: a timer for the nearest deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agentrt.serving.langgraph.interrupts import interrupts_in
+
+
+def deadline_of(interrupt: Mapping[str, Any]) -> float | None:
+    """Until when a program waits for the answer (seconds since 1970), if not for ever."""
+    value = interrupt["value"]
+    until = value.get("expires_at") if isinstance(value, dict) else None
+    return until if isinstance(until, int | float) else None
+
+
+class Deadlines:
+    """The nearest deadline that is known. It is told of each question that is stored."""
+
+    def __init__(self) -> None:
+        self._nearest = math.inf
+        self._nearer = asyncio.Event()
+
+    def note(self, interrupts: Mapping[str, Any] | None) -> None:
+        """A thread has these interrupts now."""
+        times = [deadline_of(one) for one in interrupts_in(interrupts)]
+        self.add(min((time for time in times if time is not None), default=math.inf))
+
+    def add(self, deadline: float) -> None:
+        """A question may be answered until then (seconds since 1970)."""
+        if deadline < self._nearest:
+            self._nearest = deadline
+            self._nearer.set()
+
+    def forget(self) -> None:
+        """From now on only what is told anew counts."""
+        self._nearest = math.inf
+
+    async def passed(self, most_s: float) -> None:
+        """Wait for the nearest deadline, for ``most_s`` seconds at most."""
+        most = time.time() + most_s
+        while (left := min(self._nearest, most) - time.time()) > 0:
+            self._nearer.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._nearer.wait()
+            except TimeoutError:
+                continue
