@@ -80,7 +80,9 @@ def _own_fault(error: AgentrtError) -> int:
             _write(program_fault(error))
             return FAILED
         case ImportFailedError():
-            _write(_fault(error, f"{error}: not imported"))
+            assert error.__cause__ is not None
+            where = _place(error.__cause__)
+            _say(f"{error}: not imported: {summary(error.__cause__)}{where}")
             return FAILED
         case _:
             return _bug(error)
@@ -92,15 +94,17 @@ def _bug(error: BaseException) -> int:
     return BUG
 
 
+def _place(error: BaseException) -> str:
+    """Where in the user's own code it was raised."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_users(one.filename)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
 def program_fault(error: ProgramError) -> str:
     """A program's failure for people: its own traceback, then one line that names it."""
-    return _fault(error, f"program {error.program_id} failed")
-
-
-def _fault(error: AgentrtError, what: str) -> str:
     cause = error.__cause__
     assert cause is not None
-    return f"{user_traceback(cause)}\nerror: {what}: {summary(cause)}"
+    return f"{user_traceback(cause)}\nerror: program {error.program_id} failed: {summary(cause)}"
 
 
 def summary(error: BaseException) -> str:
