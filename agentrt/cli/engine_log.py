@@ -7,13 +7,14 @@ streams back when the start is over.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self, TextIO
+from typing import IO, Self, TextIO
 
 from agentrt.cli.screen import Screen, open_screen
 from agentrt.errors import EngineStartError, ModelLoadError
@@ -50,12 +51,13 @@ class EngineLog:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self.path: Path | None = None
-        self.named = False
         self._stream: TextIO | None = None
+        self._file: IO[bytes] | None = None
         if not verbose:
-            file, name = tempfile.mkstemp(prefix="agentrt-engine-", suffix=".log")
-            os.close(file)
-            self.path = Path(name)
+            # It has no name, so that nothing of it stays when this process is killed.
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  # until `__exit__`
+            flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
 
     @contextmanager
     def collect(self) -> Iterator[None]:
@@ -81,33 +83,36 @@ class EngineLog:
                 os.close(file)
 
     def _open(self) -> int:
-        if self.path is None:
-            return os.dup(2)
-        return os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        return os.dup(2 if self._file is None else self._file.fileno())
 
     def name_it(self) -> str:
-        """Where the user can read more, for a message; from now on the file stays."""
-        self.named = True
-        return "see vLLM's own log above" if self.path is None else f"vLLM's own log: {self.path}"
+        """Where the user can read more, for a message: a copy of the log, which stays."""
+        if self._file is None:
+            return "see vLLM's own log above"
+        if self.path is None:
+            file, name = tempfile.mkstemp(prefix="agentrt-engine-", suffix=".log")
+            with os.fdopen(file, "wb") as copy:
+                copy.write(self._content())
+            self.path = Path(name)
+        return f"vLLM's own log: {self.path}"
 
     def lines(self) -> list[str]:
         """What is in the log now."""
-        if self.path is None or not self.path.exists():
-            return []
-        return self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return self._content().decode("utf-8", errors="replace").splitlines()
+
+    def _content(self) -> bytes:
+        if self._file is None:
+            return b""
+        number = self._file.fileno()
+        return os.pread(number, os.fstat(number).st_size, 0)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._stream is not None:
-            self._stream.close()
-        self.discard()
-
-    def discard(self) -> None:
-        """Delete the file, unless somebody was told to read it."""
-        if self.path is not None and not self.named:
-            self.path.unlink(missing_ok=True)
+        for file in (self._stream, self._file):
+            if file is not None:
+                file.close()
 
 
 def _flush(*streams: TextIO) -> None:
@@ -119,12 +124,7 @@ def _flush(*streams: TextIO) -> None:
 def opened_output(*, verbose: bool) -> Iterator[tuple[EngineLog, Screen, Callable[[str], None]]]:
     """The log and the screen of a command, and what says its last words on that screen."""
     with EngineLog(verbose=verbose) as log, open_screen(plain=verbose) as screen:
-
-        def last_words(text: str) -> None:
-            log.discard()
-            screen.last_words(text)
-
-        yield log, screen, last_words
+        yield log, screen, screen.last_words
 
 
 async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> None:

@@ -132,9 +132,11 @@ class Interrupts:
 
     def _end_now(self) -> NoReturn:
         assert self.number is not None
-        end_descendants()
-        self._last_words(f"{self._note()}, by force")
-        os._exit(128 + self.number)
+        try:
+            end_descendants()
+            self._last_words(f"{self._note()}, by force")
+        finally:  # whatever is wrong with the terminal, or closed by now
+            os._exit(128 + self.number)
 
     def _note(self) -> str:
         assert self.number is not None

@@ -18,12 +18,18 @@ from tests.cli.conftest import Write
 
 SCRIPT = """
 import sys
+import agentrt.cli.screen
 import agentrt.cli.signals
 import agentrt.executors.vllm.engine
 from agentrt.cli import main
 from tests.cli.conftest import EchoEngine
 
 agentrt.cli.signals.STOP_WITHIN_S = float(sys.argv.pop(1))
+if sys.argv[-1] == "unheard":
+    sys.argv.pop()
+    agentrt.cli.screen.Screen.last_words = lambda self, text: self.console.file.close() or print(
+        text, file=self.console.file
+    )
 agentrt.executors.vllm.engine.VLLMEngine = EchoEngine
 main()
 """
@@ -31,10 +37,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def running(path: Path, stop_within_s: float) -> Iterator[subprocess.Popen[str]]:
+def running(path: Path, stop_within_s: float, *more: str) -> Iterator[subprocess.Popen[str]]:
     """The command on an echoing engine, from when its program has printed 'here'."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(stop_within_s), "run", str(path)],
+        [sys.executable, "-c", SCRIPT, str(stop_within_s), "run", str(path), *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -71,6 +77,25 @@ def test_a_program_that_blocks_the_loop_is_ended_when_the_time_is_up(write: Writ
     assert err.splitlines()[-1] == (
         "interrupted: the programs and the engine were stopped, by force"
     )
+
+
+def test_it_is_ended_even_if_nobody_can_be_told(write: Write) -> None:
+    """What its last words are written to is closed."""
+    with running(write(BLOCKS), 0.2, "unheard") as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+
+
+def test_a_kill_leaves_no_log_file(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with running(write(BLOCKS), 600) as process:
+        process.kill()
+        process.wait(timeout=20)
+    assert list(folder.iterdir()) == []
 
 
 def test_a_second_signal_ends_it_at_once(write: Write) -> None:
