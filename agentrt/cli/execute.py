@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -31,14 +31,16 @@ _THREADS = 32
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What `agentrt run` was asked for. ``timeout`` is seconds for each program, ``dashboard``
-    the port of its page (0: any), ``tools`` where programs find tools beside their own.
+    """What `agentrt run` was asked for. ``timeout`` is seconds for each program, of which at most
+    ``max_live`` run at once; ``dashboard`` is the port of its page (0: any), ``tools`` where
+    programs find tools beside their own.
     """
 
     plan: Plan
     options: EngineOptions
     seed: int = 0
     timeout: float | None = None
+    max_live: int = 4096
     answers: Sequence[str] = ()
     dag: Path | None = None
     dashboard: int | None = None
@@ -81,9 +83,11 @@ async def execute(
     )
     policy = job.options.scheduler.policy
     async with screen.showing(), job.plan.opened(human, runtime.questions.ask) as starts:
-        if not starts:
+        # What cannot be is found before the engine starts.
+        first = await _take(starts, job.max_live)
+        if not first:
             return Outcome([], {}, policy, job.plan.questions)
-        make_room(len(starts))
+        make_room(len(first))
         with watching(runtime, screen) as watch:
             await start_engine(runtime, screen.progress, log)
             try:
@@ -92,7 +96,7 @@ async def execute(
                         shown(runtime, job.dashboard, screen.announce),
                         job.tools.asking(ServerQuestions(runtime)),
                     ):
-                        await _play(job, runtime, starts, watch)
+                        await _play(job, runtime, first, starts, watch)
                 snapshot = await executor.snapshot()
             finally:
                 screen.progress("stopping the engine")
@@ -122,8 +126,29 @@ def make_room(programs: int) -> None:
     asyncio.get_running_loop().set_default_executor(pool)
 
 
-async def _play(job: Job, runtime: Runtime, starts: Sequence[Start], watch: Watch) -> None:
-    """Run what is to be started, and what follows each end."""
+async def _take(starts: AsyncGenerator[Start, None], most: int) -> list[Start]:
+    """The next ``most`` of them, if there are so many."""
+    taken: list[Start] = []
+    while len(taken) < most and (start := await anext(starts, None)) is not None:
+        taken.append(start)
+    return taken
+
+
+async def _play(
+    job: Job,
+    runtime: Runtime,
+    first: Sequence[Start],
+    more: AsyncGenerator[Start, None],
+    watch: Watch,
+) -> None:
+    """Run what is to be started ``first``, what follows each end, and ``more`` as others end."""
+    taking = asyncio.Lock()
+
+    async def course(start: Start | None) -> None:
+        while start is not None:
+            await from_start(start)
+            async with taking:
+                start = await anext(more, None)
 
     async def from_start(start: Start) -> None:
         following: Start | None = start
@@ -137,14 +162,14 @@ async def _play(job: Job, runtime: Runtime, starts: Sequence[Start], watch: Watc
             following = await job.plan.after(following, run)
 
     with lent(runtime):
-        courses = [asyncio.create_task(from_start(start)) for start in starts]
+        courses = [asyncio.create_task(course(start)) for start in first]
         watch.show(runtime)
         try:
             await asyncio.gather(*courses)
         finally:
             # One may have raised: nothing is to be started for the others any more.
-            for course in courses:
-                course.cancel()
+            for one in courses:
+                one.cancel()
             await asyncio.wait(courses)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,17 +80,25 @@ class GraphPlan(Plan):
         self._terms = terms
         self._invocation = invocation
         self._answers: dict[str, Sequence[Answer]] = {}
-        self._draining = False
 
     @asynccontextmanager
-    async def opened(self, human: Human, ask: AskHuman) -> AsyncIterator[Sequence[Start]]:
+    async def opened(
+        self, human: Human, ask: AskHuman
+    ) -> AsyncIterator[AsyncGenerator[Start, None]]:
         self._human, self._ask = human, ask
         async with AsyncExitStack() as stack:
             self._graph = await self._open_graph(stack)
             self._name = graph_name(self._graph, self._target.name)
             self._checkpointer = await self._open_checkpointer(stack)
-            starts = [await self._begin(thread) for thread in self._threads()]
-            yield [start for start in starts if start is not None]
+            yield await stack.enter_async_context(aclosing(self._each()))
+
+    async def _each(self) -> AsyncGenerator[Start, None]:
+        for thread in self._threads():
+            if self._draining:
+                return
+            start = await self._begin(thread)
+            if start is not None:
+                yield start
 
     async def after(self, start: Start, run: Run) -> Start | None:
         if run.state is RunState.DONE or start.session is None:
@@ -101,9 +109,6 @@ class GraphPlan(Plan):
         if standing.next and self._checkpointer is not None and self._checkpointer.lasting:
             self.resumes[run.id] = self._invocation.going_on(start.session)
         return None
-
-    def drain(self) -> None:
-        self._draining = True
 
     # -- before the first start --------------------------------------------------------
 
@@ -138,11 +143,13 @@ class GraphPlan(Plan):
         self._graph = graph.copy(update={"checkpointer": threads.saver})
         return threads
 
-    def _threads(self) -> list[str]:
+    def _threads(self) -> Iterator[str]:
         given, n = self._terms.thread, self._terms.n
-        if given is not None:
-            return [given] if n == 1 else [f"{given}-{number}" for number in range(1, n + 1)]
-        return [uuid.uuid4().hex[:12] for _ in range(n)]
+        for number in range(1, n + 1):
+            if given is None:
+                yield uuid.uuid4().hex[:12]
+            else:
+                yield given if n == 1 else f"{given}-{number}"
 
     async def _begin(self, thread: str) -> Start | None:
         """How a thread starts; None if it waits, and nobody is there to answer."""

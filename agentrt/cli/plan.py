@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,28 +40,40 @@ class OpenQuestion:
 
 
 class Plan:
-    """The programs of a command: these ``starts``, which nothing follows.
+    """The programs of a command: ``start``, ``n`` times; nothing follows them.
 
     ``questions`` are those that nobody was there to answer. ``resumes`` has, by the ids of
     runs that came to no end, the commands that go on where they were.
     """
 
-    def __init__(self, starts: Sequence[Start] = ()) -> None:
+    def __init__(self, start: Start | None = None, n: int = 1) -> None:
         self.questions: list[OpenQuestion] = []
         self.resumes: dict[str, str] = {}
-        self._starts = starts
+        self._draining = False
+        self._all: Iterable[Start] = itertools.repeat(start, n) if start is not None else ()
 
     @asynccontextmanager
-    async def opened(self, human: Human, ask: AskHuman) -> AsyncIterator[Sequence[Start]]:
-        """What to start first, checked, on the loop that it is to run on. It may be nothing.
+    async def opened(
+        self, human: Human, ask: AskHuman
+    ) -> AsyncIterator[AsyncGenerator[Start, None]]:
+        """What to start, one after another, each made and checked when it is asked for, on the
+        loop that it is to run on. It may be nothing.
 
         A plan's own questions go to ``ask``, if ``human`` is there.
         """
-        yield self._starts
+        async with aclosing(self._each()) as starts:
+            yield starts
+
+    async def _each(self) -> AsyncGenerator[Start, None]:
+        for start in self._all:
+            if self._draining:
+                return
+            yield start
 
     async def after(self, start: Start, run: Run) -> Start | None:
         """What goes on where ``run`` has ended."""
         return None
 
     def drain(self) -> None:
-        """Nothing goes on any more, and no human is asked: questions are left open."""
+        """Nothing starts or goes on any more, and no human is asked: questions are left open."""
+        self._draining = True

@@ -69,7 +69,14 @@ _GRAPH_FLAGS = {
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Run N instances at once, each with the same input.  [default: 1]",
+    help="Run N instances, each with the same input.  [default: 1]",
+)
+@_program(
+    "--max-live",
+    type=click.IntRange(min=1),
+    default=4096,
+    metavar="N",
+    help="So many of them run at once; the others begin as these end.  [default: 4096]",
 )
 @_program(
     "--human",
@@ -138,6 +145,7 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
         engine,
         seed=options["seed"],
         timeout=options["timeout"],
+        max_live=options["max_live"],
         answers=options["answers"],
         dag=options["dag"],
         dashboard=options["dashboard"],
@@ -153,7 +161,7 @@ def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
 
     if not isinstance(found, GraphTarget):
         _check_program(found, given, options)
-        return Plan([Start(found, given)] * options["n"])
+        return Plan(Start(found, given), options["n"])
     from agentrt.cli.graph_plan import GraphPlan, Invocation, graph_terms
 
     arguments = click.get_current_context().meta[ARGUMENTS]

@@ -166,6 +166,38 @@ def test_sigterm_lets_the_programs_finish(
     assert "SIGTERM: finishing 1 programs, nothing new starts; again to stop now" in err
 
 
+def test_so_many_programs_are_live_at_once(
+    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        "import asyncio\nlive = most = 0\n@program\nasync def counts(ctx):\n"
+        "    global live, most\n    live += 1\n    most = max(most, live)\n"
+        "    for _ in range(9): await asyncio.sleep(0)\n    live -= 1\n    return most\n"
+    )
+    assert invoke("run", path, "--n", 20, "--max-live", 3, "--json") == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert (len(results), max(results)) == (20, 3)
+
+
+def test_more_programs_than_memory_can_hold_do_not_keep_signals_out(
+    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those that run are cancelled at their --timeout, others begin in their place; SIGTERM lets
+    what runs come to its end, and nothing new begins.
+    """
+    path = write(
+        "import os, signal\nbegun = 0\n@program\nasync def hangs(ctx):\n"
+        "    global begun\n    begun += 1\n"
+        "    if begun == 5: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    await ctx.llm('hang')\n"
+    )
+    options = ["--n", 100_000_000, "--max-live", 2, "--timeout", 0.01, "--json"]
+    assert invoke("run", path, *options) == 1
+    out, err = capfd.readouterr()
+    assert "SIGTERM: finishing" in err
+    assert 5 <= len(json.loads(out)["programs"]) <= 6
+
+
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_after_sigterm_a_second_signal_stops_the_programs(
     second: int, write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
