@@ -1,0 +1,51 @@
+"""ReAct: the model thinks, acts by a tool, and sees what came of it, in one growing context.
+
+    agentrt run demos/techniques/agent_react.py --input "How is the weather in Vienna?"
+
+Nothing that it has read or written is computed again. Which tool it calls is read from the
+scores of their names: a model of any size names one of them. (Yao et al., 2023,
+https://arxiv.org/abs/2210.03629)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrt import Context, program
+from agentrt.contexts import TokenContext
+
+HOW = "Answer the question. Write a thought, then an action, and you see an observation.\n"
+
+
+async def choose(context: TokenContext, options: list[str]) -> str:
+    """The likeliest of ``options``, a token of each for a token; it is appended."""
+    scores = await asyncio.gather(*(context.score(f" {option}") for option in options))
+    worth = [score.total / len(score) for score in scores]
+    chosen = options[worth.index(max(worth))]
+    await context.fill(f" {chosen}")
+    return chosen
+
+
+async def react(
+    ctx: Context, question: str, tools: Mapping[str, Callable[[str], Any]], *, turns: int = 4
+) -> TokenContext:
+    """What was thought and done, up to an action that is ``finish``."""
+    context = await ctx.context(f"{HOW}Actions: {', '.join(tools)}, finish\nQuestion: {question}")
+    for _ in range(turns):
+        await context.fill("\nThought:")
+        thought = await context.generate(24, stop="\n")
+        await context.fill("\nAction:")
+        action = await choose(context, [*tools, "finish"])
+        if action == "finish":
+            break
+        seen = await ctx.tool(tools[action], thought.text)
+        await context.fill(f"\nObservation: {seen}")
+    return context
+
+
+@program
+async def agent(ctx: Context, question: str = "How is the weather in Vienna?") -> str:
+    tools = {"look": lambda what: "It is raining.", "count": lambda what: str(len(what.split()))}
+    return await (await react(ctx, question, tools)).text()

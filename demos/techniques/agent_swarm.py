@@ -1,0 +1,41 @@
+"""A swarm: agents with parts of their own, who speak in rounds and hear each other.
+
+    agentrt run demos/techniques/agent_swarm.py --input "Where should we build the bridge?"
+
+All have heard the same words in the same order: what was said is computed once for all of them,
+and an agent's part comes last. (Zhuge et al., 2024, https://arxiv.org/abs/2402.16823)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from agentrt import Context, program
+from agentrt.contexts import TokenContext
+
+PARTS = ("an engineer", "a farmer", "the mayor", "a child")
+
+
+async def speak(heard: TokenContext, part: str, tokens: int) -> str:
+    """What the agent with this part says to what it has heard."""
+    with heard.fork() as own:
+        await own.fill(f"\n{part}:")
+        return (await own.generate(tokens, stop="\n", ignore_eos=True)).text
+
+
+async def swarm(
+    context: TokenContext, parts: Sequence[str] = PARTS, *, rounds: int = 2, tokens: int = 16
+) -> str:
+    """What they came to; ``context`` has all that was said."""
+    for _ in range(rounds):
+        said = await asyncio.gather(*(speak(context, part, tokens) for part in parts))
+        for part, words in zip(parts, said, strict=True):
+            await context.fill(f"\n{part}:{words}")
+    await context.fill("\nTogether they decide:")
+    return (await context.generate(tokens, ignore_eos=True)).text
+
+
+@program
+async def meeting(ctx: Context, question: str = "Where should we build the bridge?") -> str:
+    return await swarm(await ctx.context(f"A meeting of {', '.join(PARTS)}. {question}"))
