@@ -27,7 +27,7 @@ class ProgramLimits:
 
     memory_mib: int = 64
     seconds: int = 10
-    turn_s: float = 1.0
+    turn_s: float = 0.5
     calls: int = 1000
     tokens: int = 100_000
 

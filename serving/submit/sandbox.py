@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any, Self, TypeVar
-from weakref import WeakValueDictionary
 
 from pydantic_monty import (
     CollectString,
@@ -35,22 +34,20 @@ from agentrt.errors import AgentrtError, UsageError
 from agentrt.program import Context
 from agentrt.serving.submit.host import HostCalls
 from agentrt.serving.submit.limits import ProgramLimits, SubmittedProgramError, TokenBudget
+from agentrt.serving.submit.turns import Apart, Turns
 
 T = TypeVar("T")
 
 _MIB = 1 << 20
 _MOST_PROCESSES = 1024
-_MOST_TURNS = max(2, (os.cpu_count() or 2) // 2)
-"""Programs that compute at once, which is what takes a thread; others wait for a call."""
+_MOST_TURNS = 32
+"""Tenants that compute at once, which is what takes a thread; other programs wait for a call."""
 _STUCK_S = 60.0
+_NICE = 19
 _PRELUDE = files(__package__).joinpath("prelude.py").read_text("utf-8")
 _START = "\nawait main(Context(_program_id), *_given)"
 _SOURCE_FILE = "<python-input-1>"
 """What the interpreter calls the second text that a session reads."""
-
-
-_Apart = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Calls something in a thread, when it is its turn."""
 
 
 class Sandbox:
@@ -59,7 +56,7 @@ class Sandbox:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_MOST_TURNS, "agentrt-sandbox")
         self._free = asyncio.Semaphore(_MOST_PROCESSES)
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._turns = Turns()
         self._pool = Monty(
             min_processes=2,
             max_processes=_MOST_PROCESSES,
@@ -80,22 +77,20 @@ class Sandbox:
     ) -> Any:
         """Run ``source``: its ``async def main(ctx, …)`` with what is ``given``.
 
-        Its result is plain data. Programs of one ``tenant`` have at most half of all turns.
+        Its result is plain data. Programs of one ``tenant`` take turns.
         Raises `SubmittedProgramError` for what the program did wrong, and where it went over one
         of its ``limits``.
         """
-        share = asyncio.Semaphore(max(1, _MOST_TURNS // 2))
-        share = self._turns.setdefault(tenant, share)
+        turns = self._turns.of(tenant)
 
         async def apart(function: Callable[[], T]) -> T:
-            async with share:
-                return await self._apart(function)
+            return await turns.take(self._apart, function)
 
         host = HostCalls(ctx, TokenBudget(limits.tokens))
         inputs = {"_given": given, "_program_id": ctx.program_id}
         try:
             async with self._free, self._session(limits, apart) as session:
-                return await _Turns(host, apart).feed(session, source + _START, inputs)
+                return await _Steps(host, apart).feed(session, source + _START, inputs)
         except MontyCrashedError as error:
             text = "the program's process had to be ended: it did not stop at its limits"
             raise SubmittedProgramError(text) from error
@@ -105,13 +100,15 @@ class Sandbox:
             host.close()
 
     @contextlib.asynccontextmanager
-    async def _session(self, limits: ProgramLimits, apart: _Apart) -> AsyncIterator[MontySession]:
+    async def _session(
+        self, limits: ProgramLimits, apart: Apart[Any]
+    ) -> AsyncIterator[MontySession]:
         session = self._pool.checkout(limits=_resources(limits))
 
         def enter() -> None:
             session.__enter__()
-            if session.worker_pid is not None:  # it has what engines and requests leave over
-                os.sched_setscheduler(session.worker_pid, os.SCHED_IDLE, os.sched_param(0))
+            if session.worker_pid is not None:
+                os.setpriority(os.PRIO_PROCESS, session.worker_pid, _NICE)
             session.feed_run(_PRELUDE)
 
         try:
@@ -140,14 +137,14 @@ def _resources(limits: ProgramLimits) -> ResourceLimits:
     )
 
 
-class _Turns:
+class _Steps:
     """A program's turns: it computes until it calls something, or waits for what it called.
 
     The calls are tasks of the task that runs the program, so that its graph has them as it has
     those of a program of the server's own.
     """
 
-    def __init__(self, host: HostCalls, apart: _Apart) -> None:
+    def __init__(self, host: HostCalls, apart: Apart[Any]) -> None:
         self._host = host
         self._apart = apart
         self._calls: dict[int, asyncio.Task[Any]] = {}

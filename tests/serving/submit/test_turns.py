@@ -1,0 +1,55 @@
+"""What a tenant's programs may compute: decisions on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrt.serving.submit.turns import ComputeShare, Turns
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 5)), max_size=30))
+def test_no_tenant_computes_more_than_its_share(turns: list[tuple[float, float]]) -> None:
+    """Whatever its turns take, and however long it pauses: rate, burst, and one turn over it."""
+    now, spent = 0.0, 0.0
+    share = ComputeShare(0.1, 1.0, now)
+    for takes, pause in turns:
+        now += pause
+        now += share.wait_s(now)
+        assert spent <= 1.0 + 0.1 * now + 1e-6
+        now += takes
+        share.spend(takes, now)
+        spent += takes
+
+
+def test_short_turns_never_wait() -> None:
+    share = ComputeShare(0.1, 1.0, 0.0)
+    for now in range(1000):
+        assert share.wait_s(float(now)) == 0
+        share.spend(0.09, float(now))
+
+
+async def test_one_tenants_turns_are_one_after_the_other_and_others_beside_them() -> None:
+    turns, running = Turns(), list[str]()
+    go = asyncio.Event()
+
+    async def apart(function: Callable[[], Any]) -> Any:
+        running.append(function())
+        await go.wait()
+
+    acme, best = turns.of("acme"), turns.of("best")
+    assert turns.of("acme") is acme
+    tasks = [
+        asyncio.create_task(one.take(apart, lambda name=name: name))  # type: ignore[misc]
+        for one, name in ((acme, "a1"), (acme, "a2"), (best, "b1"))
+    ]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert running == ["a1", "b1"]
+    go.set()
+    await asyncio.gather(*tasks)
+    assert running == ["a1", "b1", "a2"]
