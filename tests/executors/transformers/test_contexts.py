@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime
-from agentrt.contexts import Attention, Scores
+from agentrt.contexts import Attention
 from agentrt.errors import CallRejectedError
 from agentrt.executors.transformers import TransformersExecutor
-from agentrt.executors.vllm.default_model import embedded_model
 from tests.contexts.real import engine_of, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 WORDS = [1000 + 7 * n for n in range(100)]
-LICENSE = Path(__file__).parents[3] / "LICENSE"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -77,29 +73,3 @@ async def test_vllm_refuses_an_attention_and_names_who_takes_it(token_runtime: R
             await context.generate(4, attention=Attention(8))
 
     await run(token_runtime, body)
-
-
-async def test_sinks_keep_a_long_text_likely_and_a_window_alone_does_not() -> None:
-    """A model that was trained, and what it expects of a text many times as long as the window."""
-    executor = TransformersExecutor(str(embedded_model(lambda message: None)))
-
-    async def body(ctx: Context) -> tuple[float, ...]:
-        context = await ctx.context([1])
-        frontend = await trained.frontend()
-        ids = (await frontend.tokenize(LICENSE.read_text(encoding="utf-8")))[:640]
-        kinds = (None, Attention(60, sinks=4), Attention(64))
-        found = [await context.score(ids, attention=kind) for kind in kinds]
-        return tuple(map(_perplexity, found))
-
-    async with Runtime(executor) as trained:
-        own, sinks, window = await run(trained, body)
-        cached = (await executor.snapshot())["cached"]
-    assert own < sinks < 2 * own
-    assert window > 3 * own
-    assert sorted({each["positions"] for each in cached}) == [63, 641]
-
-
-def _perplexity(scores: Scores) -> float:
-    """Of the second half, where the window has left the beginning far behind."""
-    end = scores.tokens[len(scores) // 2 :]
-    return math.exp(-sum(each.logprob for each in end) / len(end))

@@ -1,0 +1,31 @@
+"""Windowed attention: each token sees the last few only, however long the text is.
+
+    agentrt run demos/techniques/windowed_attention.py --engine transformers --input @notes.txt
+
+Work and memory for a token do not grow with the text. What lies further back is heard of through
+the tokens between, a window for each layer. (Beltagy et al., 2020, https://arxiv.org/abs/2004.05150)
+"""
+
+from __future__ import annotations
+
+from agentrt import Context, program
+from agentrt.contexts import Attention
+
+NOTES = "Monday: sow the beans. Tuesday: water the beans. Wednesday: water the beans. Thursday:"
+
+
+async def windowed(ctx: Context, text: str, *, window: int, tokens: int = 16) -> tuple[int, ...]:
+    """What follows a text by the model that sees ``window`` tokens at once."""
+    context = await ctx.context(text)
+    done = await context.generate(tokens, attention=Attention(window), ignore_eos=True)
+    return done.token_ids
+
+
+@program
+async def windowed_attention(ctx: Context, text: str = NOTES) -> dict[str, str]:
+    """What the model writes by how much of the text it sees."""
+    found = {}
+    for window in (4, 16, 64, 256):
+        context = await ctx.context(await windowed(ctx, text, window=window))
+        found[f"window {window}"] = await context.text()
+    return found
