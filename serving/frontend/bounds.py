@@ -9,7 +9,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 from agentrt.serving.frontend.conversations import COMPLETIONS, MESSAGES
+from agentrt.serving.frontend.references import circle_in
 from agentrt.serving.programs.errors import ApiError
 
 MOST_CHOICES = 128
@@ -19,7 +22,7 @@ MOST_CALLS = 1024
 _LONGEST_STOP = 1024
 _LISTS = {"stop_token_ids": 1024, "logit_bias": 1024, "tools": 1024, "bad_words": 1024}
 
-MOST_NODES = 20_000
+MOST_NODES = 10_000
 """Values in all schemas of a request, nested ones included."""
 MOST_REPEATS = 100_000
 """The sum of lengths and repetitions (``minLength``, ``maxItems``, ``{n,m}`` of a pattern).
@@ -63,6 +66,7 @@ def check_bounds(path: str, body: Mapping[str, Any]) -> None:
     weight = _Weight()
     for field, schema in _schemas(body):
         weight.add(field, schema)
+        _check_references(field, schema)
     _check_structured(body.get("structured_outputs"), weight)
 
 
@@ -85,14 +89,27 @@ def _schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"tools.{index}.{name}", _get(tool, name)
 
 
+def _check_references(field: str, given: Any) -> None:
+    """Raise `ApiError` for a schema that refers to itself alone."""
+    schema = _get(given, "json_schema") or given  # of chat completions' response_format
+    for name in ("schema", "parameters"):
+        schema = _get(schema, name) or schema
+    if (circle := circle_in(schema)) is not None:
+        text = f"{field}: the reference {circle[:200]!r} leads to itself, which no output can meet"
+        raise ApiError(400, text, param=field)
+
+
 def _check_structured(given: Any, weight: _Weight) -> None:
     """vLLM's own field for what an output is held to."""
     where = "structured_outputs"
     for name in ("json", "structural_tag", "choice"):
         value = _get(given, name)
-        if isinstance(value, str) and len(value) > _GRAMMAR:
-            raise _too_much(f"{where}.{name}", len(value), _GRAMMAR, "characters")
+        if isinstance(value, str):
+            if len(value) > _GRAMMAR:
+                raise _too_much(f"{where}.{name}", len(value), _GRAMMAR, "characters")
+            value = _parsed(value)
         weight.add(f"{where}.{name}", value)
+        _check_references(f"{where}.{name}", value)
     weight.add(where, {"pattern": _get(given, "regex")})
     grammar = _get(given, "grammar")
     if isinstance(grammar, str) and len(grammar) > _GRAMMAR:
@@ -135,6 +152,14 @@ class _Weight:
                 raise _too_much(
                     field, len(properties) - needed, MOST_OPTIONAL, "optional properties"
                 )
+
+
+def _parsed(text: str) -> Any:
+    """JSON in a text; None where it is none, which vLLM refuses."""
+    try:
+        return from_json(text)
+    except ValueError:
+        return None
 
 
 def _get(given: Any, name: str) -> Any:
