@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentrt.serving.error_responses import error_response
 from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
+from agentrt.serving.tenants import BusyError
 
 DEFAULT_TENANT = "default"
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ok", "/dashboard", "/favicon.ico"})
@@ -111,9 +112,19 @@ class Middleware:
         scope["state"]["tenant"] = tenant
         # Without keys, everybody is an operator.
         scope["state"]["operator"] = server.keys is None or server.keys.is_operator(tenant)
+        if not is_open:
+            try:
+                server.tenants.arrive(tenant)
+            except BusyError as error:
+                wait = {"retry-after": str(error.retry_after)}
+                return error_response(path, 429, str(error), code="rate_limited", headers=wait)
+        return self._check_length(path, headers)
+
+    def _check_length(self, path: str, headers: dict[bytes, bytes]) -> ASGIApp | None:
+        most = self._server.bounds.body_bytes
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length[:20]) > server.bounds.body_bytes:
-            error = TooLargeError(f"is larger than {server.bounds.body_bytes} bytes")
+        if not length.isdigit() or int(length[:20]) > most:
+            error = TooLargeError(f"is larger than {most} bytes")
             return error_response(path, 413, error.detail, code="body_too_large")
         return None
 

@@ -224,8 +224,8 @@ def new(tenant: str, path: Path) -> None:
 
     A server that reads FILE knows it a second later. Limits of the tenant go
     into FILE by hand: weight, concurrency, calls, programs,
-    requests_per_minute, tokens_per_minute. A key is revoked by deleting its
-    entry.
+    requests_per_minute, tokens_per_minute, http_requests_per_minute. A key is
+    revoked by deleting its entry.
     """
     from agentrt.serving.tenants.keys import new_key
 

@@ -23,6 +23,7 @@ from langgraph_sdk.auth.types import AuthContext
 
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.serving.langgraph._compat import authenticate_hook, authorize_hook
+from agentrt.serving.langgraph.reading import READER
 from agentrt.serving.langgraph.tables import Filter
 from agentrt.serving.middleware import tenant_of
 
@@ -144,7 +145,8 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
     """A dependency that sets ``request.state.caller``. Raises what the hook raises."""
 
     async def dependency(request: Request) -> None:
-        request.state.caller = await caller_of(request, auth, tenant_of(request))
+        READER.set(tenant := tenant_of(request))
+        request.state.caller = await caller_of(request, auth, tenant)
 
     return dependency
 

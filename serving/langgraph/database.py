@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import json
+import math
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from agentrt.errors import ConfigError
 from agentrt.serving.langgraph import tables
 from agentrt.serving.langgraph.outages import first_line
+from agentrt.serving.langgraph.reading import READ_S, READER, Deadline, Shares, refused
 from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
 
 LOCK_WAIT_S = 5.0
@@ -29,6 +32,11 @@ LOCK_WAIT_S = 5.0
 _FORMS = "--database takes sqlite:FILE, and postgresql://USER@HOST/NAME"
 _LOCK_KEY = 0x6167656E  # of PostgreSQL's advisory locks; any number that is always the same
 _LOCK_TRIES = 20
+_READS, _WRITES = 4, 8
+"""Connections that read; that write to PostgreSQL. SQLite has one writer."""
+_DEADLINE = "agentrt_deadline"
+_STEPS = 10_000
+"""So many steps of SQLite's virtual machine pass until it is asked whether it may go on."""
 _BUSY_S = 30.0
 """How long SQLite waits for another connection's write."""
 
@@ -73,12 +81,14 @@ class Database:
         self.address = address
         self._reads = reads
         self._writes = writes
+        self._shares = Shares(_READS // 2)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A connection for queries only."""
-        async with self._reads.connect() as connection:
-            yield connection
+        """A connection for queries only. Raises 503 where these take too long."""
+        with refused():
+            async with self._shares.taken(READER.get()), self._reads.connect() as connection:
+                yield connection
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
@@ -143,11 +153,47 @@ async def open_database(address: Address) -> AsyncIterator[Database]:
 def _engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
     if address.file is None:
         url = address.url.replace("postgresql://", "postgresql+psycopg://", 1)
-        engine = create_async_engine(
-            url, json_serializer=dumps, json_deserializer=json.loads, pool_size=8, max_overflow=8
-        )
-        return engine, engine
-    return _sqlite(address.url, "BEGIN", 4), _sqlite(address.url, "BEGIN IMMEDIATE", 1)
+        reads, writes = _postgres(url, _READS), _postgres(url, _WRITES)
+        _limit_statements(reads)
+        return reads, writes
+    reads = _sqlite(address.url, "BEGIN", _READS)
+    _limit_transactions(reads)
+    return reads, _sqlite(address.url, "BEGIN IMMEDIATE", 1)
+
+
+def _postgres(url: str, connections: int) -> AsyncEngine:
+    return create_async_engine(
+        url,
+        json_serializer=dumps,
+        json_deserializer=json.loads,
+        pool_size=connections,
+        max_overflow=0,
+        pool_timeout=2 * READ_S,
+    )
+
+
+def _limit_statements(reads: AsyncEngine) -> None:
+    """PostgreSQL breaks a client's statement off by itself."""
+
+    @sa.event.listens_for(reads.sync_engine, "begin")
+    def began(connection: Any) -> None:
+        if READER.get() is not None:
+            connection.exec_driver_sql(f"SET LOCAL statement_timeout = {round(READ_S * 1000)}")
+
+
+def _limit_transactions(reads: AsyncEngine) -> None:
+    """SQLite asks a function of ours, while it works for a client, whether it may go on."""
+
+    @sa.event.listens_for(reads.sync_engine, "connect")
+    def connected(connection: Any, record: Any) -> None:
+        deadline = record.info[_DEADLINE] = Deadline()
+        within = functools.partial(json_contains, check=deadline.check)
+        connection.create_function(CONTAINS, 2, within, deterministic=True)
+        connection.run_async(lambda own: own.set_progress_handler(deadline, _STEPS))
+
+    @sa.event.listens_for(reads.sync_engine, "begin")
+    def began(connection: Any) -> None:
+        connection.info[_DEADLINE].start(READ_S if READER.get() is not None else math.inf)
 
 
 def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
@@ -162,7 +208,7 @@ def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
         json_deserializer=json.loads,
         pool_size=connections,
         max_overflow=0,
-        pool_timeout=_BUSY_S,
+        pool_timeout=2 * READ_S if begin == "BEGIN" else _BUSY_S,
         connect_args={"timeout": _BUSY_S},
     )
 

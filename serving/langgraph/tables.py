@@ -8,7 +8,8 @@ database's own JSON refuses.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -24,6 +25,8 @@ LONGEST_TENANT = 255
 ACTIVE = ("pending", "running")
 """The statuses of a run that has not ended."""
 CONTAINS = "agentrt_contains"
+_AT_ONCE = 1000
+"""Elements of a list that are compared without asking whether it takes too long."""
 
 Filter = Mapping[str, Any] | None
 """What an object's metadata must contain to be visible, as an authentication hook says."""
@@ -160,21 +163,35 @@ def dumps(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def json_contains(column: str | None, value: str) -> bool:
-    """Containment in SQLite, of a value in a column, both as JSON text."""
-    return column is not None and is_within(json.loads(value), json.loads(column))
+def json_contains(column: str | None, value: str, check: Callable[[], None] = lambda: None) -> bool:
+    """Containment in SQLite, of a value in a column, both as JSON text.
+
+    ``check`` is called again and again, and raises when it takes too long.
+    """
+    check()
+    return column is not None and is_within(_wanted(value), json.loads(column), check)
 
 
-def is_within(part: Any, whole: Any) -> bool:
+_wanted = lru_cache(64)(json.loads)
+"""The same filter is compared with all rows; nobody changes it."""
+
+
+def is_within(part: Any, whole: Any, check: Callable[[], None] = lambda: None) -> bool:
     """Whether JSON ``whole`` contains ``part``: objects key by key, lists as sets."""
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(
-            key in whole and is_within(value, whole[key]) for key, value in part.items()
+            key in whole and is_within(value, whole[key], check) for key, value in part.items()
         )
     if isinstance(part, list):
-        return isinstance(whole, list) and all(
-            any(is_within(one, other) for other in whole) for one in part
-        )
+        return isinstance(whole, list) and all(_is_among(one, whole, check) for one in part)
     if isinstance(part, bool) or isinstance(whole, bool):
         return part is whole
     return bool(part == whole)
+
+
+def _is_among(part: Any, several: list[Any], check: Callable[[], None]) -> bool:
+    for start in range(0, len(several), _AT_ONCE):
+        check()
+        if any(is_within(part, one, check) for one in several[start : start + _AT_ONCE]):
+            return True
+    return False

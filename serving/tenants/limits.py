@@ -22,8 +22,9 @@ class Limits:
     ``weight`` is its share among tenants that all want more. ``concurrency`` calls are in the
     engine at once, and more wait; with ``calls`` of its clients under way, the next request is
     refused. ``programs`` are its live ones: of clients, served ones, and LangGraph runs, so many
-    of each. The rates are per minute; tokens are those that were computed, of prompts and
-    outputs, and are charged when a call ends. ``submitted`` are live programs that were sent as
+    of each. The rates are per minute: ``requests`` start work, ``http_requests`` are all; tokens
+    are those that were computed, of prompts and outputs, and are charged when a call ends.
+    ``submitted`` are live programs that were sent as
     source; the names that begin with it are what each of these may use.
     """
 
@@ -33,6 +34,7 @@ class Limits:
     programs: int = 4096
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    http_requests_per_minute: int | None = None
     submitted: int = 16
     submitted_memory_mib: int = 64
     submitted_seconds: int = 10
@@ -41,7 +43,8 @@ class Limits:
 
 
 NAMES = tuple(field.name for field in fields(Limits))
-_OPTIONAL = ("concurrency", "requests_per_minute", "tokens_per_minute")
+_RATES = ("requests_per_minute", "tokens_per_minute", "http_requests_per_minute")
+_OPTIONAL = ("concurrency", *_RATES)
 
 
 def read_limits(values: Mapping[str, Any], base: Limits, where: str) -> Limits:
@@ -106,13 +109,11 @@ class Bucket:
 @dataclass(slots=True)
 class _Use:
     limits: Limits
-    requests: Bucket | None
-    tokens: Bucket | None
+    buckets: Mapping[str, Bucket]
     calls: int = 0
 
     def is_idle(self, now: float) -> bool:
-        buckets = (self.requests, self.tokens)
-        return not self.calls and all(b is None or b.is_full(now) for b in buckets)
+        return not self.calls and all(one.is_full(now) for one in self.buckets.values())
 
 
 class Tenants:
@@ -153,11 +154,15 @@ class Tenants:
 
         Raises `BusyError` where one of its rates is used up, and then uses nothing.
         """
-        use, now = self._use(tenant), self._clock()
-        self._check_rate(tenant, "requests", use.requests, float(requests), now)
-        self._check_rate(tenant, "tokens", use.tokens, 1.0, now)
-        if use.requests is not None:
-            use.requests.take(float(requests), now)
+        self._check_rate(tenant, "tokens_per_minute", 1.0)
+        self._take(tenant, "requests_per_minute", float(requests))
+
+    def arrive(self, tenant: str) -> None:
+        """A request of ``tenant`` comes over HTTP, whatever it asks for.
+
+        Raises `BusyError` where there were too many.
+        """
+        self._take(tenant, "http_requests_per_minute", 1.0)
 
     def leave(self, tenant: str, calls: int = 1) -> None:
         """So many of the tenant's calls are over."""
@@ -165,7 +170,7 @@ class Tenants:
 
     def charge(self, tenant: str, tokens: float) -> None:
         """A call of ``tenant`` has used so many tokens."""
-        bucket = self._use(tenant).tokens
+        bucket = self._use(tenant).buckets.get("tokens_per_minute")
         if bucket is not None:
             bucket.take(tokens, self._clock())
 
@@ -180,26 +185,27 @@ class Tenants:
             now = self._clock()
             if len(self._uses) >= _MOST_NAMES:
                 self._forget_idle(now)
-            requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
-            use = self._uses[tenant] = _Use(
-                limits,
-                None if requests is None else Bucket(requests, now),
-                None if tokens is None else Bucket(tokens, now),
-                0 if use is None else use.calls,
-            )
+            rates = {name: getattr(limits, name) for name in _RATES}
+            buckets = {name: Bucket(rate, now) for name, rate in rates.items() if rate is not None}
+            use = self._uses[tenant] = _Use(limits, buckets, 0 if use is None else use.calls)
         return use
 
     def _forget_idle(self, now: float) -> None:
         for name in [name for name, use in self._uses.items() if use.is_idle(now)]:
             del self._uses[name]
 
-    def _check_rate(
-        self, tenant: str, what: str, bucket: Bucket | None, amount: float, now: float
-    ) -> None:
-        wait = 0.0 if bucket is None else bucket.wait_s(amount, now)
+    def _take(self, tenant: str, rate: str, amount: float) -> None:
+        self._check_rate(tenant, rate, amount)
+        bucket = self._use(tenant).buckets.get(rate)
+        if bucket is not None:
+            bucket.take(amount, self._clock())
+
+    def _check_rate(self, tenant: str, rate: str, amount: float) -> None:
+        bucket = self._use(tenant).buckets.get(rate)
+        wait = 0.0 if bucket is None else bucket.wait_s(amount, self._clock())
         if wait:
             raise BusyError(
-                f"tenant {tenant!r} has used up its {what} per minute; ask again in "
+                f"tenant {tenant!r} has used up its {rate.replace('_', ' ')}; ask again in "
                 f"{max(1, math.ceil(wait))} s",
                 wait,
             )

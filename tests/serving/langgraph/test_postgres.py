@@ -10,12 +10,16 @@ from uuid import uuid4
 import psycopg
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
+from fastapi import HTTPException
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
 
 from agentrt.errors import ConfigError
 from agentrt.serving.langgraph import database
+from agentrt.serving.langgraph.database import Address
+from agentrt.serving.langgraph.reading import READER
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.postgres import cluster
 from tests.serving.langgraph.processes import Process
@@ -144,3 +148,20 @@ def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
         serving(all_graphs(), "postgresql://x:secret@127.0.0.1:1/y"),
     ):
         pass
+
+
+async def test_a_clients_statement_is_broken_off_in_time(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE slow")
+    monkeypatch.setattr(database, "READ_S", 0.05)
+    async with database.open_database(Address.parse(url.replace("/postgres", "/slow"))) as slow:
+        token = READER.set("ann")
+        with pytest.raises(HTTPException, match="try again later") as refused:
+            async with slow.reading() as reads:
+                await reads.execute(sa.text("SELECT pg_sleep(60)"))
+        READER.reset(token)
+        assert refused.value.status_code == 503
+        async with slow.reading() as reads:  # the server's own take what they take
+            await reads.execute(sa.text("SELECT pg_sleep(0.1)"))

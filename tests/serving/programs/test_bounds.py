@@ -174,3 +174,18 @@ async def test_request_ids_come_back() -> None:
             assert len(answer.headers["x-request-id"]) == 32
         missing = await local.client.get("/v1/nothing")
         assert len(missing.headers["x-request-id"]) == 32
+
+
+async def test_all_requests_of_a_tenant_count_whatever_they_ask_for() -> None:
+    """Health checks need no key, and are not counted."""
+    limits = Limits(http_requests_per_minute=2)
+    async with open_server(limits=limits) as local:
+        for path in ("/v1/models", "/v1/programs"):
+            assert (await local.client.get(path)).status_code == 200
+        for path in ("/v1/models", "/v1/programs", "/nothing"):
+            refused = await local.client.get(path)
+            assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (429, True)
+            assert "http requests per minute" in refused.text
+        other = await local.client.get("/v1/models", headers={"x-agentrt-tenant": "b"})
+        assert other.status_code == 200
+        assert (await local.client.get("/")).status_code != 429

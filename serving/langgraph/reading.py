@@ -1,0 +1,117 @@
+"""Limits on what reading the database takes: of its time, and of its connections.
+
+A tenant waits for its own reads before it waits for others': it has at most half of the
+connections at once. What takes too long is broken off, in the database and in our function for
+containment alike, and answered 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from fastapi import HTTPException
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnectionError
+
+from agentrt.errors import AgentrtError
+
+READ_S = 5.0
+"""So long may a client's read take, and so long does it wait for other reads of its tenant."""
+_RETRY_S = "2"
+_CANCELED = "57014"
+"""PostgreSQL's code for a statement over its ``statement_timeout``."""
+
+READER: ContextVar[str | None] = ContextVar("agentrt_reader", default=None)
+"""The tenant that reads; None for the server itself."""
+
+
+class TooSlowError(AgentrtError):
+    """A read took too long."""
+
+
+@dataclass(slots=True)
+class Deadline:
+    """When the reads of an SQLite connection are broken off: a progress handler that is called
+    every now and then, and a function's `check`. ``clock`` gives seconds.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _at: float = 0.0
+
+    def start(self, seconds: float) -> None:
+        """A transaction begins, which may take so long."""
+        self._at = self.clock() + seconds
+
+    def __call__(self) -> bool:
+        """Whether the time is over, by which SQLite breaks off what it does."""
+        return self.clock() > self._at
+
+    def check(self) -> None:
+        """Raise `TooSlowError` when the time is over."""
+        if self():
+            raise TooSlowError("the time is over")
+
+
+@dataclass(slots=True)
+class Shares:
+    """Who reads at once: each tenant with at most ``most`` connections."""
+
+    most: int
+    _tenants: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    _users: dict[str, int] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def taken(self, tenant: str | None) -> AsyncIterator[None]:
+        """A connection's share while the block runs. Raises 503 if none comes free in time."""
+        if tenant is None:
+            yield
+            return
+        share = self._tenants.setdefault(tenant, asyncio.Semaphore(self.most))
+        self._users[tenant] = self._users.get(tenant, 0) + 1
+        try:
+            try:
+                async with asyncio.timeout(READ_S):
+                    await share.acquire()
+            except TimeoutError:
+                raise _busy(f"tenant {tenant!r} reads too much at once") from None
+            try:
+                yield
+            finally:
+                share.release()
+        finally:
+            self._users[tenant] -= 1
+            if not self._users[tenant]:
+                del self._users[tenant], self._tenants[tenant]
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Turn the database's refusals to read in time into 503."""
+    try:
+        yield
+    except NoConnectionError as error:
+        raise _busy("all connections to the database are in use") from error
+    except OperationalError as error:
+        if not _is_late(error):
+            raise
+        raise _busy(
+            f"the database needs more than {READ_S:g} s for this; ask for less, or by another field"
+        ) from error
+
+
+def _is_late(error: OperationalError) -> bool:
+    text = str(error.orig)
+    return (
+        getattr(error.orig, "sqlstate", None) == _CANCELED
+        or text == "interrupted"
+        or text == "user-defined function raised exception"
+    )
+
+
+def _busy(why: str) -> HTTPException:
+    return HTTPException(503, f"{why}; try again later", {"Retry-After": _RETRY_S})
