@@ -24,8 +24,6 @@ from agentrt.integrations._compat.aiomqtt import end_session, hear, publish_now
 from agentrt.integrations.mqtt.broker import Broker
 
 log = logging.getLogger(__name__)
-_LIBRARY = logging.getLogger("agentrt.integrations.mqtt.library")
-_LIBRARY.setLevel(logging.ERROR)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _GOODBYE_S = 2.0
@@ -59,6 +57,17 @@ class Outgoing:
         if self.expiry is not None:
             properties.MessageExpiryInterval = max(1, math.ceil(self.expiry))
         return properties
+
+
+class _Hearing(logging.Handler):
+    """Hands on what is logged."""
+
+    def __init__(self, heard: Callable[[str], None]) -> None:
+        super().__init__()
+        self._heard = heard
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._heard(record.getMessage())
 
 
 class Connection:
@@ -97,7 +106,9 @@ class Connection:
         self._up = asyncio.Event()
         self._tried = asyncio.Event()
         self._idle = asyncio.Event()
-        self._fault = "no connection yet"
+        self._fault, self._said = "it has not answered yet", ""
+        self._library = logging.Logger("aiomqtt", logging.ERROR)  # noqa: LOG001 - each has its own
+        self._library.addHandler(_Hearing(self._hint))
 
     def open(self) -> None:
         """Begin to connect."""
@@ -259,10 +270,15 @@ class Connection:
                 if self.broker.user
                 else "it takes nobody without a user and a password"
             )
-        return f"it cannot be reached: {error}"
+        return f"it cannot be reached: {self._said or error}"
+
+    def _hint(self, said: str) -> None:
+        """What the library logs is more than its errors say, and comes sooner."""
+        if self._client is None:
+            self._fault, self._said = f"it cannot be reached: {said}", said
 
     def _new_client(self, context: Any) -> aiomqtt.Client:
-        broker, properties = self.broker, None
+        broker, properties, self._said = self.broker, None, ""
         if self._session_s:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.SessionExpiryInterval = self._session_s
@@ -279,7 +295,7 @@ class Connection:
             tls_context=context,
             keepalive=self._keepalive,
             socket_options=NO_DELAY,
-            logger=_LIBRARY,
+            logger=self._library,
             max_queued_outgoing_messages=0,
         )
         client.pending_calls_threshold = 1 << 30

@@ -185,6 +185,9 @@ async def test_the_calls_of_a_caller_that_is_killed_are_stopped(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_other_users_and_certificates_are_refused(guarded: Mosquitto, tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
+    async with calling(Broker("127.0.0.1", guarded.port), patience=1.0) as caller:
+        with pytest.raises(ToolUnavailableError, match="cannot be reached: failed to receive on"):
+            await caller.transport.tools()
     for user, password, trusted, patience, said in (
         ("agent", "wrong", ca, 20.0, "it refused the user 'agent' with this password"),
         ("agent", "agents own", None, 1.5, "certificate verify failed"),
