@@ -33,7 +33,8 @@ class Interrupt:
     ``transport`` says who does the work: ``thread``, ``process``, ``mcp:SERVER``, ``mqtt``,
     ``human``, ``event``. ``arguments`` is a JSON object, where it is known to be one.
     ``deadline`` is seconds on the clock of the DAG. ``key`` is the same for all attempts, so that
-    whoever gets two of them can tell that they are one. ``attempt`` counts from 1.
+    whoever gets two of them can tell that they are one. ``attempt`` counts from 1: the one that
+    runs, or waits.
     """
 
     transport: str

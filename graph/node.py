@@ -5,7 +5,7 @@ All times are seconds on the clock of whoever feeds the DAG.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from agentrt.graph.interrupt import Interrupt
@@ -75,6 +75,11 @@ class Node:
     wait: str = ""
     error: str | None = None
     interrupt: Interrupt | None = None
+
+    def copy(self) -> Node:
+        """It as it is now."""
+        interrupt = None if self.interrupt is None else replace(self.interrupt)
+        return replace(self, interrupt=interrupt)
 
     @property
     def path_end_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -85,7 +86,8 @@ class Server:
     use; with ``keys``, requests without a key are refused. ``programs`` are the clients' own.
     ``origins`` says which pages may call it, and ``background`` does what the APIs do by
     themselves; ``checks`` say what else keeps the server from being ready. ``questions`` are what
-    programs and graphs ask humans. With ``submit``, clients may send programs.
+    programs and graphs ask humans. ``live`` counts the live runs of served programs by their
+    tenants, whatever started them. With ``submit``, clients may send programs.
     """
 
     runtime: Runtime
@@ -101,6 +103,7 @@ class Server:
     background: Background = field(default_factory=Background)
     checks: dict[str, Callable[[], str | None]] = field(default_factory=dict)
     submit: bool = False
+    live: Counter[str] = field(default_factory=Counter)
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 

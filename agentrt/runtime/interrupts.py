@@ -46,7 +46,8 @@ class InterruptEmitter:
         transport, slots = services.toolbox.transport_of(tool), services.toolbox.slots_of(tool)
         # Whoever gets the key elsewhere may know those of other runtimes.
         key = f"{_MARK}-{next(_KEYS)}"
-        interrupt = Interrupt(transport.name, arguments if tool.spec is not None else None, key=key)
+        known = arguments if tool.spec is not None else None
+        interrupt = Interrupt(transport.name, known, key=key, attempt=1)
         request = ToolRequest(
             tool,
             arguments,

@@ -118,6 +118,7 @@ class RunRegistry:
         with self.lock:
             node = self._begin(run, scope, NodeKind.CALL, name, after)
             self.table.call_arrived(run.row, call_id(run, node), node.created_at)
+            self._tell(NodeStarted(run.id, node, node.created_at))
             return node
 
     def end_call(
@@ -164,6 +165,7 @@ class RunRegistry:
             node.interrupt = interrupt
             run.dag.start(node.id, node.created_at)
             self.table.interrupt_started(run.row, node.created_at, kind)
+            self._tell(NodeStarted(run.id, node, node.created_at))
             return node
 
     def interrupt_waits(self, run: Run, node: Node, why: str) -> None:
@@ -224,10 +226,7 @@ class RunRegistry:
         self, run: Run, scope: Scope, kind: NodeKind, name: str, after: Iterable[int]
     ) -> Node:
         parents = tracking.emission_parents(scope, run.dag, after)
-        now = self.clock()
-        node = run.dag.add(kind, name, scope.path, parents, now)
-        self._tell(NodeStarted(run.id, node, now))
-        return node
+        return run.dag.add(kind, name, scope.path, parents, self.clock())
 
     def _leave(self, run: Run, scope: Scope, node: Node, now: float) -> None:
         scope.frontier.advance(node.id, node.parents)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -74,21 +75,29 @@ class ProgramRuns:
 
     def start(self, program: Program, tenant: str, body: RunRequest) -> ServedRun:
         """Start a program. Raises `BusyError` where the tenant is at a limit."""
-        tenants = self._server.tenants
+        tenants, live = self._server.tenants, self._server.live
         most = tenants.limits(tenant).programs
-        live = sum(one.tenant == tenant and one.run.ended_at is None for one in self._runs.values())
-        if live >= most:
+        if live[tenant] >= most:
             raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
         tenants.ask(tenant)
         run = self._runtime.start(program, body.input, tenant=tenant, session=body.session)
         one = self._runs[run.id] = ServedRun(run, tenant)
-        if run.task is not None:  # nobody may be waiting for it: a server that stops does
-            self._server.under_way.add(run.task)
-            run.task.add_done_callback(self._server.under_way.discard)
+        assert run.task is not None
+        live[tenant] += 1
+        # Nobody may be waiting for it: a server that stops does.
+        self._server.under_way.add(run.task)
+        run.task.add_done_callback(functools.partial(self._over, tenant))
         if body.deadline is not None:
             loop = asyncio.get_running_loop()
             one.late = loop.call_later(body.deadline, self._too_late, one)
         return one
+
+    def _over(self, tenant: str, task: asyncio.Task[None]) -> None:
+        self._server.under_way.discard(task)
+        live = self._server.live
+        live[tenant] -= 1
+        if not live[tenant]:
+            del live[tenant]
 
     def get(self, tenant: str, name: str, run_id: str) -> ServedRun:
         """The tenant's run of the program ``name``. Raises `ApiError` if there is none."""
@@ -126,6 +135,9 @@ class ProgramRuns:
             return
         if isinstance(event, ProgramEnded) and one.late is not None:
             one.late.cancel()
+        if one.watchers and isinstance(event, NodeStarted | NodeChanged | NodeEnded):
+            # The node itself will have gone on by the time that somebody reads this.
+            event = replace(event, node=event.node.copy())
         one.tell(event)
 
     def _asked(self, question: Question) -> None:

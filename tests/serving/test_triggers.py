@@ -13,7 +13,10 @@ from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, ToolUnavailableError
 from agentrt.interrupts.events import Subscription
 from agentrt.runtime.events import ProgramEnded, ProgramStarted
+from agentrt.serving.programs.bodies import RunRequest
+from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import ServedProgram, Server
+from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.triggers import Trigger, api_with, program_of
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
@@ -63,9 +66,12 @@ async def refused(source: ByHand) -> None:
 
 
 @asynccontextmanager
-async def served(source: ByHand, *triggers: Trigger) -> AsyncIterator[tuple[Server, Log]]:
+async def served(
+    source: ByHand, *triggers: Trigger, **limits: int
+) -> AsyncIterator[tuple[Server, Log]]:
     async with Runtime(ScriptedExecutor(lambda call: "x"), events=source) as runtime:
-        server, said = Server(runtime, ("m",), SERVED), list[str]()
+        tenants = Tenants(runtime.now, Limits(**limits))
+        server, said = Server(runtime, ("m",), SERVED, tenants=tenants), list[str]()
         async with api_with(triggers, said.append)(server):
             yield server, Log(runtime)
         assert not source.live
@@ -92,6 +98,29 @@ async def test_what_is_too_many_fails_or_comes_at_the_end_is_refused() -> None:
     assert reasons["c"] == "2 programs of this trigger run already"
     assert "was cancelled" in reasons["a"]
     assert set(reasons) == {"a", "b", "c"}
+
+
+async def test_a_tenants_bound_is_one_for_all_that_start_programs() -> None:
+    """1 A client has started the most. 2 An event is refused. 3 The client's ends: the next event
+    starts its own."""
+    source = ByHand()
+    async with served(source, Trigger("#", "reacts"), programs=1) as (server, log):
+        clients = ProgramRuns(server)
+        body = RunRequest(input={"payload": "wait"}, deadline=None)
+        one = clients.start(reacts, "default", body)
+        await source.asked.wait()
+        [subscription] = source.live
+        subscription.put(Event("a", "x"))
+        await refused(source)
+        assert "'default' has 1 live programs" in source.refused[0][1]
+        one.run.cancel()
+        await log.until(ended=1)
+        while server.live:
+            await asyncio.sleep(0)
+        subscription.put(Event("b", "x"))
+        await log.until(ended=2)
+        await clients.close()
+    assert [event.topic for event, *_ in source.refused] == ["a"]
 
 
 async def test_a_program_that_fails_says_why() -> None:
