@@ -68,7 +68,7 @@ class Decoding:
                 logits = self._model.extend(cache, step.token_ids)
                 self.peak = max(self.peak, len(cache.positions))
         finally:
-            if cache.ids:
+            if cache.ids and self._model.plain:
                 self._prefixes.put(self._sharing, cache)
         yield step
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentrt.errors import ConfigError, EngineDiedError
+from agentrt.errors import ConfigError, EngineDiedError, EngineError
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.transformers.cache import PrefixCache
@@ -81,9 +81,9 @@ class TransformersExecutor(Executor):
     async def close(self) -> None:
         thread, self._thread = self._thread, None
         self._model = None
-        self.prefixes.entries.clear()
         if thread is not None:
-            thread.shutdown(wait=True)
+            await asyncio.to_thread(thread.shutdown)
+        self.prefixes.entries.clear()
 
     def alive(self) -> bool:
         return self._thread is not None
@@ -130,7 +130,11 @@ class TransformersExecutor(Executor):
         turn.waiting_s += began - turn.ready
         self.steps += 1
         turn.steps, turn.finished_step = turn.steps + 1, self.steps
-        step = next(steps)
+        try:
+            step = next(steps)
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+            raise EngineError(f"call {turn.call.call_id}: transformers failed: {why}") from error
         turn.ready = time.monotonic()
         turn.service_s += turn.ready - began
         return step

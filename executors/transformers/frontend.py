@@ -25,7 +25,8 @@ from agentrt.request import CallSpec
 from agentrt.sampling import Sampling
 
 _READ = {
-    *("messages", "model", "stream", "stream_options", "chat_template_kwargs", "cache_salt"),
+    *("messages", "model", "stream", "stream_options", "cache_salt"),
+    *("add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
     *("max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "ignore_eos"),
     *("temperature", "seed", "top_p", "top_k", "min_p"),
 }
@@ -92,6 +93,8 @@ class ModelFrontend(Frontend):
         return FrontProfile(display_name(self._names[0]), self._model.max_len, tools=False)
 
     async def render(self, request: Request) -> list[int]:
+        from jinja2 import TemplateError
+
         tokenizer = self._model.tokenizer
         if not tokenizer.chat_template:
             raise CallRejectedError(
@@ -99,13 +102,18 @@ class ModelFrontend(Frontend):
                 "plain text, or give a model that was made for chats"
             )
         messages = [_plain(message) for message in request.get("messages") or ()]
-        ids = await asyncio.to_thread(
-            tokenizer.apply_chat_template,
-            messages,
-            add_generation_prompt=True,
-            return_dict=False,
+        options = {
+            "add_generation_prompt": request.get("add_generation_prompt", True),
+            "continue_final_message": request.get("continue_final_message", False),
+            "return_dict": False,
             **(request.get("chat_template_kwargs") or {}),
-        )
+        }
+        try:
+            ids = await asyncio.to_thread(tokenizer.apply_chat_template, messages, **options)
+        except (TemplateError, ValueError) as error:
+            raise CallRejectedError(
+                f"the model's chat template refuses the chat: {error}"
+            ) from error
         return list(ids)
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:

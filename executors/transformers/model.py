@@ -107,7 +107,10 @@ class CausalModel:
 
     def longest(self, attention: Attention | None) -> int | None:
         """How many tokens a text may have; None for any number."""
-        return None if self._places_move(attention) else self.max_len
+        if attention is None or not self._places_move(attention):
+            return self.max_len
+        held = attention.sinks + attention.window
+        return None if self.max_len is None or held <= self.max_len else self.max_len
 
     def chunk(self, attention: Attention | None) -> int:
         """How many tokens of a prompt are computed at once, and are in the cache meanwhile."""
@@ -134,8 +137,8 @@ class CausalModel:
 
     # -- attention that a program chose ------------------------------------------------
 
-    def _places_move(self, attention: Attention | None) -> bool:
-        return self.moves and attention is not None and attention.chunk is None
+    def _places_move(self, attention: Attention) -> bool:
+        return self.moves and attention.chunk is None
 
     def _seeing(self, attention: Attention, queries: Tensor, cache: TextCache) -> dict[str, Any]:
         mask = as_mask(seen(attention, queries, cache.positions), self._model.dtype)

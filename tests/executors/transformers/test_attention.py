@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from agentrt.contexts.attention import Attention
 from agentrt.errors import CallRejectedError, ConfigError
-from agentrt.executors.transformers.attention import NAME, kept, register, seen
+from agentrt.executors.transformers.attention import kept, seen
 from agentrt.executors.transformers.model import CausalModel
+from tests.executors.transformers.models import config_of, model_of
 
 pytestmark = pytest.mark.engine
 
@@ -150,7 +151,7 @@ def test_positions_are_those_in_the_cache(tiny: CausalModel) -> None:
     long = after(tiny, attention, [*start, *tokens(3000), *end])
     torch.testing.assert_close(short, long, atol=1e-3, rtol=0)
     assert tiny.longest(attention) is None
-    assert tiny.longest(Attention(4, chunk=5)) == 2048
+    assert tiny.longest(Attention(4, chunk=5)) == tiny.longest(Attention(2048, sinks=1)) == 2048
 
 
 @pytest.mark.parametrize("attention", KINDS)
@@ -167,37 +168,6 @@ def test_the_cache_has_what_is_seen_later_and_no_more(
 
 
 # -- other models ----------------------------------------------------------------------
-
-
-def model_of(config: Any) -> CausalModel:
-    from transformers import AutoModelForCausalLM
-
-    register()
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=0.4)
-    return CausalModel(model, tokenizer=None, name=config.model_type)
-
-
-SIZES = {
-    "vocab_size": 301,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-
-def config_of(kind: str, **settings: Any) -> Any:
-    import transformers
-
-    return getattr(transformers, kind)(**{**SIZES, **settings})
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Config", "GPTNeoXConfig", "PhiConfig", "CohereConfig"])

@@ -46,6 +46,18 @@ async def test_contexts_give_what_they_give_on_vllm(
     assert values == pytest.approx(expected_values, abs=1e-3)
 
 
+async def test_chats_in_contexts_have_the_tokens_that_vllm_gives_them(
+    runtime: Runtime, token_runtime: Runtime
+) -> None:
+    async def body(ctx: Context) -> tuple[int, ...]:
+        context = await ctx.context([{"role": "user", "content": "Why do cats purr?"}])
+        await context.generate(6, ignore_eos=True)
+        await context.fill([{"role": "user", "content": "In one word?"}])
+        return context.token_ids
+
+    assert await run(runtime, body) == await run(token_runtime, body)
+
+
 async def test_calls_with_an_attention_are_nodes_like_others(runtime: Runtime) -> None:
     """1. A text is scored with a window, 2. and gone on from: only its end is computed. 3. The
     window is forgotten by calls that name none."""

@@ -70,6 +70,13 @@ async def test_an_image_is_refused(runtime: Runtime) -> None:
         await frontend.count_tokens({"messages": [picture]})
 
 
+async def test_a_chat_that_the_template_refuses_is_told(runtime: Runtime) -> None:
+    frontend = await runtime.frontend()
+    chat = {"messages": [], "continue_final_message": True, "add_generation_prompt": True}
+    with pytest.raises(CallRejectedError, match="chat template refuses the chat: "):
+        await frontend.count_tokens(chat)
+
+
 async def test_another_model_is_not_served(runtime: Runtime) -> None:
     @program
     async def asks(ctx: Context) -> None:

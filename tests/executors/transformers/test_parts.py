@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from agentrt.executors.transformers.cache import PrefixCache
+from agentrt.executors.transformers.decoding import Decoding
 from agentrt.executors.transformers.model import CausalModel
 from agentrt.executors.transformers.text import OutputText
+from agentrt.request import Call, CallSpec, Identity
+from tests.executors.transformers.models import config_of, model_of
 
 pytestmark = pytest.mark.engine
 
@@ -36,7 +39,7 @@ class Letters:
     """A tokenizer whose tokens are the bytes of UTF-8."""
 
     def decode(self, ids: list[int], **options: Any) -> str:
-        return bytes(ids).decode(errors="replace")
+        return bytes(n % 256 for n in ids).decode(errors="replace")
 
 
 def test_text_is_held_back_while_it_may_become_a_stop_string() -> None:
@@ -50,3 +53,18 @@ def test_text_is_held_back_while_it_may_become_a_stop_string() -> None:
     cut = OutputText(Letters(), [])
     assert [cut.add(byte) for byte in "é".encode()[:1]] == [""]
     assert cut.end() == "�"
+
+
+def test_layers_with_windows_of_their_own_are_not_cut() -> None:
+    """What such a model has cached is kept for no other call, and each says the same."""
+    model = model_of(config_of("MistralConfig", sliding_window=8), Letters())
+    prefixes, prompt = PrefixCache(1 << 30), tuple(range(3, 40))
+    spec = CallSpec(prompt_token_ids=prompt, max_tokens=6, ignore_eos=True)
+    said = []
+    for _ in range(2):
+        decoding = Decoding(model, prefixes, Call(Identity("p/0", "p"), spec))
+        assert sum(len(step.token_ids) for step in decoding.steps()) == 6
+        said.append((decoding.ids, decoding.cached))
+    whole = model.extend(model.start(), [*prompt, *said[0][0]], 7).argmax(-1).tolist()
+    assert said == [(whole[:6], 0)] * 2
+    assert prefixes.entries == []

@@ -1,0 +1,43 @@
+"""Small models of any architecture, with random weights that let positions matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from agentrt.executors.transformers.attention import NAME, register
+from agentrt.executors.transformers.model import CausalModel
+
+
+def model_of(config: Any, tokenizer: Any = None) -> CausalModel:
+    """The model of a configuration."""
+    from transformers import AutoModelForCausalLM
+
+    register()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.4)
+    return CausalModel(model, tokenizer, config.model_type)
+
+
+SIZES = {
+    "vocab_size": 301,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def config_of(kind: str, **settings: Any) -> Any:
+    """A configuration of transformers, small."""
+    import transformers
+
+    return getattr(transformers, kind)(**{**SIZES, **settings})
