@@ -46,15 +46,13 @@ def check_constrained(automaton: Automaton | None, *, stop: bool, ignore_eos: bo
     """Raise `ConfigError` for what cannot be together with a constraint, or is none."""
     if ignore_eos:
         raise ConfigError("a constrained text ends where it is whole: leave ignore_eos out")
-    if automaton is None:
-        return
-    if not is_automaton(automaton):
+    if stop:
+        raise ConfigError("a constrained text ends where it is whole: leave stop out")
+    if automaton is not None and not is_automaton(automaton):
         raise ConfigError(
             f"constrain= takes json_schema(), regex(), choices(), ebnf() of agentrt.contexts, or "
             f"an automaton with start, allowed and advance, not {automaton!r}"
         )
-    if stop:
-        raise ConfigError("an automaton says itself where it ends: leave stop out")
 
 
 def _text(what: str, given: object) -> str:

@@ -16,7 +16,7 @@ from agentrt.contexts.emitter import Piece, TokenEmitter
 from agentrt.contexts.generation import Generation
 from agentrt.contexts.results import Scores, TokenScore, likeliest
 from agentrt.contexts.saved import SavedContext
-from agentrt.contexts.steered import steered
+from agentrt.contexts.steered import constrained, steered
 from agentrt.errors import ConfigError, UsageError
 from agentrt.request import CallSpec, Message, Reply
 from agentrt.sampling import Constraint, Sampling, TokenLogprobs
@@ -137,8 +137,8 @@ class TokenContext:
         where the model ends it, unless ``ignore_eos``. All its tokens are appended, the last one
         too. ``logprobs`` asks for the log probability of each, and of so many likeliest.
         ``allowed`` are the only tokens that may be sampled. The text obeys ``constrain``: what
-        `json_schema`, `regex`, `choices` and `ebnf` make, or an `Automaton`, after which the
-        token that ends a text is left out. ``logits`` are the arguments of the engine's logits
+        `json_schema`, `regex`, `choices` and `ebnf` make, or an `Automaton`; the
+        token that ends it is left out. ``logits`` are the arguments of the engine's logits
         processors, by name. ``attention`` says which tokens each one sees, where the executor
         lets a program choose. Raises `ConfigError` for what cannot be, `PromptTooLongError` where
         the model's context is full, and `CallRejectedError` for what the engine does not take.
@@ -239,7 +239,10 @@ class TokenContext:
         self._check_free()
         self._busy = True
         call = partial(self._emitter.token_call, name="generate", stream=stream)
-        made = call(spec) if automaton is None else steered(call, self._read, automaton, spec)
+        if automaton is not None:
+            made = steered(call, self._read, automaton, spec)
+        else:
+            made = call(spec) if spec.sampling.constraint is None else constrained(call(spec))
         try:
             async for piece in made:
                 self._ids += piece.token_ids

@@ -73,6 +73,21 @@ async def steered(
     yield await output.whole()
 
 
+async def constrained(made: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+    """The pieces of an output that a grammar has ended, without the token that ends it."""
+    async with aclosing(made) as pieces:
+        async for piece in pieces:
+            reply, last = piece.reply, len(piece.token_ids) - 1
+            if reply is not None and reply.finish_reason == "stop" and last >= 0:
+                reply = replace(
+                    reply,
+                    token_ids=reply.token_ids[:-1],
+                    token_logprobs=reply.token_logprobs[: len(reply.token_ids) - 1],
+                )
+                piece = SteeredPiece(piece.text, piece.token_ids[:last], reply)  # noqa: PLW2901
+            yield piece
+
+
 @dataclass(slots=True)
 class _Output:
     """What has come so far after a call's prompt."""

@@ -9,7 +9,7 @@ import pytest
 
 from agentrt.contexts.automaton import END, Automaton
 from agentrt.contexts.emitter import Piece
-from agentrt.contexts.steered import SteeredPiece, steered
+from agentrt.contexts.steered import SteeredPiece, constrained, steered
 from agentrt.errors import CallRejectedError
 from agentrt.request import CallReport, CallSpec, Reply
 from agentrt.sampling import Sampling
@@ -133,3 +133,21 @@ async def test_a_grammar_that_the_engine_gives_up_is_refused() -> None:
 async def test_logprobs_are_there_only_where_they_were_asked_for() -> None:
     _, reply = await run(Digits(), replace(SPEC, sampling=None), Model())
     assert reply.token_logprobs == ()
+
+
+@pytest.mark.parametrize(("reason", "kept"), [("stop", (5, 6)), ("length", (5, 6, EOS))])
+async def test_the_token_that_ends_a_grammar_is_left_out(reason: str, kept: Sequence[int]) -> None:
+    logprobs = tuple(((token, -0.5),) for token in (5, 6, EOS))
+
+    async def emit() -> AsyncGenerator[Piece, None]:
+        yield SteeredPiece("a", (5,))
+        reply = Reply("ab", reason, token_ids=(5, 6, EOS), token_logprobs=logprobs)
+        yield SteeredPiece("b", (6, EOS), reply)
+
+    pieces = [piece async for piece in constrained(emit())]
+    assert [token for piece in pieces for token in piece.token_ids] == list(kept)
+    reply = pieces[-1].reply
+    assert reply is not None
+    assert reply.token_ids == kept
+    assert reply.token_logprobs == logprobs[: len(kept)]
+    assert reply.text == "ab"

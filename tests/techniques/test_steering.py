@@ -203,8 +203,15 @@ async def test_each_kind_of_constraint_is_obeyed(token_runtime: Runtime) -> None
         context = await ctx.context(WORDS[:10])
 
         async def said(constrain: Any) -> str:
-            done = await context.fork().generate(64, constrain=constrain, temperature=1.0)
+            branch = context.fork()
+            made = branch.generate(64, constrain=constrain, temperature=1.0)
+            pieces = [piece async for piece in made]
+            done = made.completion
             assert done.finish_reason == "stop"
+            assert "".join(pieces) == done.text
+            # What the text ended by is not in the context, which may be filled further.
+            assert await branch.text() == await context.text() + done.text
+            assert branch.token_ids == (*context.token_ids, *done.token_ids)
             return done.text
 
         assert await said(choices("yes", "no")) in ("yes", "no")
