@@ -14,15 +14,27 @@ from tests.contexts.real import fresh
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "contexts.md").read_text("utf-8")
-[PROGRAM] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+BEST_OF, STEERED = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 async def test_the_best_of_four_answers_goes_on(token_runtime: Runtime, tmp_path: Path) -> None:
     await fresh(token_runtime)
-    (tmp_path / "best_of.py").write_text(PROGRAM)
+    (tmp_path / "best_of.py").write_text(BEST_OF)
     best_of = load_program(str(tmp_path / "best_of.py"))
     assert isinstance(best_of, Program)
     run = token_runtime.start(best_of)
     assert await run.wait()
     names = [node.name for node in run.dag.nodes()]
     assert sorted(names) == ["generate"] * 5 + ["score"] * 4
+
+
+async def test_texts_obey_what_steers_them(token_runtime: Runtime, tmp_path: Path) -> None:
+    await fresh(token_runtime)
+    (tmp_path / "steered.py").write_text(STEERED)
+    steered = load_program(str(tmp_path / "steered.py"))
+    assert isinstance(steered, Program)
+    said, laugh, pairs = await token_runtime.start(steered).wait()
+    assert said in ("yes", "no")
+    assert re.fullmatch(r"ha( ha){0,8}!", laugh)
+    assert len(pairs) in range(2, 11, 2)
+    assert [token % 2 for token in pairs] == [0, 1] * (len(pairs) // 2)

@@ -42,17 +42,16 @@ def ebnf(grammar: str) -> Constraint:
     return Constraint("grammar", _text("grammar", grammar))
 
 
-def check_constrained(automaton: Automaton | None, *, stop: bool, ignore_eos: bool) -> None:
-    """Raise `ConfigError` for what cannot be together with a constraint, or is none."""
-    if ignore_eos:
-        raise ConfigError("a constrained text ends where it is whole: leave ignore_eos out")
-    if stop:
-        raise ConfigError("a constrained text ends where it is whole: leave stop out")
-    if automaton is not None and not is_automaton(automaton):
+def check_constrained(constrain: Constraint | Automaton, *, stop: bool, ignore_eos: bool) -> None:
+    """Raise `ConfigError` for what is no constraint, or cannot be together with one."""
+    if not isinstance(constrain, Constraint) and not is_automaton(constrain):
         raise ConfigError(
             f"constrain= takes json_schema(), regex(), choices(), ebnf() of agentrt.contexts, or "
-            f"an automaton with start, allowed and advance, not {automaton!r}"
+            f"an automaton with start, allowed and advance, not {constrain!r}"
         )
+    given = "stop" if stop else "ignore_eos" if ignore_eos else None
+    if given is not None:
+        raise ConfigError(f"a constrained text ends where it is whole: leave {given} out")
 
 
 def _text(what: str, given: object) -> str:

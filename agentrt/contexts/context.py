@@ -143,9 +143,8 @@ class TokenContext:
         lets a program choose. Raises `ConfigError` for what cannot be, `PromptTooLongError` where
         the model's context is full, and `CallRejectedError` for what the engine does not take.
         """
-        automaton = None if isinstance(constrain, Constraint) else constrain
         if constrain is not None:
-            check_constrained(automaton, stop=bool(stop or stop_token_ids), ignore_eos=ignore_eos)
+            check_constrained(constrain, stop=bool(stop or stop_token_ids), ignore_eos=ignore_eos)
         sampling = Sampling(
             top_p=top_p,
             top_k=top_k,
@@ -163,7 +162,7 @@ class TokenContext:
             spec = self._spec(
                 self._ids, sampling, max_tokens, temperature, seed, ignore_eos=ignore_eos
             )
-            return self._generated(spec, automaton, stream=stream)
+            return self._generated(spec, constrain, stream=stream)
 
         return Generation(run)
 
@@ -234,15 +233,17 @@ class TokenContext:
         )
 
     async def _generated(
-        self, spec: CallSpec, automaton: Automaton | None, *, stream: bool
+        self, spec: CallSpec, constrain: Constraint | Automaton | None, *, stream: bool
     ) -> AsyncGenerator[Piece, None]:
         self._check_free()
         self._busy = True
         call = partial(self._emitter.token_call, name="generate", stream=stream)
-        if automaton is not None:
-            made = steered(call, self._read, automaton, spec)
+        if constrain is None:
+            made = call(spec)
+        elif isinstance(constrain, Constraint):
+            made = constrained(call(spec))
         else:
-            made = call(spec) if spec.sampling.constraint is None else constrained(call(spec))
+            made = steered(call, self._read, constrain, spec)
         try:
             async for piece in made:
                 self._ids += piece.token_ids

@@ -52,12 +52,15 @@ class Nothing:
         return state
 
 
-def test_what_cannot_go_with_a_constraint_is_refused() -> None:
-    check_constrained(None, stop=False, ignore_eos=False)
-    check_constrained(Nothing(), stop=False, ignore_eos=False)
+@pytest.mark.parametrize("constrain", [regex("a+"), Nothing()])
+def test_what_cannot_go_with_a_constraint_is_refused(constrain: Any) -> None:
+    check_constrained(constrain, stop=False, ignore_eos=False)
     with pytest.raises(ConfigError, match="leave ignore_eos out"):
-        check_constrained(None, stop=False, ignore_eos=True)
+        check_constrained(constrain, stop=False, ignore_eos=True)
     with pytest.raises(ConfigError, match="leave stop out"):
-        check_constrained(None, stop=True, ignore_eos=False)
+        check_constrained(constrain, stop=True, ignore_eos=False)
+
+
+def test_what_is_no_automaton_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"or an automaton with start.*not 'yes|no'"):
         check_constrained("yes|no", stop=False, ignore_eos=False)  # type: ignore[arg-type]
