@@ -1,4 +1,4 @@
-"""Where we reach into LangGraph: names of its own, hooks of its SDK's `Auth`, checkpoint tables.
+"""Where we reach into LangGraph: names of its own, hooks of its SDK's `Auth`, its tables.
 
 A checkpointer's interface can neither delete single checkpoints nor change what was written to
 one, so rollback and recovery work on its tables. ``tests/serving/langgraph/test_compat.py`` names
@@ -70,6 +70,11 @@ checkpoints = sa.Table(
     "checkpoints",
     _metadata,
     *[sa.Column(name, sa.String) for name in ("thread_id", "checkpoint_ns", "checkpoint_id")],
+)
+store = sa.Table(
+    "store",
+    _metadata,
+    *[sa.Column(name, sa.String) for name in ("prefix", "key", "value")],
 )
 SQLITE_WRITES = _writes("writes", "value")
 POSTGRES_WRITES = _writes("checkpoint_writes", "blob")

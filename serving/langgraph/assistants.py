@@ -22,6 +22,7 @@ from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.configs import caller_access, in_both
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.graphs import Graphs, schemas_of, subgraphs_of
+from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, timestamp
 from agentrt.serving.langgraph.tables import LONGEST_TENANT, Filter, assistants, has, versions
 
@@ -36,8 +37,9 @@ _CONTENT = ("graph_id", "name", "description", "config", "context", "metadata")
 class Assistants:
     """The assistants of all tenants, and the routes to them and to their graphs."""
 
-    def __init__(self, database: Database, graphs: Graphs) -> None:
+    def __init__(self, database: Database, quotas: Quotas, graphs: Graphs) -> None:
         self._database = database
+        self._quotas = quotas
         self._graphs = graphs
         self._known_tenants: set[str] = set()
 
@@ -70,6 +72,7 @@ class Assistants:
         try:
             async with self._database.writing() as connection:
                 await _add(connection, caller.tenant, key, content)
+                await self._quotas.new_assistant(connection, caller.tenant)
         except IntegrityError:
             if body.if_exists == "raise":
                 raise conflict(f"assistant {key} exists already") from None

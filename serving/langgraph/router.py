@@ -15,6 +15,7 @@ from agentrt import __version__
 from agentrt.serving.langgraph.auth import authenticate
 from agentrt.serving.langgraph.outages import DiskRoom
 from agentrt.serving.langgraph.questions import ThreadQuestions
+from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, Route
 from agentrt.serving.langgraph.run_queue import MAX_RUNNING, RunQueue, open_queue
 from agentrt.serving.langgraph.run_routes import RunRoutes
@@ -67,7 +68,7 @@ def _routes(
     ThreadRoutes(state, queue).add_to(guarded)
     starts.add_to(guarded)
     RunRoutes(state, queue).add_to(guarded)
-    StoreRoutes(state.storage.store).add_to(guarded)
+    StoreRoutes(state.storage, Quotas(state.server)).add_to(guarded)
     router = APIRouter()
     router.include_router(public)
     router.include_router(guarded)

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.interrupts import is_open
+from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, timestamp
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, runs
 from agentrt.serving.langgraph.threads import add_thread, change_thread, find_thread
@@ -85,8 +86,11 @@ class Runs:
     ``asks`` is told when a run enters a thread with questions to a human.
     """
 
-    def __init__(self, database: Database, asks: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, database: Database, quotas: Quotas, asks: Callable[[], None] = lambda: None
+    ) -> None:
         self._database = database
+        self._quotas = quotas
         self._asks = asks
 
     async def enter(self, new: NewRun, only: Filter) -> tuple[sa.Row[Any], list[str]]:
@@ -110,7 +114,8 @@ class Runs:
             "updated_at": now,
         }
         async with self._database.writing() as connection:
-            by_task = (await _prepare_thread(connection, thread, new, only))._mapping["interrupts"]
+            before = await self._prepare_thread(connection, thread, new, only)
+            by_task = before._mapping["interrupts"]
             found = (await connection.execute(active.order_by(runs.c.number))).all()
             others = [one.run_id for one in found]
             if new.answers is not None and not is_open(
@@ -129,6 +134,27 @@ class Runs:
         if by_task:
             self._asks()
         return stored, others
+
+    async def _prepare_thread(
+        self, connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter
+    ) -> sa.Row[Any]:
+        """Create the run's thread if that was asked for, and make it busy; how it was before."""
+        tenant, given = new.columns["tenant"], new.columns["metadata"]
+        if new.thread is None:
+            await add_thread(connection, tenant, thread, given, temporary=new.temporary)
+            await self._quotas.new_thread(connection, tenant)
+            only = None
+        elif new.make_thread:
+            with suppress(IntegrityError):
+                async with connection.begin_nested():
+                    await add_thread(connection, tenant, thread, given)
+                    await self._quotas.new_thread(connection, tenant)
+        row = await find_thread(connection, tenant, thread, only, lock=True)
+        about = {name: new.columns[name] for name in ("graph_id", "assistant_id")}
+        metadata = {**row._mapping["metadata"], **about}
+        changed = {"status": "busy", "metadata": metadata, "updated_at": time.time()}
+        await change_thread(connection, thread, changed)
+        return row
 
     async def get(self, tenant: str, thread: UUID, run: UUID) -> sa.Row[Any]:
         """The run, or 404."""
@@ -195,26 +221,6 @@ class Runs:
             sa.delete(events).where(events.c.run_id == run_id),
             sa.delete(runs).where(runs.c.run_id == run_id),
         )
-
-
-async def _prepare_thread(
-    connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter
-) -> sa.Row[Any]:
-    """Create the run's thread if that was asked for, and make it busy; how it was before."""
-    tenant, given = new.columns["tenant"], new.columns["metadata"]
-    if new.thread is None:
-        await add_thread(connection, tenant, thread, given, temporary=new.temporary)
-        only = None
-    elif new.make_thread:
-        with suppress(IntegrityError):
-            async with connection.begin_nested():
-                await add_thread(connection, tenant, thread, given)
-    row = await find_thread(connection, tenant, thread, only, lock=True)
-    about = {name: new.columns[name] for name in ("graph_id", "assistant_id")}
-    metadata = {**row._mapping["metadata"], **about}
-    changed = {"status": "busy", "metadata": metadata, "updated_at": time.time()}
-    await change_thread(connection, thread, changed)
-    return row
 
 
 def _changed(run_id: str, **values: Any) -> sa.Update:

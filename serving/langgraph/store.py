@@ -24,7 +24,9 @@ from pydantic import Field
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Offset, Wanted
-from agentrt.serving.langgraph.responses import JSON, invalid
+from agentrt.serving.langgraph.quotas import Quotas
+from agentrt.serving.langgraph.responses import JSON, encode, invalid
+from agentrt.serving.langgraph.storage import Storage
 
 
 class TenantStore(BaseStore):
@@ -32,8 +34,7 @@ class TenantStore(BaseStore):
 
     def __init__(self, inner: BaseStore, tenant: str) -> None:
         self._inner = inner
-        # A label must not have a full stop in it.
-        self._root = "tenant:" + quote(tenant, safe="").replace(".", "%2E")
+        self._root = root_of(tenant)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         inside = [self._inside(op) for op in ops]
@@ -72,6 +73,11 @@ class TenantStore(BaseStore):
         if isinstance(result, list):
             return [one[1:] if isinstance(one, tuple) else _shorter(one) for one in result]
         return result
+
+
+def root_of(tenant: str) -> str:
+    """The label of a tenant's namespace; a label must not have a full stop in it."""
+    return "tenant:" + quote(tenant, safe="").replace(".", "%2E")
 
 
 def _shorter(item: Item) -> Item:
@@ -129,8 +135,9 @@ class NamespaceSearch(Body):
 class StoreRoutes:
     """Items by namespace and key."""
 
-    def __init__(self, store: BaseStore) -> None:
-        self._shared = store
+    def __init__(self, storage: Storage, quotas: Quotas) -> None:
+        self._storage = storage
+        self._quotas = quotas
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
@@ -145,6 +152,8 @@ class StoreRoutes:
         """Write an item, over the one that is there."""
         value = await self._authorized(caller, "put", body.namespace, body.model_dump())
         index: Any = body.index
+        database, root = self._storage.database, root_of(caller.tenant)
+        await self._quotas.new_item(database, caller.tenant, root, len(encode(value["value"])))
         try:
             await self._store(caller).aput(
                 value["namespace"], value["key"], value["value"], index=index
@@ -199,7 +208,7 @@ class StoreRoutes:
         return JSON({"namespaces": found})
 
     def _store(self, caller: Caller) -> TenantStore:
-        return TenantStore(self._shared, caller.tenant)
+        return TenantStore(self._storage.store, caller.tenant)
 
     async def _authorized(
         self, caller: Caller, action: str, namespace: list[str], value: dict[str, Any]

@@ -16,6 +16,7 @@ from agentrt.serving.langgraph.auth import Caller
 from agentrt.serving.langgraph.configs import caller_access, run_access
 from agentrt.serving.langgraph.expiry import Deadlines
 from agentrt.serving.langgraph.graphs import Graphs, open_graphs
+from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.runs import Runs
 from agentrt.serving.langgraph.storage import Storage, open_storage
 from agentrt.serving.langgraph.threads import Threads
@@ -71,15 +72,15 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
         storage = await stack.enter_async_context(open_storage(server.database))
         stack.enter_context(lend(Portal.borrow(server.runtime)))
         graphs = await stack.enter_async_context(open_graphs(server, storage))
-        database = storage.database
+        database, quotas = storage.database, Quotas(server)
         asks, deadlines = server.questions.changed, Deadlines()
         yield TenantState(
             server,
             storage,
             graphs,
-            Assistants(database, graphs),
-            Threads(database, asks, deadlines),
-            Runs(database, asks),
+            Assistants(database, quotas, graphs),
+            Threads(database, quotas, asks, deadlines),
+            Runs(database, quotas, asks),
             deadlines,
         )
 

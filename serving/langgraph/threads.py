@@ -19,6 +19,7 @@ from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.expiry import Deadlines
 from agentrt.serving.langgraph.extract import extracted
+from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, not_found, timestamp, to_json
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, runs, threads
 
@@ -50,10 +51,12 @@ class Threads:
     def __init__(
         self,
         database: Database,
+        quotas: Quotas,
         asks: Callable[[], None] = lambda: None,
         deadlines: Deadlines | None = None,
     ) -> None:
         self._database = database
+        self._quotas = quotas
         self._asks = asks
         self._deadlines = deadlines or Deadlines()
 
@@ -72,6 +75,7 @@ class Threads:
         try:
             async with self._database.writing() as connection:
                 await add_thread(connection, tenant, key, body.metadata)
+                await self._quotas.new_thread(connection, tenant)
         except IntegrityError:
             if body.if_exists == "raise":
                 raise conflict(f"thread {key} exists already") from None

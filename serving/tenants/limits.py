@@ -25,7 +25,8 @@ class Limits:
     of each. The rates are per minute: ``requests`` start work, ``http_requests`` are all; tokens
     are those that were computed, of prompts and outputs, and are charged when a call ends.
     ``submitted`` are live programs that were sent as
-    source; the names that begin with it are what each of these may use.
+    source; the names that begin with it are what each of these may use. ``threads``,
+    ``assistants`` and ``store_mib`` are what a tenant may have in the database.
     """
 
     weight: float = 1.0
@@ -40,6 +41,9 @@ class Limits:
     submitted_seconds: int = 10
     submitted_calls: int = 1000
     submitted_tokens: int = 100_000
+    threads: int | None = 100_000
+    assistants: int | None = 10_000
+    store_mib: int | None = 256
 
 
 NAMES = tuple(field.name for field in fields(Limits))

@@ -1,0 +1,90 @@
+"""How much of the database a tenant may fill. Without keys there is nobody to share it with."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from fastapi import HTTPException
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from agentrt.serving.langgraph._compat import store
+from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.tables import assistants, threads
+from agentrt.serving.server import Server
+
+_COUNT_AGAIN_S = 10.0
+
+
+@dataclass(slots=True)
+class _Stored:
+    """What a tenant has in the store: characters as they were counted, and written since."""
+
+    size: int
+    counted_at: float
+
+
+class Quotas:
+    """The quotas of all tenants of ``server``; each method raises 507 for one that is full."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._stored: dict[str, _Stored] = {}
+
+    async def new_thread(self, connection: AsyncConnection, tenant: str) -> None:
+        """A thread was added in the transaction of ``connection``."""
+        await self._check(connection, threads, tenant, "threads")
+
+    async def new_assistant(self, connection: AsyncConnection, tenant: str) -> None:
+        """An assistant was added in the transaction of ``connection``."""
+        await self._check(connection, assistants, tenant, "assistants")
+
+    async def new_item(self, database: Database, tenant: str, root: str, size: int) -> None:
+        """An item of so many characters is to be put into the store, where the tenant has all
+        that is beneath the label ``root``.
+        """
+        most = self._most(tenant, "store_mib")
+        if most is None:
+            return
+        room, stored = most * 2**20 - size, self._stored.get(tenant)
+        if stored is None or (stored.size > room and _age(stored) > _COUNT_AGAIN_S):
+            stored = await _count(database, root)
+            self._stored[tenant] = stored
+        if stored.size > room:
+            raise _full(tenant, f"{stored.size >> 20} MiB in the store", "store_mib", most)
+        stored.size += size
+
+    async def _check(
+        self, connection: AsyncConnection, table: sa.Table, tenant: str, limit: str
+    ) -> None:
+        most = self._most(tenant, limit)
+        if most is None:
+            return
+        rows = sa.select(sa.func.count()).select_from(table).where(table.c.tenant == tenant)
+        count = (await connection.execute(rows)).scalar_one()
+        if count > most:
+            raise _full(tenant, f"{count - 1} {limit}", limit, most)
+
+    def _most(self, tenant: str, limit: str) -> int | None:
+        if self._server.keys is None:
+            return None
+        most: int | None = getattr(self._server.tenants.limits(tenant), limit)
+        return most
+
+
+async def _count(database: Database, root: str) -> _Stored:
+    within = sa.or_(store.c.prefix == root, store.c.prefix.startswith(f"{root}.", autoescape=True))
+    size = sa.func.sum(sa.func.length(sa.cast(store.c["value"], sa.Text)))
+    row = await database.first(sa.select(size).where(within))
+    return _Stored(int((row and row[0]) or 0), time.monotonic())
+
+
+def _age(stored: _Stored) -> float:
+    return time.monotonic() - stored.counted_at
+
+
+def _full(tenant: str, has: str, limit: str, most: int) -> HTTPException:
+    return HTTPException(
+        507, f"tenant {tenant!r} has {has}, and its limit {limit} is {most}: delete some"
+    )
