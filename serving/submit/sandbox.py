@@ -233,6 +233,11 @@ def _fault(error: MontyError, limits: ProgramLimits, length: int) -> SubmittedPr
     frames = [frame for frame in error.traceback() if frame.filename == _SOURCE_FILE]
     lines = [frame.line for frame in frames if frame.line <= length]  # what starts it comes after
     message = error.display("type-msg")
+    trace = error.display().replace(_SOURCE_FILE, "program.py")
     if "suspension limit" in message:
         message = f"the program made more than {limits.calls} calls"
-    return SubmittedProgramError(message, lines[-1] if lines else None, error.display())
+    elif "turn time limit" in message:
+        message = f"the program computed for {limits.turn_s:g} s without a call"
+    elif "feed time limit" in message:
+        message = f"the program computed for {limits.seconds} s in all"
+    return SubmittedProgramError(message, lines[-1] if lines else None, trace)
