@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.executors.replicas.repeated import DiffersError, RepeatedParts, new_choice
+
+_Piece = tuple[str, str, tuple[int, ...]]
+"""Of a chunk with vLLM's ``RequestOutput``: its text, and that and the token ids of the output."""
 
 
 class CallOutput:
@@ -25,23 +29,27 @@ class CallOutput:
         self.differs = False
         self._call_id = call_id
         self._parts = RepeatedParts()
-        self._first: list[Chunk] | None = []
+        self._first: list[Chunk | _Piece] | None = []
         """What the first run gave, not looked at yet: most calls have no second one."""
 
     def restart(self) -> None:
         """The call runs from its beginning again."""
         first, self._first = self._first or (), None
-        for chunk in first:
-            self._new(chunk)
+        for one in first:
+            self._new(one if isinstance(one, Chunk) else _chunk(one))
         self._parts.restart()
 
     def take(self, chunk: Chunk) -> Chunk | None:
         """What of a chunk is new. Raises `EngineDiedError` if it is not what came before."""
         if self._first is None:
             return self._new(chunk)
-        self.delivered |= chunk.reply is not None
-        if not self.delivered:
-            self._first.append(_without_rest(chunk))
+        if chunk.reply is not None:
+            self.delivered = True
+        elif isinstance(outputs := getattr(chunk.output, "outputs", None), list):
+            # Without what is large, such as log probabilities.
+            self._first.append((chunk.text, outputs[0].text, tuple(outputs[0].token_ids)))
+        else:
+            self._first.append(chunk)
         return chunk
 
     def _new(self, chunk: Chunk) -> Chunk | None:
@@ -107,26 +115,8 @@ class CallOutput:
         return cut
 
 
-@dataclass(slots=True)
-class _Piece:
-    """Of vLLM's ``CompletionOutput``, what comes again."""
-
-    text: str
-    token_ids: Sequence[int]
-
-
-@dataclass(slots=True)
-class _Pieces:
-    """Of vLLM's ``RequestOutput``, what comes again."""
-
-    outputs: list[_Piece]
-    finished: bool = False
-
-
-def _without_rest(chunk: Chunk) -> Chunk:
-    """A chunk without what is large, such as log probabilities."""
-    outputs = getattr(chunk.output, "outputs", None)
-    if not isinstance(outputs, list):
-        return chunk
-    one = outputs[0]
-    return Chunk(chunk.text, output=_Pieces([_Piece(one.text, tuple(one.token_ids))]))
+def _chunk(piece: _Piece) -> Chunk:
+    """A chunk as vLLM gave it, as far as it comes again."""
+    text, own, tokens = piece
+    one = SimpleNamespace(text=own, token_ids=tokens)
+    return Chunk(text, output=SimpleNamespace(outputs=[one], finished=False))
