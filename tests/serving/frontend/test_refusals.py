@@ -62,6 +62,29 @@ async def test_an_engine_that_died_is_503_and_when_to_come_back(path: str) -> No
         assert local.server.tenants.calls("default") == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", APIS)
+async def test_pages_of_strangers_are_refused_on_the_paths_of_vllm_too(
+    path: str, stream: bool
+) -> None:
+    """And pages of this machine may read what they are answered, and ask before."""
+    async with open_server() as local:
+        body, origin = {**ask(path, "hello"), "stream": stream}, "http://localhost:3000"
+        for stranger in ({"origin": "https://evil.example"}, {"host": "evil.example"}):
+            refused = await local.client.post(path, json=body, headers=stranger)
+            assert refused.status_code == 403
+            assert error_of(path, refused)["type"] == "permission_error"
+            assert "access-control-allow-origin" not in refused.headers
+        assert local.engine.calls == []
+        wants = {"access-control-request-method": "POST", "origin": origin}
+        wants["access-control-request-headers"] = "authorization,x-agentrt-program"
+        asked = await local.client.options(path, headers=wants)
+        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, origin)
+        answer = await local.client.post(path, json=body, headers={"origin": origin})
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == origin
+
+
 @pytest.mark.parametrize("path", APIS)
 async def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_know(path: str) -> None:
     async with open_server() as local:
