@@ -1,4 +1,4 @@
-"""The logits processor of `watermark.py`, which favours green tokens inside the engine.
+"""The logits processor of `watermark.py`, which favours green tokens in vLLM's model runner V1.
 
 Which are green hangs on the token before. The processor reads that token from the output, and
 keeps nothing of its own: a call that was preempted goes on as if it had not been.
@@ -12,11 +12,11 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-from watermark import is_green
+from watermark import is_green, secret_of
 
 
 class GreenList(AdapterLogitsProcessor):
-    """For vLLM's model runner V1. A call gives a ``key``, and ``delta``, what green logits gain."""
+    """A call gives a ``key``, and ``delta``, which the logits of green tokens gain."""
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -25,10 +25,11 @@ class GreenList(AdapterLogitsProcessor):
         given = (params.extra_args or {}).get("GreenList")
         if given is None:
             return None
+        delta, secret = given["delta"], secret_of(given["key"])
 
         def favour(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
             previous = output[-1] if output else prompt[-1]
             tokens = torch.arange(logits.shape[-1], device=logits.device)
-            return logits + given["delta"] * is_green(previous, tokens, given["key"])
+            return logits + delta * is_green(previous, tokens, secret)
 
         return favour

@@ -2,9 +2,9 @@
 
     agentrt run demos/techniques/watermark.py -- --logits-processors green_list:GreenList
 
-A logits processor in the engine favours a half of the tokens, by the token before; a text with far
-more of them than half was not written by chance. (Kirchenbauer et al., 2023,
-https://arxiv.org/abs/2301.10226)
+A logits processor in the engine (on a GPU, `green_list_v2:GreenList`) favours half of the tokens,
+by the token before; a text with far more of them was not written by chance. (Kirchenbauer et al.,
+2023, https://arxiv.org/abs/2301.10226)
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from agentrt import Context, program
 from agentrt.contexts import TokenContext
 
 KEY = 15_485_863
-GREEN = 0.5
-"""The part of the vocabulary that is favoured."""
+GREEN = 0.5  # the part of the vocabulary that is favoured
 _PRIME = 2**31 - 1
 
 
-def is_green(previous: Any, token: Any, key: int) -> Any:
+def secret_of(key: int) -> int:
+    return pow(48_271, key, _PRIME)
+
+
+def is_green(previous: Any, token: Any, secret: Any) -> Any:
     """Whether ``token`` is favoured after ``previous``: of integers, or of tensors of them."""
-    secret = pow(48_271, key, _PRIME)
     factor = 1 + (previous * 1_103_515_245 + secret) % (_PRIME - 1)
     return (factor * token + previous * 69_069 + secret) % _PRIME < GREEN * _PRIME
 
@@ -32,7 +34,8 @@ def is_green(previous: Any, token: Any, key: int) -> Any:
 def z_score(ids: Sequence[int], key: int = KEY) -> float:
     """How many standard deviations there are more green tokens in a text than by chance."""
     pairs = set(pairwise(ids))  # a pair that comes again tells nothing new
-    green = sum(is_green(before, token, key) for before, token in pairs)
+    secret = secret_of(key)
+    green = sum(is_green(before, token, secret) for before, token in pairs)
     expected = GREEN * len(pairs)
     return float((green - expected) / (expected * (1 - GREEN)) ** 0.5)
 
