@@ -243,6 +243,12 @@ class ExecutionDAG:
         sums.waiting_s += report.waiting_s
         sums.usage += report
 
+    def _parent(self, node_id: int) -> Node:
+        node = self.node(node_id)
+        if not node.state.ended:
+            raise InvariantError(f"{self._label(node)} is {node.state}: not yet a parent")
+        return node
+
     def _lineage_of(self, parents: tuple[int, ...]) -> _Lineage:
         if not parents:
             return _ROOT
@@ -251,14 +257,13 @@ class ExecutionDAG:
         if parents is self._lineage.parents:
             return self._lineage
         unique = parents if len(parents) == 1 else tuple(sorted(set(parents)))
-        nodes = [self.node(parent) for parent in unique]
-        for node in nodes:
-            if not node.state.ended:
-                raise InvariantError(f"{self._label(node)} is {node.state}: not yet a parent")
+        nodes = [self._parent(parent) for parent in unique]
         for parent in unique:
             self._sinks.pop(parent, None)
-        via = max(nodes, key=_length)
-        depth = 1 + max(node.depth for node in nodes)
+        if len(nodes) == 1:  # as it is in a chain of calls
+            via, depth = nodes[0], nodes[0].depth + 1
+        else:
+            via, depth = max(nodes, key=_length), 1 + max(node.depth for node in nodes)
         kept = parents if parents == unique else unique
         self._lineage = _Lineage(kept, depth, via.path_end_s, via.id)
         return self._lineage

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from tenacity import AsyncRetrying, RetryCallState, wait_exponential_jitter
@@ -69,11 +68,10 @@ class Attempts:
         """
         tool = request.tool
         if tool.spec is not None:
-            request = request._replace(arguments=tool.checked(request.arguments))
-        once = partial(_attempt, request, transport, observer, slots)
+            request = ToolRequest(tool, tool.checked(request.arguments), *request[2:])
         # To set the library up takes longer than a call in a thread: only where one failed.
         try:
-            return await once(1)
+            return await _attempt(request, transport, observer, slots, 1)
         except Exception as error:
             if not _may_retry(tool, error, 1):
                 raise
@@ -82,7 +80,7 @@ class Attempts:
             with attempt:
                 if (number := attempt.retry_state.attempt_number) == 1:
                     raise failed
-                result = await once(number)
+                result = await _attempt(request, transport, observer, slots, number)
         return result
 
     def _retrying(self, tool: Tool, observer: Observer) -> AsyncRetrying:

@@ -31,7 +31,9 @@ class ThreadTransport(ToolTransport):
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         function, arguments = request.tool.function, request.arguments
         assert function is not None
-        if (name := context_parameter(function)) is not None:
+        schema = request.tool.schema
+        name = context_parameter(function) if schema is None else schema.context
+        if name is not None:
             arguments = {**arguments, name: _ThreadContext(context)}
         if request.tool.is_async:
             return await function(*request.positional, **arguments)

@@ -45,7 +45,7 @@ class ToolSchema:
     """
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
-        from pydantic import ConfigDict, create_model
+        from pydantic import ConfigDict, ValidationError, create_model
         from pydantic.errors import PydanticUserError
 
         self.name = name or name_of(function)
@@ -62,6 +62,7 @@ class ToolSchema:
             raise ConfigError(
                 f"tool {self.name} has a parameter that JSON cannot carry: {first}"
             ) from error
+        self._mistake = ValidationError  # to import it costs a call as much as to check it
         self._names = dict(zip(fields, self._signature.parameters, strict=True))
         self._parameters.pop("title", None)
 
@@ -82,11 +83,9 @@ class ToolSchema:
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments in the function's own types. Raises `ToolArgumentsError`."""
-        from pydantic import ValidationError
-
         try:
             model = self._model.model_validate(dict(arguments))
-        except ValidationError as error:
+        except self._mistake as error:
             wrong = "; ".join(
                 f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}"
                 for one in error.errors(include_url=False)[:3]
