@@ -56,12 +56,14 @@ class Notification(NamedTuple):
     """Where a program is while it is not in the engine, told in passing: ``what`` happened.
 
     It went to a ``tool`` (by ``name``) or a ``human``, or is ``returned`` or ``answered``. An
-    engine that knows can keep what the program will need when it comes back.
+    engine that knows can keep what the program will need when it comes back. Or it has
+    ``dropped`` what its call ``name`` had computed, after the first ``tokens`` of it.
     """
 
     program_id: str
     what: str
     name: str = ""
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

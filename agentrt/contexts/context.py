@@ -14,6 +14,7 @@ from agentrt.contexts.chat import Chat
 from agentrt.contexts.constraints import check_constrained
 from agentrt.contexts.emitter import Piece, TokenEmitter
 from agentrt.contexts.generation import Generation
+from agentrt.contexts.lineage import Lineage
 from agentrt.contexts.results import Scores, TokenScore, likeliest
 from agentrt.contexts.saved import SavedContext
 from agentrt.contexts.steered import constrained, steered
@@ -44,6 +45,7 @@ class TokenContext:
         self._emitter = emitter
         self._ids = tuple(ids)
         self._chat = Chat()
+        self._lineage = Lineage()
         self._busy = False
         self._dropped = False
 
@@ -66,6 +68,7 @@ class TokenContext:
         self._check_alive()
         other = TokenContext(self._emitter, self.model, self._ids)
         other._chat = self._chat
+        other._lineage = self._lineage.fork(len(self))
         return other
 
     async def fill(self, content: Content) -> None:
@@ -88,6 +91,7 @@ class TokenContext:
         if not 0 <= length <= len(self._ids):
             raise ConfigError(f"truncate({length}) of a context of {len(self._ids)} tokens")
         self._ids = self._ids[:length]
+        self._lineage.truncated(length)
 
     async def save(self, name: str) -> None:
         """Keep its tokens under ``name`` beyond the program, for programs of the same tenant;
@@ -95,10 +99,18 @@ class TokenContext:
         """
         self._check_alive()
         self._emitter.save(name, SavedContext(array("I", self._ids), self.model))
+        self.keep()
+
+    def keep(self) -> None:
+        """Others have the tokens that it has now: it does not give them up."""
+        self._lineage.kept(len(self))
 
     def drop(self) -> None:
-        """Give up the context: what is cached for it alone may go first. Idempotent."""
-        self._dropped = True
+        """Give up the context: what is cached for it alone goes first. Idempotent."""
+        if not self._dropped:
+            self._dropped = True
+            for call, shared in self._lineage.drop():
+                self._emitter.dropped(call, shared)
 
     def __enter__(self) -> Self:
         return self
@@ -205,6 +217,7 @@ class TokenContext:
         sampling = Sampling(logprobs=k, allowed_token_ids=only, attention=attention)
         spec = self._spec(self._ids, sampling)
         reply = await self._reply(spec, "next_tokens")
+        self._saw(reply)
         return likeliest(reply.token_logprobs[0], k)
 
     # -- inside ------------------------------------------------------------------------
@@ -247,6 +260,7 @@ class TokenContext:
         try:
             async for piece in made:
                 self._ids += piece.token_ids
+                self._saw(piece.reply)
                 yield piece
         finally:
             self._busy = False
@@ -261,6 +275,10 @@ class TokenContext:
             await made.aclose()
         assert reply is not None
         return reply
+
+    def _saw(self, reply: Reply | None) -> None:
+        if reply is not None and reply.node >= 0:
+            self._lineage.called(reply.program_id, reply.node)
 
     async def _read(self, ids: Sequence[int]) -> str:
         frontend = await self._emitter.frontend()

@@ -134,7 +134,9 @@ class Context:
         """A context as `TokenContext.save` has kept it. Raises `UnknownContextError`."""
         emitter = self._emitter.contexts
         saved = emitter.open(name)
-        return TokenContext(emitter, saved.model, saved.token_ids)
+        context = TokenContext(emitter, saved.model, saved.token_ids)
+        context.keep()
+        return context
 
     async def forget(self, name: str) -> None:
         """Keep a saved context no longer. Raises `UnknownContextError`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agentrt import tracking
 from agentrt.contexts.saved import SavedContext
-from agentrt.executors.base import Chunk
+from agentrt.executors.base import Chunk, Notification
 from agentrt.executors.frontend import Frontend
 from agentrt.request import CallSpec
 from agentrt.runtime.services import Services
@@ -51,6 +51,11 @@ class ContextEmitter:
     def open(self, name: str) -> SavedContext:
         """One that the tenant has saved. Raises `UnknownContextError`."""
         return self.services.saved.open(self.tenant, name)
+
+    def dropped(self, call: str, shared: int) -> None:
+        """A context is given up of which ``call`` was the last; others have its first tokens."""
+        program_id = call.rpartition("/")[0]
+        self.services.executor.notify(Notification(program_id, "dropped", call, shared))
 
     def forget(self, name: str) -> None:
         """Keep it no longer. Raises `UnknownContextError`."""

@@ -100,6 +100,7 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
         "running": [_describe(scheduler, c) for c in calls.values() if c.since is None],
         "waiting": [{**_describe(scheduler, c), "ahead": i} for i, c in enumerate(waiting)],
         "free_blocks": free,
+        "protected_blocks": scheduler.retainer.protected,
         "needs_blocks": blocks_needed(scheduler, waiting[0].item, free) if waiting else 0,
         "blocks": all_blocks(scheduler),
         "free_slots": free_slots(scheduler),

@@ -98,11 +98,26 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         self.num_free_blocks -= len(blocks)
         super().append_n(blocks)
 
+    def give_up(self, blocks: Sequence[KVCacheBlock], context: Context) -> None:
+        """Protect these blocks of a context no longer, nor when they become free."""
+        for block in blocks:
+            if self._owner[block.block_id] is not context:
+                continue  # another has come to use it
+            self._owner[block.block_id] = None
+            if self._listed[block.block_id] is context:
+                self.remove(block)
+                self.append(block)
+
     def release_all(self) -> None:
         """Protect nothing any more, and forget who used what: the cache was emptied."""
         for context in list(self._lists):
             self.release(context)
         self._owner = [None] * len(self._owner)
+
+    @property
+    def protected(self) -> int:
+        """Free blocks that are on a protected list."""
+        return self._protected
 
     @property
     def unprotected(self) -> int:

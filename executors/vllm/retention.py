@@ -13,9 +13,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm._compat.pool import all_blocks, cached_blocks, free_queue, new_blocks
+from agentrt.executors.identity import NESTED
+from agentrt.executors.vllm._compat.pool import (
+    all_blocks,
+    cached_blocks,
+    find_cached,
+    free_queue,
+    new_blocks,
+)
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_size
-from agentrt.executors.vllm._compat.requests import Request
+from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.scheduler.config import SchedulerConfig
@@ -28,6 +35,8 @@ _HEADROOM = 0.1
 """Share of the cache that new calls leave to what the programs that are there will add."""
 _CHAINS = 8
 """Calls of a program that are remembered: parallel branches return to different ones."""
+_CALLS = 2048
+"""Calls whose blocks are remembered, in case that their programs drop them."""
 _PROGRAMS = 8192
 """Programs and sessions that are remembered; the longest unheard-of are forgotten."""
 
@@ -43,6 +52,7 @@ class Retainer:
         self._scheduler = scheduler
         self.now = 0.0
         self._history = PrefixHistory()
+        self._calls: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
         self.queue: ProtectedFreeQueue | None = None
         self.gaps: Gaps | None = None
         policy = make_retention(config)
@@ -56,6 +66,11 @@ class Retainer:
             Ranking(self.contexts.rank),
             policy,
         )
+
+    @property
+    def protected(self) -> int:
+        """Free blocks that are given away last."""
+        return 0 if self.queue is None else self.queue.protected
 
     def close(self) -> None:
         """Give vLLM its queue back."""
@@ -116,7 +131,17 @@ class Retainer:
         self.blocks_freed(request, context)
         if context is not None and self.queue is not None:
             self.contexts.call_ended(context, now)
+            self._remember(request)
             self.queue.changed(context)
+
+    def _remember(self, request: Request) -> None:
+        """Keep a call's hashes for when its program drops what it had computed."""
+        call_id = (extra_args(request).get(NESTED) or {}).get("call_id")
+        if call_id:
+            computed = request.num_computed_tokens // hash_block_size(self._scheduler)
+            self._calls[call_id] = tuple(request.block_hashes[:computed])
+            if len(self._calls) > _CALLS:
+                self._calls.popitem(last=False)
 
     def _note(self, row: ProgramRow, request: Request) -> None:
         """Remember what a call had computed, for its program's next."""
@@ -153,14 +178,14 @@ class Retainer:
     def boundary(self, notes: Sequence[Sequence[Any]], now: float) -> None:
         """Tools and humans that programs began to wait for, or were answered by.
 
-        A note is (program id, what, name): what is ``tool``, ``returned``, ``human`` or
-        ``answered``.
+        A note is (program id, what, name): what is ``tool``, ``returned``, ``human``,
+        ``answered``, or ``dropped``, with the first tokens of the call ``name`` that are kept.
         """
         if self.queue is None:
             return
         self.at(now)
         contexts = self.contexts
-        for program_id, what, name in notes:
+        for program_id, what, name, *more in notes:
             if what == "tool":
                 context = contexts.tool_started(program_id, name, now)
             elif what == "returned":
@@ -169,10 +194,22 @@ class Retainer:
                 context = contexts.human_asked(program_id, now)
             elif what == "answered":
                 context = contexts.human_answered(program_id, now)
+            elif what == "dropped":
+                context = self._drop(program_id, name, *more)
             else:
                 raise ConfigError(f"unknown notification {what!r} of program {program_id}")
             if context is not None:
                 self.queue.changed(context)
+
+    def _drop(self, program_id: str, call_id: str, kept: int = 0) -> Context | None:
+        """What a call had computed after its first tokens, no one will come back for."""
+        context, hashes = self.contexts.get(program_id), self._calls.get(call_id, ())
+        if context is None or self.queue is None:
+            return None
+        first = kept // hash_block_size(self._scheduler)  # a block with more is its own
+        blocks = find_cached(self._scheduler, hashes[first:])
+        self.queue.give_up(blocks[::-1], context)
+        return context
 
     def cache_emptied(self) -> None:
         """The prefix cache was reset: there is nothing to protect, and nothing was lost."""

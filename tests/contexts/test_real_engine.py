@@ -183,3 +183,30 @@ async def test_a_thousand_forks_leave_no_block_behind(
     assert after["requests"] == 0
     assert after["programs"] == []
     assert after["free_blocks"] == free
+
+
+async def test_a_dropped_context_gives_its_blocks_back_and_leaves_what_others_have(
+    token_runtime: Runtime,
+) -> None:
+    await fresh(token_runtime, "atlas", retention="cost")
+    engine = engine_of(token_runtime)
+
+    async def protected(expected: int) -> None:
+        async with asyncio.timeout(20):
+            while (await engine.snapshot())["protected_blocks"] != expected:
+                await asyncio.sleep(0)
+
+    async def body(ctx: Context) -> None:
+        trunk = await ctx.context(WORDS)
+        one, other = trunk.fork(), trunk.fork()
+        for branch, first in ((one, 3000), (other, 4000)):
+            await branch.fill(range(first, first + 60))
+            await branch.generate(2, ignore_eos=True)
+        await protected(3 + 2 + 2)
+        one.drop()
+        await protected(3 + 2)
+        trunk.drop()
+        other.drop()
+        await protected(0)
+
+    await run(token_runtime, body)

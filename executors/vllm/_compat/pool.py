@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
@@ -49,6 +50,14 @@ def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
         for block in group
         if block.block_hash is not None and block.pool is pool
     ]
+
+
+def find_cached(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[KVCacheBlock]:
+    """The blocks that the prefix cache has with these hashes, of all kinds of its cache."""
+    manager = scheduler.kv_cache_manager
+    groups = [one.kv_cache_group_id for one in manager.coordinator.single_type_managers]
+    found = [manager.block_pool.get_cached_block(value, groups) for value in hashes]
+    return [block for blocks in found if blocks for block in blocks]
 
 
 def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:

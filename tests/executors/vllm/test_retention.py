@@ -292,3 +292,27 @@ def test_one_look_decides_as_a_whole_lookup_does(
 
 def fits(needed: int, found: int, room: int) -> bool:
     return needed <= room or found >= needed
+
+
+def test_what_a_program_drops_goes_before_what_it_holds() -> None:
+    """1. Two calls have four blocks in common. 2. One is dropped after them, then the other."""
+    e = engine()
+    trunk = text(1, 4)
+    call(e, "a/1", [*trunk, *text(2, 6)], of("a", call_id="a/1"))
+    call(e, "a/2", [*trunk, *text(3, 5)], of("a", call_id="a/2"))
+    assert queue(e).protected == 4 + 6 + 5
+    ours(e).control("boundary", [("a", "dropped", "a/1", 70)])
+    assert queue(e).protected == 4 + 5
+    call(e, "b/1", text(4, 20))
+    report = call(e, "a/3", [*trunk, *text(3, 5), 7], of("a", call_id="a/3"))
+    assert report["lost_tokens"] == 0
+    ours(e).control("boundary", [("a", "dropped", "a/3", 0), ("a", "dropped", "unknown", 0)])
+    assert ours(e).control("snapshot", None)["protected_blocks"] == 20  # those of b
+
+
+def test_what_another_program_uses_is_not_dropped() -> None:
+    e = engine()
+    for name in ("a", "b"):
+        call(e, f"{name}/1", text(1, 4), of(name, call_id=f"{name}/1"))
+    ours(e).control("boundary", [("a", "dropped", "a/1", 0)])
+    assert queue(e).protected == 4
