@@ -9,12 +9,14 @@ import pytest
 
 from agentrt import Runtime
 from agentrt.cli.load import load_program
+from agentrt.executors.transformers import TransformersExecutor
 from agentrt.program import Program
+from agentrt.testing.tinymodel import tiny_model
 from tests.contexts.real import fresh
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "contexts.md").read_text("utf-8")
-BEST_OF, STEERED = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+BEST_OF, STEERED, STREAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 async def test_the_best_of_four_answers_goes_on(token_runtime: Runtime, tmp_path: Path) -> None:
@@ -38,3 +40,14 @@ async def test_texts_obey_what_steers_them(token_runtime: Runtime, tmp_path: Pat
     assert re.fullmatch(r"ha( ha){0,8}!", laugh)
     assert len(pairs) in range(2, 11, 2)
     assert [token % 2 for token in pairs] == [0, 1] * (len(pairs) // 2)
+
+
+async def test_a_text_goes_on_with_sinks_and_a_window(tmp_path: Path) -> None:
+    (tmp_path / "read_on.py").write_text(STREAM)
+    read_on = load_program(str(tmp_path / "read_on.py"))
+    assert isinstance(read_on, Program)
+    executor = TransformersExecutor(str(tiny_model(tmp_path / "tiny")))
+    async with Runtime(executor) as runtime:
+        assert await runtime.start(read_on, "word " * 100).wait()
+        cached = (await executor.snapshot())["cached"]
+    assert {each["positions"] for each in cached} == {63}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime
-from agentrt.contexts import Attention
+from agentrt.contexts import END, Attention, choices, regex
 from agentrt.errors import CallRejectedError
 from agentrt.executors.transformers import TransformersExecutor
 from tests.contexts.real import engine_of, run
@@ -56,6 +57,36 @@ async def test_chats_in_contexts_have_the_tokens_that_vllm_gives_them(
         return context.token_ids
 
     assert await run(runtime, body) == await run(token_runtime, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Stairs:
+    """One of ten tokens, then of ten others, and so on; the model ends it after four or more."""
+
+    start: int = 0
+
+    def allowed(self, state: int) -> list[int]:
+        first = 1000 + 100 * state
+        return [] if state == 8 else [*range(first, first + 10), *([END] if state > 3 else [])]
+
+    def advance(self, state: int, token: int) -> int:
+        return state + 1
+
+
+async def test_constraints_leave_the_tokens_that_they_leave_on_vllm(
+    runtime: Runtime, token_runtime: Runtime
+) -> None:
+    async def body(ctx: Context) -> list[tuple[int, ...]]:
+        context = await ctx.context(WORDS)
+        constraints = (Stairs(), regex("[ab]{3} [0-9]{4}"), choices("left", "right"))
+        return [
+            (await context.fork().generate(16, constrain=constraint)).token_ids
+            for constraint in constraints
+        ]
+
+    found = await run(runtime, body)
+    assert found == await run(token_runtime, body)
+    assert [token // 100 for token in found[0]] == [*range(10, 10 + len(found[0]))]
 
 
 async def test_calls_with_an_attention_are_nodes_like_others(runtime: Runtime) -> None:
