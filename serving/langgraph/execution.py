@@ -1,27 +1,14 @@
-"""Carries out one run: a program of the runtime that streams events into the run's log.
-
-Stream modes of the API, from those of LangGraph:
-
-    values, updates, custom, tasks, checkpoints, debug    as LangGraph has them
-    messages-tuple    LangGraph's "messages": a token's chunk and its metadata
-    messages          whole messages as they grow: messages/metadata, /partial, /complete
-    events            LangChain's events, all of them
-
-The namespace of a subgraph follows the event's name, after "|".
-"""
+"""Carries out one run: a program of the runtime that streams events into the run's log."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
-from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
 from agentrt.errors import ProgramLoadError
@@ -30,10 +17,9 @@ from agentrt.integrations.langgraph.graphs import Graph, graph_program, program_
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
 from agentrt.serving.langgraph import recovery
-from agentrt.serving.langgraph._compat import INTERRUPT
-from agentrt.serving.langgraph.checkpoint_events import with_places
 from agentrt.serving.langgraph.configs import context_for, run_access, run_config
 from agentrt.serving.langgraph.native import enter_program, native_input
+from agentrt.serving.langgraph.protocol_events import ProtocolAdapter
 from agentrt.serving.langgraph.responses import encode, error_json
 from agentrt.serving.langgraph.run_ends import (
     CANCEL_REASON,
@@ -41,15 +27,13 @@ from agentrt.serving.langgraph.run_ends import (
     end_without_graph,
     store_end,
 )
+from agentrt.serving.langgraph.runs import RunRecord
+from agentrt.serving.langgraph.stream_modes import StreamAdapter
 from agentrt.serving.langgraph.streams import LiveRun
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.threads import thread_state
 
-Part = tuple[str, Any]
-"""The name and the data of an event."""
 _log = logging.getLogger(__name__)
-_MAX_GROWING = 64
-"""How many messages may grow at once; more chunks of the oldest would begin a new message."""
 
 
 class Execution:
@@ -62,10 +46,7 @@ class Execution:
         self._opened = AsyncExitStack()  # what a factory has opened for the graph
         self._graph: Graph | None = None
         self._begun = False
-        self._stream = StreamAdapter(
-            live.record.kwargs["stream_mode"],
-            subgraphs=bool(live.record.kwargs.get("stream_subgraphs")),
-        )
+        self._stream = adapter_of(live.record)
 
     async def run(self) -> None:
         """From pending to its end. When cancelled, it stops as `LiveRun.action` says."""
@@ -174,7 +155,7 @@ class Execution:
     async def _end_without_graph(self, error: Exception) -> None:
         run_id, thread_id = self._record.run_id, self._record.thread_id
         self._live.result = await end_without_graph(self._state, run_id, thread_id, error)
-        await self._live.log.put([("error", encode(error_json(error)))])
+        await self._publish_end("error", error_json(error))
 
     async def _finish(self, error: Exception | None) -> None:
         """Store what the run's end is, then publish it. Who waits for a run that was cancelled
@@ -196,8 +177,11 @@ class Execution:
         end = self._state.runs.end(record.run_id, status, result, reason)
         await self._state.threads.update_state(record.thread_id, state, end)
         self._live.result = result
-        if fault is not None and not cancelled:
-            await self._live.log.put([("error", encode(fault))])
+        await self._publish_end(state["status"], None if cancelled else fault)
+
+    async def _publish_end(self, status: str, fault: dict[str, str] | None) -> None:
+        parts = self._stream.end(status, fault)
+        await self._live.log.put([(name, encode(data)) for name, data in parts])
 
     async def _roll_back(self) -> None:
         """Undo all that the run has done."""
@@ -226,82 +210,9 @@ class Execution:
         return await self._opened.enter_async_context(opening)
 
 
-# -- stream modes -------------------------------------------------------------------------
-
-
-class StreamAdapter:
-    """Turns a graph's stream into events of the API. ``result`` is the last of its values."""
-
-    def __init__(self, modes: Sequence[str], *, subgraphs: bool) -> None:
-        self.result: Any = None
-        self._modes = frozenset(modes)
-        self._subgraphs = subgraphs
-        self._growing: dict[str, BaseMessage] = {}
-        self._interrupts: dict[str, Any] = {}
-
-    def _langgraph_modes(self) -> list[str]:
-        """LangGraph's modes for these, always with values."""
-        names = {"messages" if mode == "messages-tuple" else mode for mode in self._modes}
-        return sorted((names | {"values"}) - {"events"})
-
-    async def parts(
-        self, graph: Graph, given: Any, config: RunnableConfig, options: dict[str, Any]
-    ) -> AsyncIterator[Part]:
-        """Run ``graph``, and give its events as they come."""
-        options = {**options, "stream_mode": self._langgraph_modes(), "subgraphs": self._subgraphs}
-        if "events" in self._modes:
-            async for event in graph.astream_events(given, config, version="v2", **options):
-                yield "events", event
-                chunk = event["data"].get("chunk")
-                if event["event"] == "on_chain_stream" and not event["parent_ids"]:
-                    for part in self._events_of(chunk):
-                        yield part
-        else:
-            async for chunk in graph.astream(given, config, **options):
-                for part in self._events_of(chunk):
-                    yield part
-
-    def _events_of(self, chunk: Any) -> Iterator[Part]:
-        """The events of one chunk; with subgraphs, it begins with a namespace."""
-        namespace, mode, data = chunk if self._subgraphs else ((), *chunk)
-        if mode == "values" and not namespace:
-            self._note_values(data)
-        if mode == "messages":
-            yield from self._messages(namespace, *data)
-        elif mode in self._modes:
-            yield _named(mode, namespace), with_places(mode, data)
-
-    def _note_values(self, values: Any) -> None:
-        """Several interrupts at once come in values of their own: collect them."""
-        if isinstance(values, dict) and INTERRUPT in values:
-            self._interrupts.update({one.id: one for one in values[INTERRUPT]})
-        self.result = values
-        if self._interrupts:
-            known = values if isinstance(values, dict) else {}
-            self.result = {**known, INTERRUPT: tuple(self._interrupts.values())}
-
-    def _messages(self, namespace: Sequence[str], message: Any, about: Any) -> Iterator[Part]:
-        if "messages-tuple" in self._modes:
-            yield _named("messages", namespace), [message, about]
-        if "messages" not in self._modes or not isinstance(message, BaseMessage):
-            return
-        key = str(message.id)
-        if key not in self._growing:
-            yield "messages/metadata", {key: {"metadata": about}}
-        if isinstance(message, BaseMessageChunk):
-            grown = self._growing.get(key)
-            whole = grown + message if isinstance(grown, BaseMessageChunk) else message
-            self._grow(key, whole)
-            yield "messages/partial", [message_chunk_to_message(whole)]
-        else:
-            self._grow(key, message)
-            yield "messages/complete", [message]
-
-    def _grow(self, key: str, message: BaseMessage) -> None:
-        self._growing[key] = message
-        if len(self._growing) > _MAX_GROWING:
-            self._growing.pop(next(iter(self._growing)))
-
-
-def _named(mode: str, namespace: Sequence[str]) -> str:
-    return "|".join((mode, *namespace))
+def adapter_of(record: RunRecord) -> StreamAdapter | ProtocolAdapter:
+    """What makes the run's events, in the form that was asked for."""
+    kwargs = record.kwargs
+    if kwargs.get("protocol"):
+        return ProtocolAdapter(record.graph_id)
+    return StreamAdapter(kwargs["stream_mode"], subgraphs=bool(kwargs.get("stream_subgraphs")))

@@ -49,7 +49,7 @@ class Route(APIRoute):
                 await _check_body(request)
                 return await handle(request)
             except RequestValidationError as error:
-                return JSON({"detail": _summary(error.errors())}, 422)
+                return JSON({"detail": summary(error.errors())}, 422)
             except BadJSONError as error:
                 return JSON({"detail": str(error)}, 422)
             except ProgramLoadError as error:  # a factory that cannot make its graph for this
@@ -80,7 +80,7 @@ async def _check_body(request: Request) -> None:
     check_json(value)
 
 
-def _summary(errors: Sequence[Any]) -> str:
+def summary(errors: Sequence[Any]) -> str:
     """What is wrong with a request, field by field."""
     parts = [f"{_field(error['loc'])}: {_fault(error)}" for error in errors[:_MAX_ERRORS]]
     left = len(errors) - _MAX_ERRORS

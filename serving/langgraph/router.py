@@ -14,6 +14,7 @@ from langgraph_sdk import Auth
 from agentrt import __version__
 from agentrt.serving.langgraph.auth import authenticate
 from agentrt.serving.langgraph.outages import DiskRoom
+from agentrt.serving.langgraph.protocol_routes import ProtocolRoutes
 from agentrt.serving.langgraph.questions import ThreadQuestions
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, Route
@@ -68,6 +69,7 @@ def _routes(
     ThreadRoutes(state, queue).add_to(guarded)
     starts.add_to(guarded)
     RunRoutes(state, queue).add_to(guarded)
+    ProtocolRoutes(state, queue, starts).add_to(guarded)
     StoreRoutes(state.storage, Quotas(state.server)).add_to(guarded)
     router = APIRouter()
     router.include_router(public)

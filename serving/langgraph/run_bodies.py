@@ -35,11 +35,22 @@ StreamModes = Annotated[
 Nodes = Annotated[Literal["*"] | list[str], Field(max_length=256)]
 
 
+def in_snake_case(given: Any) -> Any:
+    """An object with Python's names: JavaScript's client sends some as ``assistantId``."""
+    if not isinstance(given, dict):
+        return given
+    spelled = {re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", key): key for key in given}
+    return {name: given.get(name, given[key]) for name, key in spelled.items()}
+
+
 class SendTo(Body):
     """A node and the input that it gets."""
 
     node: str
     input: Any = None
+
+
+Goto = str | SendTo | list[str | SendTo] | None
 
 
 class Command(Body):
@@ -110,14 +121,15 @@ class BatchRunBody(ThreadRunBody):
     thread_id: UUID | None = None
     on_completion: Literal["delete", "keep"] = "delete"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _in_snake_case(cls, given: Any) -> Any:
-        """The JavaScript client sends what its caller wrote, as ``assistantId``."""
-        if not isinstance(given, dict):
-            return given
-        spelled = {re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", key): key for key in given}
-        return {name: given.get(name, given[key]) for name, key in spelled.items()}
+    _spelled = model_validator(mode="before")(in_snake_case)
+
+
+class ProtocolRunBody(ThreadRunBody):
+    """A run that a command of the streaming protocol starts. Its events can be replayed."""
+
+    protocol: Literal[True] = True
+    if_not_exists: Literal["create", "reject"] = "create"
+    stream_resumable: Literal[True] = True
 
 
 class RunCancel(Body):

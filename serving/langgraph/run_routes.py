@@ -228,7 +228,8 @@ class RunRoutes:
                 yield _lifecycle(live, "run_started")
                 if whole:
                     async for one in live.log.follow(0):
-                        yield streams.as_sse(one, numbered=False)
+                        if one.event != streams.PROTOCOL:
+                            yield streams.as_sse(one, numbered=False)
                 await live.done.wait()
                 yield _lifecycle(live, "run_done")
 

@@ -27,13 +27,15 @@ _INTERNAL = ("tenant", "number", "attempt", "origin", "result", "start_at", "gra
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as it was asked for. ``kwargs`` is its body; times are seconds since 1970.
+    """A run as it was asked for. ``kwargs`` is its body; times are seconds since 1970. Runs have
+    ``number`` in the order of their arrival.
 
     ``origin`` is where the thread stood when the run first started
     (`agentrt.serving.langgraph.recovery`); ``attempt`` counts its starts so far.
     """
 
     run_id: str
+    number: int
     thread_id: str
     tenant: str
     assistant_id: str
@@ -174,6 +176,12 @@ class Runs:
             query = query.where(runs.c.status == status)
         query = query.order_by(runs.c.number.desc()).limit(limit).offset(offset)
         return [run_json(row) for row in await self._database.rows(query)]
+
+    async def since(self, thread: str, number: int, most: int) -> list[RunRecord]:
+        """The runs of a thread from one on, at most the last so many, in their order."""
+        query = sa.select(runs).where(runs.c.thread_id == thread, runs.c.number >= number)
+        rows = await self._database.rows(query.order_by(runs.c.number.desc()).limit(most))
+        return [record_of(row) for row in reversed(rows)]
 
     async def last_of(self, thread: str) -> RunRecord | None:
         """The last run of a thread."""

@@ -29,10 +29,12 @@ MAX_STORED = 100_000
 """How many events of a resumable run are stored; older ones are deleted."""
 PING_S = 15
 """How often a silent response sends something to keep its connection, in seconds."""
-_SEND_S = 60
+SEND_S = 60
 """How long a client may not read before it counts as gone."""
 _PAGE = 500
 _ALWAYS = {"metadata", "error"}
+PROTOCOL = "protocol"
+"""The name of events in the streaming protocol's form, for its own clients alone."""
 
 Action = Literal["interrupt", "rollback", "shutdown"]
 """Why a run is stopped: a client asks for it, or the server stops and resumes it later."""
@@ -237,6 +239,8 @@ def event_stream(
         over = False
         try:
             async for one in source:
+                if one.event == PROTOCOL:
+                    continue
                 if modes is None or mode_of(one.event) in {*modes, *_ALWAYS}:
                     yield as_sse(one, numbered=numbered)
             over = True
@@ -247,7 +251,7 @@ def event_stream(
             if not over:
                 on_leave()
 
-    return EventSourceResponse(parts(), headers=headers, ping=PING_S, send_timeout=_SEND_S)
+    return EventSourceResponse(parts(), headers=headers, ping=PING_S, send_timeout=SEND_S)
 
 
 def as_sse(one: StreamEvent, *, numbered: bool) -> ServerSentEvent:

@@ -31,6 +31,11 @@ async def node(it: Serving, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
         ("cancel", ["interrupted", {}]),
         ("store", [None, {"n": 1}, True]),
         ("search", {"last": "last", "n": 1}),
+        ("protocol", DONE),
+        (
+            "protocol_answer",
+            [{"question": "which way?"}, {"steps": ["in", "first", "answered left", "last"]}],
+        ),
     ],
 )
 @pytest.mark.asyncio(loop_scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
@@ -14,6 +15,7 @@ from langgraph_sdk.client import LangGraphClient
 
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
+from tests.serving.langgraph.test_protocol import command, until
 from tests.serving.langgraph.test_runs import DONE, IN, a_thread
 
 
@@ -91,6 +93,27 @@ async def test_searches_show_ones_own(ann: LangGraphClient, eve: httpx.AsyncClie
     start = {"assistant_id": made["assistant_id"], "input": IN}
     assert (await eve.post("/runs/wait", json=start)).status_code == 404
     assert await ann.runs.wait(None, made["assistant_id"], input=IN) == DONE
+
+
+async def test_events_of_a_thread_of_another_are_not_heard(
+    it: Serving, ann: LangGraphClient, eve: httpx.AsyncClient
+) -> None:
+    """Nor are commands to it heeded. To others it is as if the thread were still to come."""
+    thread = str(uuid4())
+    mine = ann.http.client
+    hearing = [asyncio.create_task(until(eve, thread, "completed")) for _ in range(2)]
+    listening = asyncio.create_task(until(mine, thread, "completed", "completed"))
+    for _ in range(2):
+        await command(mine, thread, "run.start", assistant_id="steps", input=IN)
+    await listening
+    taken = await command(eve, thread, "run.start", assistant_id="steps", input=IN)
+    assert (taken["type"], "not found" in taken["message"]) == ("error", True)
+    hearing.append(asyncio.create_task(until(eve, thread, "completed")))
+    assert await until(mine, thread, "completed", "completed") == listening.result()
+    for task in hearing:
+        assert not task.done()
+        task.cancel()
+    await asyncio.wait(hearing)
 
 
 async def test_the_store_is_ones_own_for_clients_and_graphs(

@@ -47,6 +47,30 @@ serve({
     return [nothing, item.value, age >= -1 && age < 60000];
   },
 
+  protocol: async () => {
+    const thread = client.threads.stream({ assistantId: "steps" });
+    await thread.run.start({ input, multitaskStrategy: "enqueue" });
+    const output = await thread.output;
+    await thread.close();
+    return output;
+  },
+
+  protocol_answer: async () => {
+    const thread = client.threads.stream({ assistantId: "ask" });
+    const asked = await thread.subscribe({ channels: ["input"] });
+    await thread.run.start({ input });
+    let question;
+    for await (const event of asked) {
+      question = event.params.data;
+      break;
+    }
+    const { interrupt_id } = question;
+    await thread.input.respond({ namespace: [], interrupt_id, response: "left" });
+    await thread.close();
+    const [run] = await client.runs.list(thread.threadId, { limit: 1 });
+    return [question.payload, await client.runs.join(thread.threadId, run.run_id)];
+  },
+
   search: async () => {
     const { thread_id } = await client.threads.create({ metadata: { n: 1 } });
     await client.runs.wait(thread_id, "steps", { input });

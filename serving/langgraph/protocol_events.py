@@ -1,0 +1,164 @@
+"""The events of a run that a client started by a command of the streaming protocol.
+
+LangGraph makes them, as its ``astream_events(version="v3")``. This adds the root graph's own
+beginning and end, and the questions that it asks. A run's number and an event's number in its run
+make the event's number in its thread: it only grows, and means the same after a restart.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from langchain_core.runnables import RunnableConfig
+from langgraph.prebuilt import ToolCallTransformer
+from langgraph.stream import CustomTransformer, UpdatesTransformer
+
+from agentrt.integrations.langgraph.graphs import Graph
+from agentrt.serving.langgraph._compat import INTERRUPT
+from agentrt.serving.langgraph.streams import PROTOCOL, StreamEvent
+
+Part = tuple[str, Any]
+"""The name and the data of an event in a run's log."""
+_PER_RUN = 10_000_000
+"""More events than one run has."""
+_TRANSFORMERS: tuple[Any, ...] = (CustomTransformer, UpdatesTransformer, ToolCallTransformer)
+
+
+class ProtocolAdapter:
+    """Runs a graph, and gives its events. ``result`` is the last of its values."""
+
+    def __init__(self, graph_id: str) -> None:
+        self.result: Any = None
+        self._graph_id = graph_id
+        self._asked: dict[str, Part] = {}
+
+    async def parts(
+        self, graph: Graph, given: Any, config: RunnableConfig, options: dict[str, Any]
+    ) -> AsyncIterator[Part]:
+        """Run ``graph``, and give its events as they come, but for the root's end."""
+        yield self._lifecycle("running")
+        own = graph.stream_transformers or ()
+        more = [one for one in _TRANSFORMERS if one not in own]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is in beta, as the protocol is
+            stream: Any = await graph.astream_events(
+                given, config, version="v3", transformers=more, **options
+            )
+        try:
+            async for event in stream:
+                yield self._of(event["method"], event["params"])
+        finally:
+            await stream.abort()
+
+    def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
+        """What the graph asks, and the root's end, once both are stored: an answer may come at
+        once. ``status`` is that of the thread.
+        """
+        if fault is not None:
+            return [self._lifecycle("failed", error=fault["message"])]
+        end = self._lifecycle("interrupted" if status == "interrupted" else "completed")
+        return [*self._asked.values(), end]
+
+    def _of(self, method: str, params: Mapping[str, Any]) -> Part:
+        data, namespace = params["data"], list(params["namespace"])
+        if method == "values":
+            self._note_values(data, namespace, params.get("interrupts", ()))
+        if method == "messages":
+            data = data[0]  # beside it is the metadata of the node
+        elif method == "lifecycle":
+            namespace = list(data.get("namespace", namespace))
+        about = {"namespace": namespace, "timestamp": params["timestamp"], "data": data}
+        return PROTOCOL, {"method": method, "params": about}
+
+    def _note_values(
+        self, values: Any, namespace: Sequence[str], interrupts: Sequence[Any]
+    ) -> None:
+        for one in interrupts:
+            # The protocol says payload; the Python client up to 0.4.14 reads value.
+            asked = {"interrupt_id": one.id, "payload": one.value, "value": one.value}
+            event = PROTOCOL, _event("input.requested", asked, namespace)
+            self._asked.setdefault(one.id, event)
+        if not namespace:
+            known = values if isinstance(values, dict) else {}
+            self.result = {**known, INTERRUPT: tuple(interrupts)} if interrupts else values
+
+    def _lifecycle(self, event: str, **more: str) -> Part:
+        return PROTOCOL, _event("lifecycle", {"event": event, "graph_name": self._graph_id, **more})
+
+
+def _event(method: str, data: Any, namespace: Sequence[str] = ()) -> dict[str, Any]:
+    now = int(time.time() * 1000)
+    return {
+        "method": method,
+        "params": {"namespace": list(namespace), "timestamp": now, "data": data},
+    }
+
+
+# -- what a client listens to -------------------------------------------------------------
+
+
+def place_of(seq: int) -> tuple[int, int]:
+    """The number of a run, and of an event in it, from the event's number in its thread."""
+    return divmod(seq, _PER_RUN)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadEvent:
+    """An event of a thread: ``number`` is its run's."""
+
+    run_id: str
+    number: int
+    event: StreamEvent
+
+    @property
+    def seq(self) -> int:
+        """Its number in the thread."""
+        return self.number * _PER_RUN + self.event.number
+
+    def as_json(self) -> bytes:
+        """As clients get it."""
+        head = {
+            "type": "event",
+            "event_id": f"{self.run_id}:{self.event.number}",
+            "seq": self.seq,
+        }
+        return orjson.dumps(head)[:-1] + b"," + self.event.data[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of a thread a client listens to: some channels, below some namespaces."""
+
+    channels: frozenset[str]
+    namespaces: Sequence[Sequence[str]] | None
+    depth: int | None
+
+    def has(self, event: Mapping[str, Any]) -> bool:
+        """Whether an event is of these."""
+        return self._channel(event) and self._namespace(event["params"]["namespace"])
+
+    def _channel(self, event: Mapping[str, Any]) -> bool:
+        method = str(event["method"]).partition(".")[0]
+        if method in self.channels:
+            return True
+        data = event["params"]["data"]
+        name = data.get("name") if isinstance(data, dict) else None
+        return method == "custom" and f"custom:{name}" in self.channels
+
+    def _namespace(self, namespace: Sequence[str]) -> bool:
+        if self.namespaces is None:
+            return True
+        return any(self._is_below(prefix, namespace) for prefix in self.namespaces)
+
+    def _is_below(self, prefix: Sequence[str], namespace: Sequence[str]) -> bool:
+        """A node's name alone stands for each of its tasks."""
+        depth = len(namespace) - len(prefix)
+        if depth < 0 or (self.depth is not None and depth > self.depth):
+            return False
+        pairs = zip(prefix, namespace, strict=False)
+        return all(one in (other, other.partition(":")[0]) for one, other in pairs)
