@@ -46,8 +46,8 @@ _STUCK_S = 60.0
 _NICE = 19
 _PRELUDE = files(__package__).joinpath("prelude.py").read_text("utf-8")
 _START = "\nawait main(Context(_program_id), *_given)"
-_SOURCE_FILE = "<python-input-1>"
-"""What the interpreter calls the second text that a session reads."""
+_PRELUDE_FILE, _SOURCE_FILE = "<python-input-0>", "<python-input-1>"
+"""What the interpreter calls the two texts that a session reads."""
 
 
 class Sandbox:
@@ -234,6 +234,7 @@ def _fault(error: MontyError, limits: ProgramLimits, length: int) -> SubmittedPr
     lines = [frame.line for frame in frames if frame.line <= length]  # what starts it comes after
     message = error.display("type-msg")
     trace = error.display().replace(_SOURCE_FILE, "program.py")
+    trace = trace.replace(_PRELUDE_FILE, "context.py")
     if "suspension limit" in message:
         message = f"the program made more than {limits.calls} calls"
     elif "turn time limit" in message:
