@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from fastapi import HTTPException
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import TimeoutError as NoConnectionError
 
 from agentrt.errors import AgentrtError
 
@@ -91,11 +90,9 @@ class Shares:
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Turn the database's refusals to read in time into 503."""
+    """Turn what was broken off into 503. An outage, which is one too, is told elsewhere."""
     try:
         yield
-    except NoConnectionError as error:
-        raise _busy("all connections to the database are in use") from error
     except OperationalError as error:
         if not _is_late(error):
             raise

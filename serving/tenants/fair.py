@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 from agentrt.serving.tenants.limits import Limits
 
+KEPT_OF = 8
+"""One place in so many is kept for tenants with no call inside."""
 STARVATION_S = 20.0
 """A call that has waited so long is not overtaken by calls of its own tenant any more."""
 
@@ -61,8 +63,9 @@ class _Tenant:
 class FairQueue:
     """Tickets in front of ``slots`` places; ``limits`` says each tenant's weight and concurrency.
 
-    ``slots`` None is room for all. Take a ticket with `push`, let in with `pop`, give back with
-    `settle`; one that gives up waiting leaves by `drop`.
+    ``slots`` None is room for all. The last of them, one in `KEPT_OF`, are kept for tenants with
+    no call inside, so that none has to wait until calls of others end. Take a ticket with `push`,
+    let in with `pop`, give back with `settle`; one that gives up waiting leaves by `drop`.
     """
 
     def __init__(self, slots: int | None, limits: Callable[[str], Limits]) -> None:
@@ -87,9 +90,10 @@ class FairQueue:
 
     def pop(self, now: float) -> Ticket | None:
         """The ticket that goes in now, if there is room for any that waits."""
-        if self.slots is not None and self._inside >= self.slots:
+        room = self._room()
+        if room is not None and room <= 0:
             return None
-        ready = [name for name, one in self._tenants.items() if self._may_enter(name, one)]
+        ready = [name for name, one in self._tenants.items() if self._may_enter(name, one, room)]
         if not ready:
             return None
         name = min(ready, key=self._counter)
@@ -127,9 +131,20 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def _may_enter(self, name: str, one: _Tenant) -> bool:
+    def _room(self) -> int | None:
+        """The places that are free; None for any number."""
+        return None if self.slots is None else self.slots - self._inside
+
+    def _may_enter(self, name: str, one: _Tenant, room: int | None) -> bool:
         most = self._limits(name).concurrency
-        return bool(one.waiting) and (most is None or one.inside < most)
+        if not one.waiting or (most is not None and one.inside >= most):
+            return False
+        return room is None or not one.inside or room > self._kept
+
+    @property
+    def _kept(self) -> int:
+        """How many places are kept; a queue of one place keeps none."""
+        return 0 if not self.slots else min(self.slots - 1, -(-self.slots // KEPT_OF))
 
     def _counter(self, name: str) -> tuple[float, str]:
         """The virtual counter of a tenant, by which the least goes first."""

@@ -12,8 +12,8 @@ from tests.serving.local import Held, open_server
 
 
 async def test_tenants_take_turns_where_the_engine_is_full() -> None:
-    """With two places, A's ten calls came first, and B's two are not last."""
-    async with open_server(kind=Held, slots=1, is_shared=True) as local:
+    """A's ten calls came first and take three of four places: B's two are not last."""
+    async with open_server(kind=Held, slots=2, is_shared=True) as local:
         asking = []
         for tenant, number in (("a", 10), ("b", 2)):
             said = {"x-agentrt-tenant": tenant}
@@ -23,13 +23,12 @@ async def test_tenants_take_turns_where_the_engine_is_full() -> None:
                 return sum(len(row.calls) for row in local.runtime.table) == total
 
             await local.until(all_came)
-        assert [call.identity.tenant for call in local.engine.calls] == ["a", "a"]
+        assert [call.identity.tenant for call in local.engine.calls] == ["a", "a", "a", "b"]
         local.engine.go.set()
         await asyncio.gather(*asking)
         order = [call.identity.tenant for call in local.engine.calls]
-        assert order.index("b") == 2
         assert order.count("b") == 2
-        assert max(at for at, tenant in enumerate(order) if tenant == "b") <= 5
+        assert max(at for at, tenant in enumerate(order) if tenant == "b") <= 7
 
 
 async def test_without_keys_all_are_admitted() -> None:
