@@ -42,6 +42,8 @@ class Caller(Protocol):
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
+WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
+"""The tenant for whom a front end works: those with much work take turns."""
 
 
 class NoProgram:

@@ -22,6 +22,11 @@ MOST_CALLS = 1024
 _LONGEST_STOP = 1024
 _LISTS = {"stop_token_ids": 1024, "logit_bias": 1024, "tools": 1024, "bad_words": 1024}
 
+MOST_MESSAGES = 2048
+"""Messages of a chat, items of a response: what OpenAI's API takes of the first."""
+MOST_PARTS = 4 * MOST_MESSAGES
+"""Objects and lists in all of them. vLLM checks each with every kind that it may be."""
+
 MOST_NODES = 10_000
 """Values in all schemas of a request, nested ones included."""
 MOST_REPEATS = 100_000
@@ -63,11 +68,29 @@ def check_bounds(path: str, body: Mapping[str, Any]) -> None:
     for one in given if isinstance(given, list) else [given]:
         if isinstance(one, str) and len(one) > _LONGEST_STOP:
             raise _too_much(stop, len(one), _LONGEST_STOP, "characters of one string")
+    for name in ("messages", "input"):
+        _check_messages(name, body.get(name))
     weight = _Weight()
     for field, schema in _schemas(body):
         weight.add(field, schema)
         _check_references(field, schema)
     _check_structured(body.get("structured_outputs"), weight)
+
+
+def _check_messages(field: str, given: Any) -> None:
+    if not isinstance(given, list) or _is_tokens(given):
+        return
+    if len(given) > MOST_MESSAGES:
+        raise _too_much(field, len(given), MOST_MESSAGES, "entries")
+    left: list[Any] = [given]
+    count = 0
+    while left:
+        value = left.pop()
+        count += 1
+        inner = value.values() if isinstance(value, dict) else value
+        left += [one for one in inner if isinstance(one, dict | list)]
+        if count + len(left) > MOST_PARTS:
+            raise _too_much(field, count + len(left), MOST_PARTS, "objects and lists")
 
 
 def _is_tokens(prompt: list[Any]) -> bool:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from agentrt.errors import AgentrtError, NotServedError
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.frontend import WORKS_FOR, Frontend
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.error_responses import in_form_of
 from agentrt.serving.frontend.bounds import check_bounds
@@ -90,6 +90,7 @@ class FrontendApp:
             known.check(path, fields)
         model = await _model(request, fields)
         front = self._front(path, tenant, model)
+        WORKS_FOR.set(tenant)
         token = ASKING.set(Asking(tenant, len(body), model))
         try:
             handed = _handed_on(request), _replay(body, request.receive)

@@ -1,0 +1,131 @@
+"""Short prompts never wait for long ones, and long ones take turns by whom they are for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.exceptions import VLLMValidationError
+
+from agentrt.executors.frontend import WORKS_FOR
+from agentrt.executors.vllm.frontend.long_prompts import LONG, Turns, check_tokens, tokenize_apart
+
+MOST = 20_000
+WAIT_S = 20.0
+
+
+class Tokenizer:
+    """A token for each two characters."""
+
+    max_chars_per_token = 10
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self.read += len(text)
+        return {"input_ids": list(text[::2])}
+
+
+class Renderer:
+    """As vLLM's, with one thread; its long work waits until ``go``."""
+
+    def __init__(self) -> None:
+        self.model_config = SimpleNamespace(renderer_num_workers=1)
+        self.tokenizer = Tokenizer()
+        self.go = threading.Event()
+        self.order: list[str] = []
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    async def _tokenize_prompt_async(self, prompt: Any, params: Any) -> str:
+        return "short"
+
+    async def _async_tokenizer_decode(self, ids: Any) -> str:
+        return "short"
+
+    def _tokenize_prompt(self, prompt: Any, params: Any) -> str:
+        assert self.go.wait(WAIT_S)
+        self.order.append(prompt["who"])
+        return "long"
+
+    def _decode(self, ids: Any) -> str:
+        return "long"
+
+
+def params(**more: Any) -> Any:
+    return SimpleNamespace(**{"max_total_tokens": MOST, "truncate_prompt_tokens": None, **more})
+
+
+async def turns_over() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_short_prompt_does_not_wait_and_long_ones_take_turns() -> None:
+    """One tenant brings five long prompts, and then another brings one: it is the second."""
+    renderer = tokenize_apart(Renderer(), MOST)
+
+    async def long(who: str) -> Any:
+        WORKS_FOR.set(who)
+        return await renderer._tokenize_prompt_async(
+            {"prompt": "x" * (LONG + 1), "who": who}, params()
+        )
+
+    made = [asyncio.create_task(long("greedy")) for _ in range(5)]
+    await turns_over()
+    made.append(asyncio.create_task(long("other")))
+    await turns_over()
+    assert await renderer._tokenize_prompt_async({"prompt": "x"}, params()) == "short"
+    assert await renderer._async_tokenizer_decode([1]) == "short"
+    gone = made.pop(2)
+    gone.cancel()
+    renderer.go.set()
+    assert await asyncio.gather(*made) == ["long"] * 5
+    assert renderer.order == ["greedy", "greedy", "other", "greedy", "greedy"]
+    assert await renderer._async_tokenizer_decode([1] * (LONG + 1)) == "long"
+
+
+async def test_a_text_that_cannot_fit_is_refused_unread() -> None:
+    renderer = tokenize_apart(Renderer(), MOST)
+    far = {"prompt": "x" * (MOST * Tokenizer.max_chars_per_token + 1)}
+    for asked in (params(), params(truncate_prompt_tokens=5), params(max_total_tokens=None)):
+        with pytest.raises(VLLMValidationError, match="maximum context length is 20000"):
+            await renderer._tokenize_prompt_async(far, asked)
+    assert renderer.tokenizer.read == 0
+
+
+async def test_tokens_are_counted_until_there_are_too_many() -> None:
+    renderer = tokenize_apart(Renderer(), MOST)
+    long = {"prompt": "x" * (MOST * 8), "who": "a"}
+    with pytest.raises(VLLMValidationError, match="at least 31990 input tokens"):
+        await renderer._tokenize_prompt_async(long, params())
+    assert renderer.tokenizer.read == 64_000
+    check_tokens(Tokenizer(), "x" * 2 * MOST, MOST)
+
+
+async def test_so_many_have_the_turn_at_once_and_nobody_who_left() -> None:
+    turns, order, go = Turns(2), list[str](), asyncio.Event()
+
+    async def take(name: str) -> None:
+        async with turns.taken(name[0]):
+            order.append(name)
+            await go.wait()
+
+    tasks = [asyncio.create_task(take(name)) for name in ("a1", "a2", "a3", "a4", "b1")]
+    await turns_over()
+    assert order == ["a1", "a2"]
+    tasks[2].cancel()
+    await turns_over()
+    go.set()
+    await asyncio.wait(tasks)
+    assert order == ["a1", "a2", "a4", "b1"]
+    assert turns._free == 2
+    assert not turns._waiting
