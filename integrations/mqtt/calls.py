@@ -10,9 +10,9 @@ from typing import Any
 
 from agentrt.errors import ToolArgumentsError, ToolError
 from agentrt.integrations.mqtt.asking import Asked
-from agentrt.integrations.mqtt.connection import Outgoing
 from agentrt.integrations.mqtt.fleet import Fleet
 from agentrt.integrations.mqtt.messages import Request, encode
+from agentrt.integrations.mqtt.outgoing import Outgoing
 from agentrt.integrations.mqtt.topics import Topics
 from agentrt.interrupts import ToolContext, ToolRequest
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import socket
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import count
 from typing import Any
@@ -22,6 +20,7 @@ from agentrt import tracking
 from agentrt.errors import ToolUnavailableError
 from agentrt.integrations._compat.aiomqtt import end_session, hear, publish_now
 from agentrt.integrations.mqtt.broker import Broker
+from agentrt.integrations.mqtt.outgoing import Outgoing
 
 log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.1
@@ -29,34 +28,8 @@ _LONGEST_PAUSE_S = 10.0
 _GOODBYE_S = 2.0
 _REFUSED = (134, 135)
 """Reason codes: a bad user name or password, not authorized."""
-_FAILURES = 128
-"""Reason codes from here on say that something failed."""
 NO_DELAY = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 """Without it each round trip costs 40 ms."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message to publish; ``expiry`` is in seconds."""
-
-    topic: str
-    payload: bytes
-    qos: int = 1
-    retain: bool = False
-    reply_to: str | None = None
-    correlation: bytes | None = None
-    expiry: float | None = None
-
-    def properties(self) -> Properties:
-        """As properties of MQTT 5."""
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        if self.reply_to is not None:
-            properties.ResponseTopic = self.reply_to
-        if self.correlation is not None:
-            properties.CorrelationData = self.correlation
-        if self.expiry is not None:
-            properties.MessageExpiryInterval = max(1, math.ceil(self.expiry))
-        return properties
 
 
 class _Hearing(logging.Handler):
@@ -351,27 +324,3 @@ class Connection:
         self._kept.pop(number, None)
         if not self._kept:
             self._idle.set()
-
-
-async def publish(client: aiomqtt.Client, message: Outgoing) -> None:
-    """Publish a message, and wait until the broker has it: for ever, if the connection breaks."""
-    await client.publish(
-        message.topic,
-        message.payload,
-        message.qos,
-        message.retain,
-        message.properties(),
-        timeout=math.inf,
-    )
-
-
-async def subscribe(client: aiomqtt.Client, topics: list[str]) -> None:
-    """Subscribe to all. Raises `aiomqtt.MqttError` if the broker lets us not."""
-    check_codes(topics, await client.subscribe([(topic, 1) for topic in topics]))
-
-
-def check_codes(topics: list[str], codes: Sequence[Any]) -> None:
-    """Raise `aiomqtt.MqttError` where the broker refused a subscription."""
-    for topic, code in zip(topics, codes, strict=True):
-        if getattr(code, "value", 0) >= _FAILURES:
-            raise aiomqtt.MqttError(f"it lets nobody subscribe to {topic} here: {code}")

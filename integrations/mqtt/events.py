@@ -17,8 +17,9 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from agentrt.integrations.mqtt.broker import Broker
-from agentrt.integrations.mqtt.connection import Connection, Outgoing, check_codes
+from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.messages import MAX_BYTES
+from agentrt.integrations.mqtt.outgoing import Outgoing, check_codes
 from agentrt.integrations.mqtt.topics import check_filter
 from agentrt.interrupts.events import Event, EventSource, Subscription
 

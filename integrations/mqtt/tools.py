@@ -15,9 +15,10 @@ from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
 from agentrt.integrations.mqtt.asking import Asked
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.calls import Call
-from agentrt.integrations.mqtt.connection import Connection, Outgoing, publish, subscribe
+from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.fleet import Fleet
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
+from agentrt.integrations.mqtt.outgoing import Outgoing, publish, subscribe
 from agentrt.integrations.mqtt.topics import Topics
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 

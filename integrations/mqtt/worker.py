@@ -23,7 +23,7 @@ from agentrt.errors import (
 from agentrt.graph import Progress
 from agentrt.integrations.mqtt.asking import Asking
 from agentrt.integrations.mqtt.broker import Broker
-from agentrt.integrations.mqtt.connection import Connection, Outgoing, subscribe
+from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.jobs import Job, Jobs, Sender
 from agentrt.integrations.mqtt.messages import (
     Announcement,
@@ -38,6 +38,7 @@ from agentrt.integrations.mqtt.messages import (
     decode,
     encode,
 )
+from agentrt.integrations.mqtt.outgoing import Outgoing, subscribe
 from agentrt.integrations.mqtt.topics import is_name
 from agentrt.interrupts import Tool, ToolRequest
 from agentrt.interrupts.attempts import Attempts

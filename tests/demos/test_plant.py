@@ -15,8 +15,9 @@ import plant_machines
 from agentrt import Runtime
 from agentrt.graph import NodeKind, NodeState, check_integrity
 from agentrt.integrations.mqtt import Broker, MqttEvents, MqttTools, Worker
-from agentrt.integrations.mqtt.connection import Connection, Outgoing
+from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.events import MqttSubscription
+from agentrt.integrations.mqtt.outgoing import Outgoing
 from agentrt.interrupts.questions import Question
 from agentrt.runtime.run import Run
 from agentrt.testing.scripted import ScriptedExecutor

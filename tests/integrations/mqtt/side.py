@@ -16,7 +16,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from agentrt.graph import Progress
 from agentrt.integrations.mqtt import Broker, MqttTools
-from agentrt.integrations.mqtt.connection import Connection, Outgoing, publish
+from agentrt.integrations.mqtt.connection import Connection
+from agentrt.integrations.mqtt.outgoing import Outgoing, publish
 from agentrt.interrupts import Tool, ToolRequest
 
 _PATIENCE_S = 20.0
