@@ -28,11 +28,11 @@ TURN = 10
 """So many calls of one side, then as many of the other."""
 AT_ONCE = 1000
 ROUNDS = 5
-"""So many turns of as many calls at once, in each repeat."""
+"""So many turns of as many calls at once, in each repeat; fewer with ``--quick``."""
 _FIND_S = 30.0
 Sides = Mapping[str, Call]
 """The bare library's call and ours, by how their figures' names begin."""
-_QUICK = {"calls": 200, "repeat": 3}
+_QUICK = {"calls": 200, "repeat": 3, "rounds": 2}
 COLUMNS = (
     Column("bare P50 us", "bare_p50_us", "{:.0f}"),
     Column("P50 us", "p50_us", "{:.0f}"),
@@ -60,10 +60,11 @@ def interrupts(**options: Any) -> None:
     names = options["transports"] or tuple(TRANSPORTS)
     if unknown := [name for name in names if name not in TRANSPORTS]:
         raise click.UsageError(f"--transports {unknown[0]!r}: there are {', '.join(TRANSPORTS)}")
-    sizes = _QUICK if options["quick"] else options
+    sizes = _QUICK if options["quick"] else {**options, "rounds": ROUNDS}
     measured = Results({"transport": "transport"})
     measured.expect((name,) for name in names)
-    asyncio.run(measure(measured, names, sizes["calls"], sizes["repeat"], note))
+    turned = sizes["calls"], sizes["repeat"], note, AT_ONCE, sizes["rounds"]
+    asyncio.run(measure(measured, names, *turned))
     show(measured.table(COLUMNS), {"transports": measured.medians()}, as_json=options["as_json"])
 
 
@@ -74,16 +75,18 @@ async def measure(
     repeats: int,
     tell: Callable[[str], None],
     at_once: int = AT_ONCE,
+    rounds: int = ROUNDS,
 ) -> None:
     """Sample each transport so many times."""
     for name in names:
 
         async def sample_all(sides: Sides, name: str = name) -> None:
-            await both_at_once(sides, 0, at_once)  # all is imported, and all workers are there
+            await both_at_once(sides, 0, at_once, 1)  # all is imported, and all workers are there
             for repeat in range(repeats):
                 tell(f"{name}: repeat {repeat + 1} of {repeats}")
                 each = await one_by_one(sides, calls, repeat)
-                measured.add(name, figures={**each, **await both_at_once(sides, repeat, at_once)})
+                together = await both_at_once(sides, repeat, at_once, rounds)
+                measured.add(name, figures={**each, **together})
 
         await in_a_program(name, sample_all)
 
@@ -133,10 +136,10 @@ async def one_by_one(sides: Sides, calls: int, repeat: int) -> Figures:
     return figures
 
 
-async def both_at_once(sides: Sides, repeat: int, at_once: int) -> Figures:
+async def both_at_once(sides: Sides, repeat: int, at_once: int, rounds: int) -> Figures:
     """The seconds until so many calls are over that begin together: the median of a few turns."""
     times: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         for side in turns(list(sides), repeat + turn):
             gc.collect()  # or a side pays for what the other one left
             began = time.perf_counter()

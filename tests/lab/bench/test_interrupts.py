@@ -14,7 +14,7 @@ from agentrt.lab.bench.results import Results
 def test_the_last_line_has_each_transports_ratios(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupts, "_QUICK", {"calls": 20, "repeat": 1})
+    monkeypatch.setattr(interrupts, "_QUICK", {"calls": 20, "repeat": 1, "rounds": 1})
     names = ["thread", "process"]
     given = ["--transports", ",".join(names), "--quick", "--json"]
     assert call(["bench", "interrupts", *given]) == 0
