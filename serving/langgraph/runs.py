@@ -140,8 +140,10 @@ class Runs:
     async def _prepare_thread(
         self, connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter
     ) -> sa.Row[Any]:
-        """Create the run's thread if that was asked for, and make it busy; how it was before."""
-        tenant, given = new.columns["tenant"], new.columns["metadata"]
+        """Create the run's thread if that was asked for, and make it busy; how it was before.
+        A thread that is created is one that ``only`` lets through: its user will ask for it.
+        """
+        tenant, given = new.columns["tenant"], {**new.columns["metadata"], **(only or {})}
         if new.thread is None:
             await add_thread(connection, tenant, thread, given, temporary=new.temporary)
             await self._quotas.new_thread(connection, tenant)

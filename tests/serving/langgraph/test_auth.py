@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from langgraph_sdk import get_client
@@ -19,8 +21,10 @@ from langgraph_sdk.errors import (
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.serving.langgraph import api_with
 from agentrt.serving.langgraph.auth import User, containment, load_auth
+from tests.serving.langgraph.factories import with_both
 from tests.serving.langgraph.graphs import all_graphs
 from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.langgraph.test_protocol import command, until
 from tests.serving.langgraph.test_runs import DONE, IN
 
 HOOKS = """
@@ -78,7 +82,9 @@ def a_project(folder: Path, hooks: str = HOOKS, auth: Any = None) -> Path:
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("auth")
     auth = load_auth(a_project(folder))
-    with serving(all_graphs(), folder / "agentrt.db", api_with(auth)) as it:
+    with serving(
+        {**all_graphs(), "with_both": with_both}, folder / "agentrt.db", api_with(auth)
+    ) as it:
         yield it
 
 
@@ -111,6 +117,41 @@ async def test_each_sees_what_the_hooks_let_them(it: Serving) -> None:
         ):
             with pytest.raises(NotFoundError):
                 await asked
+
+
+async def test_a_thread_that_a_run_makes_is_its_users_own(it: Serving) -> None:
+    async with of(it, "Bearer a") as ann, of(it, "Bearer e") as eve:
+        for thread, done in ((str(uuid4()), "create"), (None, "keep")):
+            more: Any = {"if_not_exists": done} if thread else {"on_completion": done}
+            made = await ann.runs.create(thread, "steps", input=IN, **more)
+            assert await ann.runs.join(made["thread_id"], made["run_id"]) == DONE
+            with pytest.raises(NotFoundError):
+                await eve.threads.get(made["thread_id"])
+
+
+async def test_events_are_those_of_ones_own_threads(it: Serving) -> None:
+    async with of(it, "Bearer a") as ann, of(it, "Bearer e") as eve, of(it, None) as nobody:
+        thread, mine, other = str(uuid4()), ann.http.client, eve.http.client
+        hearing = asyncio.create_task(until(other, thread, "completed"))
+        await command(mine, thread, "run.start", assistant_id="steps", input=IN)
+        await until(mine, thread, "completed")
+        refused = await command(other, thread, "run.start", assistant_id="steps", input=IN)
+        assert "not found" in refused["message"]
+        await command(mine, thread, "run.start", assistant_id="steps", input=IN)
+        await until(mine, thread, "completed", "completed")
+        assert not hearing.done()
+        hearing.cancel()
+        await asyncio.wait([hearing])
+        answer = await nobody.http.client.post(f"/threads/{thread}/commands", json={})
+        assert answer.status_code == 401
+
+
+async def test_a_factory_is_told_the_user(it: Serving) -> None:
+    async with of(it, "Bearer a") as ann:
+        done: Any = await ann.runs.wait(None, "with_both", input=IN)
+        assert done["steps"][-1] == "made for nobody, threads.create_run, ann"
+        drawn = await ann.assistants.get_graph("with_both")
+        assert drawn["nodes"][1]["id"] == "nobody, assistants.read, ann"
 
 
 async def test_the_store_is_scoped_by_the_hook(it: Serving) -> None:
