@@ -19,6 +19,7 @@ from agentrt.executors.replicas.routing import prompt_tokens
 from agentrt.request import Call
 from agentrt.scheduler.policies import Policy, policy_class
 from agentrt.serving.tenants.fair import FairQueue, Ticket
+from agentrt.serving.tenants.grammars import Compilations
 from agentrt.serving.tenants.limits import Tenants
 
 _BATCHES = 2
@@ -55,6 +56,7 @@ class AdmissionController(ForwardingExecutor):
         self._clock = clock
         self._queue = FairQueue(None, tenants.limits)
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._grammars = Compilations()
 
     async def start(self, progress: Progress) -> None:
         await self.inner.start(progress)
@@ -68,15 +70,23 @@ class AdmissionController(ForwardingExecutor):
             salts = filter(None, (call.identity.tenant, call.spec.cache_salt))
             call = replace(call, spec=replace(call.spec, cache_salt="/".join(salts)))
         async with (
+            self._turn(call) as compiled,
             self._admitted(call) as admitted,
             contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks,
         ):
             async for chunk in chunks:
+                compiled()
                 admitted.tokens += 1  # for one that will be broken off
                 yield chunk if chunk.reply is None else admitted.end(chunk)
 
     async def snapshot(self) -> Mapping[str, Any]:
         return {**await self.inner.snapshot(), "tenants": self._queue.counts()}
+
+    def _turn(self, call: Call) -> contextlib.AbstractAsyncContextManager[Callable[[], None]]:
+        """The turn of the call's grammar, among those of its tenant."""
+        if self._is_shared:
+            return self._grammars.turn(call)
+        return contextlib.nullcontext(lambda: None)
 
     @contextlib.asynccontextmanager
     async def _admitted(self, call: Call) -> AsyncIterator[_Admitted]:

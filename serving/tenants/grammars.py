@@ -1,0 +1,65 @@
+"""Grammars take seconds to compile, in a few threads of the engine for all: each tenant has two
+of its own compiled at once, and its other calls that need one wait before the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+
+from agentrt.request import Call
+
+AT_ONCE = 2
+_REMEMBERED = 4096
+"""Grammars that an engine has compiled; it keeps them, too."""
+
+
+def grammar_of(call: Call) -> bytes | None:
+    """A name for what the call's output is held to; None if it is free."""
+    rendered = call.spec.rendered
+    held = None if rendered is None else getattr(rendered.params, "structured_outputs", None)
+    return None if held is None else hashlib.sha256(repr(held).encode("utf-8", "replace")).digest()
+
+
+class Compilations:
+    """The grammars that are compiled now, and those that are known."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, call: Call) -> AsyncIterator[Callable[[], None]]:
+        """Wait for the turn of the call's grammar, if it needs one.
+
+        Call what is given when the call's output begins: then its grammar is compiled.
+        """
+        grammar = grammar_of(call)
+        if grammar is None or grammar in self._known:
+            yield _nothing
+            return
+        turns = self._turns.setdefault(call.identity.tenant, asyncio.Semaphore(AT_ONCE))
+        await turns.acquire()
+        is_held = True
+
+        def compiled() -> None:
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                turns.release()
+                self._known[grammar] = None
+                if len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+
+        try:
+            yield compiled
+        finally:
+            if is_held:
+                turns.release()
+
+
+def _nothing() -> None:
+    """There is no grammar."""
