@@ -15,6 +15,7 @@ from agentrt.cli.options import write_groups
 from agentrt.lab.commands.bench.policies import EPILOG, compare, policies_options
 
 BENCHMARKS = {
+    "attack": ("agentrt.lab.bench.attack", "A tenant's short calls while another attacks."),
     "chaos": ("agentrt.lab.bench.chaos", "Programs while engines are killed or hang."),
     "decisions": ("agentrt.lab.bench.decisions", "The CPU time of a policy's decisions."),
     "eager": ("agentrt.lab.bench.eager", "Tools that start while the model still writes."),

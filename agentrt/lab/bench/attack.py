@@ -1,0 +1,189 @@
+"""``agentrt bench attack``: what one tenant can do to another's calls.
+
+A server with keys runs in a process of its own, on a tiny model. One tenant makes short calls, one
+after the other, all the time; another makes an attack's requests, many at once, again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from agentrt.cli.signals import Interrupts
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.lab.bench.attacks import ATTACKS, Attack
+from agentrt.lab.bench.results import Column, Results, ratios, show
+from agentrt.lab.bench.servers import AgentrtServer
+from agentrt.lab.commands.options import json_option, note
+from agentrt.lab.reports.tables import percentile
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.serving.tenants.keys import new_key
+from agentrt.testing.tinymodel import tiny_model
+
+IDLE = "none"
+SLOTS = 16
+_CHAT = "/v1/chat/completions"
+_CALL_S = 120.0
+_REST_S = 1.0
+"""After an attack, what it left is let end."""
+_DOCUMENTED = (503, 507)
+_FAILED = 500
+QUICK_S = 3.0
+COLUMNS = (
+    Column("short calls", "calls", "{:.0f}"),
+    Column("P50, s", "p50", "{:.3f}"),
+    Column("P99, s", "p99", "{:.3f}"),
+    Column("P99 / idle", "p99_to_idle", "{:.1f}"),
+    Column("failed", "failed", "{:.0f}"),
+    Column("attacker's answers", "answers", "{:.0f}"),
+    Column("other 5xx", "faults", "{:.0f}"),
+)
+
+
+@click.command()
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="M",
+    help="For all attacks together.",
+)
+@click.option("--quick", is_flag=True, help=f"{QUICK_S:g} s an attack.")
+@click.option("--policy", default="atlas", show_default=True, metavar="NAME")
+@click.option("--only", type=click.Choice([*ATTACKS]), multiple=True, help="This attack.")
+@json_option
+def attack(**options: Any) -> None:
+    """A tenant's short calls while another attacks the server.
+
+    Exits with 1 if the server answered a 5xx that is not documented, or a short call failed.
+    """
+    chosen = {name: ATTACKS[name] for name in options["only"] or ATTACKS}
+    seconds = QUICK_S if options["quick"] else options["minutes"] * 60 / (len(chosen) + 1)
+    measured = Results({"attack": "attack"})
+    Interrupts(note).run(measure(measured, chosen, seconds, options["policy"]))
+    show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
+    if any(one[0]["faults"] or one[0]["failed"] for one in measured.samples.values()):
+        raise SystemExit(1)
+
+
+async def measure(
+    measured: Results, attacks: Mapping[str, Attack], seconds: float, policy: str
+) -> None:
+    """Measure the short calls without an attack, and under each for so long."""
+    async with _servers(policy) as (victim, attacker):
+        await _short_calls(Short(), victim, time.monotonic() + 1.0)  # what is made at first
+        base: dict[str, float] = {}
+        for name, one in {IDLE: None, **attacks}.items():
+            note(f"{name}: {seconds:.0f} s")
+            short, answers = Short(), Counter[int]()
+            until = time.monotonic() + seconds
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_short_calls(short, victim, until))
+                for number in range(0 if one is None else one.clients):
+                    assert one is not None
+                    group.create_task(_attack(one, number, attacker, answers, until))
+            figures = {**short.figures(), **_told(answers)}
+            base = base or figures
+            measured.add(name, figures={**figures, **ratios(figures, base, ["p99"], "_to_idle")})
+            await asyncio.sleep(_REST_S)
+
+
+@contextlib.asynccontextmanager
+async def _servers(policy: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+    """A server, and a client of each of its two tenants."""
+    with tempfile.TemporaryDirectory(prefix="agentrt-attack-") as folder:
+        keys, model = Path(folder) / "keys.json", str(tiny_model(Path(folder) / "model"))
+        made = [new_key(keys, tenant) for tenant in ("victim", "attacker")]
+        engine = EngineOptions(model, SLOTS, SchedulerConfig(policy=policy))
+        prepare_environment(engine)
+        more = ("--api-key-file", str(keys), "--max-calls", "256")
+        async with AgentrtServer(engine, model, more=more) as server:
+            await server.start()
+            url = server.base_url.removesuffix("/v1")
+            async with contextlib.AsyncExitStack() as stack:
+                victim, attacker = [
+                    await stack.enter_async_context(
+                        httpx.AsyncClient(
+                            base_url=url,
+                            timeout=_CALL_S,
+                            headers={"authorization": f"Bearer {key}"},
+                            limits=httpx.Limits(max_connections=None),
+                        )
+                    )
+                    for key in made
+                ]
+                yield victim, attacker
+
+
+@dataclass(slots=True)
+class Short:
+    """How long the short calls took (seconds), and how many failed."""
+
+    took_s: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "calls": len(self.took_s),
+            "p50": percentile(self.took_s, 0.5),
+            "p99": percentile(self.took_s, 0.99),
+            "failed": self.failed,
+        }
+
+
+async def _short_calls(short: Short, client: httpx.AsyncClient, until: float) -> None:
+    """At least one, so that a server that hangs is measured as well."""
+    body = {
+        "model": AgentrtServer.NAME,
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4,
+        "ignore_eos": True,
+    }
+    while not short.took_s or time.monotonic() < until:
+        began = time.monotonic()
+        try:
+            answer = await client.post(_CHAT, json=body)
+            short.failed += answer.status_code != httpx.codes.OK
+        except httpx.HTTPError:
+            short.failed += 1
+        short.took_s.append(time.monotonic() - began)
+
+
+async def _attack(
+    one: Attack, number: int, client: httpx.AsyncClient, answers: Counter[int], until: float
+) -> None:
+    """Make the attack's request again and again; what still runs at the end is left."""
+    method, path, body = one.request(number)
+    kind = {"content-type": "application/json"}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(_on_loop(until)):
+            while True:
+                try:
+                    answer = await client.request(method, path, content=body, headers=kind)
+                    answers[answer.status_code] += 1
+                except httpx.HTTPError:
+                    answers[0] += 1
+                    await asyncio.sleep(0.01)
+
+
+def _on_loop(until: float) -> float:
+    return asyncio.get_running_loop().time() + until - time.monotonic()
+
+
+def _told(answers: Counter[int]) -> dict[str, float]:
+    faults = {code: n for code, n in answers.items() if code >= _FAILED}
+    return {
+        "answers": answers.total(),
+        "faults": sum(n for code, n in faults.items() if code not in _DOCUMENTED),
+    }

@@ -1,0 +1,72 @@
+"""The measurement of attacks: short calls beside each, what failed, and the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from agentrt.cli.app import call
+from agentrt.lab.bench import attack
+from agentrt.lab.bench.attacks import ATTACKS
+
+SHORT_S = 0.05
+
+
+def answering(code: int) -> Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]:
+    async def answer(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(0)
+        return httpx.Response(code)
+
+    return answer
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, attackers: int, victims: int = 200) -> None:
+    """A server that answers at once: ``attackers`` and ``victims`` are the codes for each."""
+
+    @asynccontextmanager
+    async def servers(policy: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+        made = [
+            httpx.AsyncClient(base_url="http://x", transport=httpx.MockTransport(answering(code)))
+            for code in (victims, attackers)
+        ]
+        yield made[0], made[1]
+
+    monkeypatch.setattr(attack, "_servers", servers)
+    monkeypatch.setattr(attack, "QUICK_S", SHORT_S)
+    monkeypatch.setattr(attack, "_REST_S", 0.0)
+
+
+ONE = ["bench", "attack", "--quick", "--only", "a deep body", "--json"]
+
+
+def test_short_calls_are_measured_without_an_attack_and_under_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(monkeypatch, attackers=503)
+    assert call(ONE) == 0
+    idle, under = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (idle["attack"], under["attack"]) == ("none", "a deep body")
+    assert (idle["p99_to_idle"], idle["answers"]) == (1.0, 0)
+    assert under["answers"] > 0
+    assert (under["faults"], under["failed"]) == (0, 0)
+
+
+@pytest.mark.parametrize(("attackers", "victims"), [(500, 200), (200, 503)])
+def test_a_server_that_fails_is_told_by_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, attackers: int, victims: int
+) -> None:
+    serve(monkeypatch, attackers, victims)
+    assert call(ONE) == 1
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attacks_bodies_are_made_before_they_are_sent(name: str) -> None:
+    method, path, body = ATTACKS[name].request(0)
+    assert (method, path[0]) == ("POST", "/")
+    assert len(body) > 100
+    assert ATTACKS[name].request(0)[2] == body
