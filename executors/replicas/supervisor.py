@@ -216,7 +216,10 @@ class Supervisor:
         while True:
             await asyncio.sleep(self._health.every_s)
             if replica.state in UP:
-                await self.check(replica)
+                try:
+                    await self.check(replica)
+                except Exception as error:  # a bug, which must not end the watch
+                    self._notice(f"{replica.name} could not be looked after: {error}")
 
     async def check(self, replica: Replica) -> None:
         """Ask the replica's engine whether it is well; have it replaced if not."""
