@@ -6,6 +6,7 @@ One server at a time uses it: two would run each other's runs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import functools
 import json
@@ -75,10 +76,19 @@ class Address:
 
 
 class Database:
-    """Access to the tables. SQLite has one connection that writes, and several that read."""
+    """Access to the tables. SQLite has one connection that writes, and several that read;
+    PostgreSQL has a ``lock``.
+    """
 
-    def __init__(self, address: Address, reads: AsyncEngine, writes: AsyncEngine) -> None:
+    def __init__(
+        self,
+        address: Address,
+        reads: AsyncEngine,
+        writes: AsyncEngine,
+        lock: AdvisoryLock | None = None,
+    ) -> None:
         self.address = address
+        self.lock = lock
         self._reads = reads
         self._writes = writes
         self._shares = Shares(_READS // 2)
@@ -142,12 +152,15 @@ async def open_database(address: Address) -> AsyncIterator[Database]:
             reads, writes = _engines(address)
             stack.push_async_callback(reads.dispose)
             stack.push_async_callback(writes.dispose)
+            lock = None
             if address.file is None:
-                await stack.enter_async_context(_advisory_lock(writes, address))
+                lock = AdvisoryLock(writes, address)
+                stack.push_async_callback(lock.release)
+                await lock.take()
             await _make_tables(writes, address)
         except (SQLAlchemyError, OSError, sqlite3.Error, ImportError) as error:
             raise ConfigError(f"--database {address}: {first_line(error)}") from error
-        yield Database(address, reads, writes)
+        yield Database(address, reads, writes, lock)
 
 
 def _engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
@@ -166,6 +179,7 @@ def _postgres(url: str, connections: int) -> AsyncEngine:
         url,
         json_serializer=dumps,
         json_deserializer=json.loads,
+        hide_parameters=True,
         pool_size=connections,
         max_overflow=0,
         pool_timeout=2 * READ_S,
@@ -206,6 +220,7 @@ def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
         url,
         json_serializer=dumps,
         json_deserializer=json.loads,
+        hide_parameters=True,
         pool_size=connections,
         max_overflow=0,
         pool_timeout=2 * READ_S if begin == "BEGIN" else _BUSY_S,
@@ -237,20 +252,42 @@ async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
     raise _in_use(f"sqlite:{path}")
 
 
-@asynccontextmanager
-async def _advisory_lock(engine: AsyncEngine, address: Address) -> AsyncIterator[None]:
-    """Take PostgreSQL's lock on a connection of its own, which ends with this process."""
-    async with engine.connect() as connection:
+class AdvisoryLock:
+    """PostgreSQL's lock of the tables, on a connection of its own, which ends with this process."""
+
+    def __init__(self, engine: AsyncEngine, address: Address) -> None:
+        self._engine = engine
+        self._address = address
+        self._connection: AsyncConnection | None = None
+
+    async def take(self) -> None:
+        """Take it. Raises `ConfigError` if another server has it."""
+        self._connection = connection = await self._engine.connect()
         await connection.execution_options(isolation_level="AUTOCOMMIT")
         try_lock = sa.select(sa.func.pg_try_advisory_lock(_LOCK_KEY))
         for _ in range(_LOCK_TRIES):
             if (await connection.execute(try_lock)).scalar():
-                break
+                return
             await asyncio.sleep(LOCK_WAIT_S / _LOCK_TRIES)
-        else:
-            raise _in_use(str(address))
-        yield
-        await connection.execute(sa.select(sa.func.pg_advisory_unlock(_LOCK_KEY)))
+        await self.release()
+        raise _in_use(str(self._address))
+
+    async def keep(self) -> None:
+        """Take it again if its connection broke: it is lost then."""
+        try:
+            assert self._connection is not None
+            await self._connection.execute(sa.select(1))
+        except (SQLAlchemyError, AssertionError):
+            await self.release()
+            await self.take()
+
+    async def release(self) -> None:
+        """Give it up, with its connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(SQLAlchemyError):
+                await connection.invalidate()  # it may be broken, and must not be lent again
+                await connection.close()
 
 
 def _in_use(name: str) -> ConfigError:

@@ -12,6 +12,7 @@ RESERVE_BYTES = 64 * 2**20
 """What stays free on the database's disk, for the ends of the runs that have begun."""
 RESERVE_SHARE = 0.02
 """On a small disk, this part of it."""
+_AWAY_STATUS, _FULL_STATUS = 503, 507
 _RETRY_S = "5"
 _FULL = ("disk is full", "No space left", "disk I/O error")
 _WRITES = ("POST", "PUT", "PATCH")
@@ -23,18 +24,22 @@ def is_outage(error: BaseException) -> bool:
     """Whether the database, and nothing that was asked of it, is at fault: it is locked or full,
     cannot be reached, or gives no connection. Each driver has its own classes, of these names.
     """
+    if isinstance(error, HTTPException):  # it was made into an answer already
+        return error.status_code in (_FULL_STATUS, _AWAY_STATUS)
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"OperationalError", "InterfaceError", "TimeoutError", "OSError"})
 
 
 def refusal(error: Exception) -> HTTPException | None:
     """What a client is told of an outage of the database; None for any other error."""
-    if isinstance(error, OSError) or not is_outage(error):
+    if isinstance(error, OSError | HTTPException) or not is_outage(error):
         return None
     if any(words in str(error) for words in _FULL):
-        return HTTPException(507, "the database's disk is full: free some space, and try again")
+        return HTTPException(
+            _FULL_STATUS, "the database's disk is full: free some space, and try again"
+        )
     retry = {"Retry-After": _RETRY_S}
-    return HTTPException(503, f"the database does not answer: {first_line(error)}", retry)
+    return HTTPException(_AWAY_STATUS, f"the database does not answer: {first_line(error)}", retry)
 
 
 def first_line(error: BaseException) -> str:
@@ -70,6 +75,6 @@ class DiskRoom:
             if request.method in _WRITES and last not in (*_READING, *_ENDING):
                 why = self.shortage()
                 if why is not None:
-                    raise HTTPException(507, f"{why}; free some space, and try again")
+                    raise HTTPException(_FULL_STATUS, f"{why}; free some space, and try again")
 
         return check

@@ -27,6 +27,8 @@ LINGER_S = 300.0
 REPLAY_S = 3600.0
 """How long the stream of a resumable run can still be replayed after its end."""
 _SWEEP_S = 30.0
+KEEP_LOCK_S = 5.0
+"""How often it is asked whether the database is still this server's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,11 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
         graphs = await stack.enter_async_context(open_graphs(server, storage))
         database, quotas = storage.database, Quotas(server)
         asks, deadlines = server.questions.changed, Deadlines()
+        if database.lock is not None:
+            keeping = server.background.doing(
+                "lock of the database", database.lock.keep, KEEP_LOCK_S
+            )
+            await stack.enter_async_context(keeping)
         yield TenantState(
             server,
             storage,

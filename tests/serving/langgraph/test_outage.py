@@ -17,6 +17,7 @@ import psycopg
 import psycopg_pool
 import pytest
 import sqlalchemy as sa
+from fastapi import HTTPException
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import APIStatusError, ConflictError
@@ -233,6 +234,8 @@ def test_a_small_disk_keeps_less_free_and_postgresql_is_not_asked(
         (OSError(28, "No space left on device"), True),
         (sa.exc.IntegrityError("x", {}, sqlite3.IntegrityError("unique")), False),
         (sa.exc.DataError("x", {}, psycopg.DataError("NUL")), False),
+        (HTTPException(503, "the database takes too long"), True),
+        (HTTPException(409, "the thread is busy"), False),
         (ValueError("no"), False),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import psycopg
 import pytest
 import pytest_asyncio
@@ -17,7 +19,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
 
 from agentrt.errors import ConfigError
-from agentrt.serving.langgraph import database
+from agentrt.serving.langgraph import database, tenant_state
 from agentrt.serving.langgraph.database import Address
 from agentrt.serving.langgraph.reading import READER
 from tests.serving.langgraph.graphs import GATES, all_graphs
@@ -165,3 +167,44 @@ async def test_a_clients_statement_is_broken_off_in_time(
         assert refused.value.status_code == 503
         async with slow.reading() as reads:  # the server's own take what they take
             await reads.execute(sa.text("SELECT pg_sleep(0.1)"))
+
+
+async def test_connections_that_break_cost_no_run_its_end(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when PostgreSQL starts again. 1. The run that was under way ends, one way or the other.
+    2. The next one is as ever. 3. The database is still this server's. 4. It closes in order.
+    """
+    monkeypatch.setattr(tenant_state, "KEEP_LOCK_S", 0.05)
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as admin:
+        await admin.execute("CREATE DATABASE breaks")
+        own = url.rpartition("/")[0] + "/breaks"
+        with serving(all_graphs(), own) as it:
+            async with get_client(url=it.url) as client:
+                thread, gate = await a_thread(client), str(uuid4())
+                run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[]))
+                await GATES.reached(gate)
+                await admin.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = 'breaks'"
+                )
+                GATES.open(gate)
+                assert it.server is not None
+                failing = it.server.background.failing
+                async with httpx.AsyncClient(base_url=it.url) as http, asyncio.timeout(60):
+                    at = f"/threads/{thread}/runs/{run['run_id']}"
+                    while (answer := await http.get(f"{at}/join")).status_code != 200:
+                        assert answer.status_code == 503
+                    while it.call(failing):
+                        await asyncio.sleep(0.01)
+                assert (await client.runs.get(thread, run["run_id"]))["status"] in (
+                    "success",
+                    "error",
+                )
+                assert (await client.threads.get(thread))["status"] in ("idle", "error")
+                assert await client.runs.wait(await a_thread(client), "steps", input=IN) == DONE
+                monkeypatch.setattr(database, "LOCK_WAIT_S", 0.1)
+                with pytest.raises(ConfigError, match="another server uses it"):
+                    async with database.open_database(Address.parse(own)):
+                        pass
+        assert it.error is None
