@@ -31,8 +31,8 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 
 SLOWER = (
-    "transformers computes one call at a time, several times slower than vLLM: for attention= and "
-    "for models that vLLM does not have"
+    "transformers computes one call at a time: it is slower than vLLM, the more so the more calls "
+    "there are. It is for attention=, and for models that vLLM does not have"
 )
 _VLLM_ONLY = {
     "policy": "--policy",

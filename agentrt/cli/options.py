@@ -75,8 +75,8 @@ kind_option = engine(
     "kind",
     type=click.Choice(["vllm", "transformers"]),
     default="vllm",
-    help="What computes: transformers is several times slower, has no scheduler, and lets a "
-    "context choose what its tokens see (attention=).  [default: vllm]",
+    help="What computes: transformers is slower, has no scheduler, and lets a context choose what "
+    "its tokens see (attention=).  [default: vllm]",
 )
 model_option = engine(
     "--model",
