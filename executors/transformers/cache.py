@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agentrt.contexts.attention import Attention
@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from transformers import DynamicCache
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TextCache:
-    """What a model remembers of a text's first tokens, ``ids``: those at ``positions``."""
+    """What a model remembers of a text's first tokens, ``ids``: those at ``positions``.
+
+    ``calls`` are the ids of those that have computed it.
+    """
 
     ids: list[int]
     positions: Tensor
     layers: DynamicCache
     attention: Attention | None = None
+    calls: frozenset[str] = frozenset()
 
     @property
     def whole(self) -> bool:
@@ -40,9 +44,8 @@ class TextCache:
         states = [
             (layer.keys[:, :, :count], layer.values[:, :, :count]) for layer in self.layers.layers
         ]
-        return TextCache(
-            self.ids[:count], self.positions[:count], DynamicCache(states), self.attention
-        )
+        layers = DynamicCache(states)
+        return replace(self, ids=self.ids[:count], positions=self.positions[:count], layers=layers)
 
     def keep(self, which: Tensor) -> None:
         """Forget all but the tokens ``which``, indices into ``positions``."""
@@ -79,10 +82,24 @@ class PrefixCache:
 
     def put(self, sharing: Sharing, cache: TextCache) -> None:
         """Keep a cache, which nobody changes any more."""
-        self.entries = [one for one in self.entries if not _within(one, sharing, cache)]
+        within = [one for one in self.entries if _within(one, sharing, cache)]
+        cache.calls = cache.calls.union(*(kept.calls for _, kept in within))
+        self.entries = [one for one in self.entries if one not in within]
         self.entries.append((sharing, cache))
         while sum(kept.size for _, kept in self.entries) > self.budget:
             del self.entries[0]
+
+    def drop(self, call: str, shared: int) -> None:
+        """What a call has computed is given up, but for its first ``shared`` tokens."""
+        for entry in [one for one in self.entries if call in one[1].calls]:
+            sharing, cache = entry
+            self.entries.remove(entry)
+            if shared and cache.whole:
+                rest = cache.first(shared)
+                rest.calls -= {call}
+                self.entries.append((sharing, rest))
+            else:
+                self.entries.insert(0, entry)
 
 
 def _within(entry: tuple[Sharing, TextCache], sharing: Sharing, cache: TextCache) -> bool:

@@ -41,7 +41,7 @@ class Decoding:
         self.text = self.reason = ""
         self.token_logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
-        self._model, self._prefixes = model, prefixes
+        self._model, self._prefixes, self._call_id = model, prefixes, call.call_id
         self._empty = model.start(self.sampling.attention)
         self._most = min(call.spec.max_tokens, _room(model, call, self.sampling))
         self._sharing = call.spec.cache_salt, self.sampling.attention
@@ -56,6 +56,7 @@ class Decoding:
         # What is scored has to be computed, and so has what the next token hangs on.
         most = min(len(self.prompt), self.sampling.score_from or len(self.prompt)) - 1
         cache = self._prefixes.longest(self._sharing, self.prompt, most) or self._empty
+        cache.calls = frozenset([self._call_id])
         self.cached = len(cache.ids)
         said = OutputText(self._model.tokenizer, self.sampling.stop)
         try:

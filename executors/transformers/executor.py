@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentrt.errors import ConfigError, EngineDiedError, EngineError
-from agentrt.executors.base import Chunk, Executor, Progress
+from agentrt.executors.base import Chunk, Executor, Notification, Progress
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.transformers.cache import PrefixCache
 from agentrt.executors.transformers.decoding import Decoding, Step
@@ -146,6 +146,10 @@ class TransformersExecutor(Executor):
 
     async def aborted(self, call_id: str) -> CallReport:
         return self._cut_off.pop(call_id, CallReport())
+
+    def notify(self, note: Notification) -> None:
+        if note.what == "dropped" and self._thread is not None:
+            self._thread.submit(self.prefixes.drop, note.name, note.tokens)
 
     async def snapshot(self) -> Mapping[str, Any]:
         """``cached`` are the texts that are kept, with how many of their tokens are."""

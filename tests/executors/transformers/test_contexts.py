@@ -116,3 +116,29 @@ async def test_vllm_refuses_an_attention_and_names_who_takes_it(token_runtime: R
             await context.generate(4, attention=Attention(8))
 
     await run(token_runtime, body)
+
+
+async def test_what_is_dropped_goes_first_and_what_others_share_stays(runtime: Runtime) -> None:
+    """1. A context, and one that shares nothing with it. 2. A fork has gone on, and is dropped:
+    what it shares is left. 3. So is the first: it comes before the other now."""
+    executor = runtime.executor
+    assert isinstance(executor, TransformersExecutor)
+    executor.prefixes.entries.clear()
+
+    async def cached(ctx: Context) -> list[int]:
+        await (await ctx.context([7])).next_tokens(k=1)  # after all that was to be done before
+        return [each["tokens"] for each in (await executor.snapshot())["cached"]][:-1]
+
+    async def body(ctx: Context) -> None:
+        first = await ctx.context(WORDS[:40])
+        await first.next_tokens(k=1)
+        fork = first.fork()
+        await (await ctx.context(WORDS[60:90])).next_tokens(k=1)
+        await fork.generate(5, ignore_eos=True)
+        assert await cached(ctx) == [30, 44]
+        fork.drop()
+        assert await cached(ctx) == [30, 40]
+        first.drop()
+        assert await cached(ctx) == [40, 30]
+
+    await run(runtime, body)
