@@ -22,6 +22,10 @@ class First(interface_of("V1")):  # type: ignore[misc]
     """For model runner V1."""
 
 
+class Own:
+    First = First
+
+
 class Second(interface_of("V2")):  # type: ignore[misc]
     """For model runner V2."""
 
@@ -62,10 +66,24 @@ def test_a_runner_loads_what_is_written_for_it_and_says_why_not_the_rest() -> No
 
 @pytest.mark.usefixtures("points")
 def test_those_of_the_flag_go_by_their_classes_and_come_first() -> None:
-    given = config(flag=("somewhere:inner.Own", First))
+    given = config(flag=(f"{__name__}:Own.First", First))
     offered = offer_processors(given)
-    assert (offered["Own"], offered["First"], offered["green"]) == ("", "", "")
-    assert given.model_config.logits_processors[:2] == ["somewhere:inner.Own", First]
+    assert (offered["First"], offered["green"]) == ("", "")
+    assert given.model_config.logits_processors[:2] == [f"{__name__}:Own.First", First]
+
+
+@pytest.mark.parametrize(
+    ("processor", "why"),
+    [
+        ("nowhere:Any", "nowhere:Any cannot be imported"),
+        (f"{__name__}:Missing", "cannot be imported"),
+        (f"{__name__}:Second", "not written for vLLM's model runner V1"),
+        (f"{__name__}:ENTRY_POINT_GROUP", "not written for vLLM's model runner V1"),
+    ],
+)
+def test_one_of_the_flag_that_does_not_load_is_refused(processor: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"--logits-processors: .*{why}"):
+        offer_processors(config(flag=(processor,)))
 
 
 @pytest.mark.usefixtures("points")
@@ -76,6 +94,8 @@ def test_an_engine_that_takes_none_says_why() -> None:
     embedding.model_config.runner_type = "pooling"
     assert "embeddings" in offer_processors(embedding)["green"]
     assert embedding.model_config.logits_processors is None
+    with pytest.raises(ConfigError, match=r"--logits-processors: .*First.* cannot run here"):
+        offer_processors(config(flag=(First,), speculative_config=object()))
 
 
 def test_a_name_that_cannot_be_used_is_refused_with_what_can() -> None:
