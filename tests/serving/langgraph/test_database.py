@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.serving.langgraph import database
+from agentrt.serving.langgraph import database, tables
 from agentrt.serving.langgraph.database import Address, open_database
 from agentrt.serving.langgraph.responses import BadJSONError, check_json, encode, to_json
 from agentrt.serving.langgraph.tables import has, is_within, threads
@@ -188,3 +189,11 @@ def test_an_object_without_json_becomes_its_text() -> None:
         "b": {"error": "ValueError", "message": "x"},
         "c": [1, 2],
     }
+
+
+async def test_errors_that_are_logged_do_not_tell_values(tmp_path: Path) -> None:
+    async with open_database(Address.parse(f"sqlite:{tmp_path / 'a.db'}")) as opened:
+        twice = sa.insert(tables.about).values(key="version", value="a client's secret")
+        with pytest.raises(sa.exc.IntegrityError) as raised:
+            await opened.write(twice)
+    assert "secret" not in str(raised.value)
