@@ -69,8 +69,9 @@ def _core_output(request: Any, token: int, reason: Any, is_first: bool) -> Any:
     params = request.sampling_params
     logprobs = None if params.logprobs is None else _certain([token], params.logprobs)
     scored = None
-    if is_first and params.prompt_logprobs is not None:
-        scored = _as_tensors(_certain(request.prompt_token_ids[1:], params.prompt_logprobs))
+    rest = request.prompt_token_ids[1:]  # there is nothing before the first
+    if is_first and rest and params.prompt_logprobs is not None:
+        scored = _as_tensors(_certain(rest, params.prompt_logprobs))
     return EngineCoreOutput(
         request.request_id,
         [token],
