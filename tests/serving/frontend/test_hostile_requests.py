@@ -1,0 +1,47 @@
+"""Requests to the model made to keep the server busy: each is refused at once, in its API's form.
+
+The server's `Watchdog` fails a request that holds the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.serving.local import MODEL, open_server
+
+pytestmark = pytest.mark.engine
+
+TEXT = "a b " * 1_000_000
+MANY = [{"role": "user", "content": "a"}] * 60_000
+LONG: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": [{"role": "user", "content": TEXT}]}),
+    (CHAT, {"messages": [{"role": "user", "content": TEXT}], "truncate_prompt_tokens": 5}),
+    (COMPLETIONS, {"prompt": TEXT, "truncate_prompt_tokens": 5}),
+    (MESSAGES, {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 5}),
+    (RESPONSES, {"input": TEXT}),
+    ("/tokenize", {"prompt": TEXT}),
+]
+CROWDED: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": MANY}),
+    (CHAT, {"messages": [[]] * 100_000}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 60_000}]}),
+    (MESSAGES, {"messages": MANY, "max_tokens": 5}),
+    (RESPONSES, {"input": MANY}),
+]
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_read() -> None:
+    async with open_server() as local:
+        for cases, fault in ((LONG, "maximum context length"), (CROWDED, "at most")):
+            for path, fields in cases:
+                body = json.dumps({"model": MODEL, **fields}).encode()
+                kind = {"content-type": "application/json"}
+                refused = await local.client.post(path, content=body, headers=kind)
+                assert refused.status_code == 400, (path, refused.text[:300])
+                assert fault in refused.text, (path, refused.text[:300])
+        await local.chat("hello")
+        assert len(local.engine.calls) == 1
