@@ -63,10 +63,22 @@ class Server:
 
 
 class StockServer(Server):
-    """vLLM's own OpenAI server, with the options of an embedded engine, and its ``flags``."""
+    """vLLM's own OpenAI server, with the options of an embedded engine, and its ``flags``.
 
-    def __init__(self, options: EngineOptions, model: str, flags: Sequence[str] = ()) -> None:
+    When it ``counts``, its metrics tell what its engine does, which an embedded one does not ask.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        model: str,
+        flags: Sequence[str] = (),
+        *,
+        counts: bool = False,
+    ) -> None:
         super().__init__()
+        own = stock_flags(options, model)
+        own = [flag for flag in own if not (counts and flag == "--disable-log-stats")]
         port = _free_port()
         self._root = f"http://{_HOST}:{port}"
         self.base_url = f"{self._root}/v1"
@@ -74,7 +86,7 @@ class StockServer(Server):
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", model, "--served-model-name", self.NAME),
             *("--host", _HOST, "--port", str(port), "--disable-uvicorn-access-log"),
-            *(*stock_flags(options, model), *flags),
+            *(*own, *flags),
         )
 
     async def start(

@@ -23,6 +23,7 @@ BENCHMARKS = {
     "retention": ("agentrt.lab.bench.retention", "Agents with tools over a small KV cache."),
     "serve": ("agentrt.lab.bench.serving", "agentrt serve and vLLM's own server under load."),
     "submit": ("agentrt.lab.bench.submit", "Programs that clients send: starts, and neighbours."),
+    "techniques": ("agentrt.lab.bench.techniques", "Techniques over contexts, and over HTTP."),
 }
 """Benchmarks: name → the module with a command of that name, and one line for ``--help``."""
 _FLAGS = "agentrt.lab.bench.flags"
