@@ -6,12 +6,13 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentrt.contexts.attention import Attention
 from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.transformers.cache import PrefixCache, TextCache
 from agentrt.executors.transformers.choosing import Chooser, logprobs_of
 from agentrt.executors.transformers.model import CausalModel
 from agentrt.executors.transformers.text import OutputText
-from agentrt.request import Call
+from agentrt.request import Call, CallSpec
 from agentrt.sampling import Sampling, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -29,14 +30,14 @@ class Step:
 class Decoding:
     """A call of bare token ids. `steps` computes; the other attributes say what has come of it.
 
-    ``cached`` tokens of the prompt needed no computing, and ``peak`` is the most that its cache
-    has held. Raises `CallRejectedError` for what cannot be asked of this executor.
+    ``cached`` tokens of the prompt needed no computing. Raises `CallRejectedError` for what cannot
+    be asked of this executor.
     """
 
     def __init__(self, model: CausalModel, prefixes: PrefixCache, call: Call) -> None:
         self.sampling = call.spec.sampling or Sampling()
         self.prompt = _checked_prompt(model, call, self.sampling)
-        self.cached = self.peak = 0
+        self.cached = 0
         self.ids: list[int] = []
         self.text = self.reason = ""
         self.token_logprobs: list[TokenLogprobs] = []
@@ -49,7 +50,10 @@ class Decoding:
         self._ends = ends | set(self.sampling.stop_token_ids)
         constraint = self.sampling.constraint
         following = None if constraint is None else model.grammars.follow(constraint)
-        self._choose = Chooser(call.spec, model.device, following)
+        try:
+            self._choose = Chooser(call.spec, model.device, following)
+        except (ValueError, RuntimeError) as error:
+            raise CallRejectedError(f"call {call.call_id}: {error}") from error
 
     def steps(self) -> Generator[Step, None, None]:
         """Each one a forward of the model. Its end keeps what was computed for later calls."""
@@ -67,7 +71,6 @@ class Decoding:
                     break
                 yield step
                 logits = self._model.extend(cache, step.token_ids)
-                self.peak = max(self.peak, len(cache.positions))
         finally:
             if cache.ids and self._model.plain:
                 self._prefixes.put(self._sharing, cache)
@@ -85,7 +88,6 @@ class Decoding:
                 self._prefixes.put(self._sharing, cache.first(len(cache.ids)))
             logits = self._model.extend(cache, chunk, self._rows(cache.ids, chunk))
             self._score(logits, len(cache.ids))
-            self.peak = max(self.peak, len(cache.positions))
         assert logits is not None
         return logits
 
@@ -133,24 +135,32 @@ class Decoding:
 
 
 def _checked_prompt(model: CausalModel, call: Call, sampling: Sampling) -> list[int]:
-    prompt = call.spec.prompt_token_ids
+    fault = _fault(model, call.spec, sampling)
+    if fault is not None:
+        raise CallRejectedError(f"call {call.call_id}: {fault}")
+    return list(call.spec.prompt_token_ids or ())
+
+
+def _fault(model: CausalModel, spec: CallSpec, sampling: Sampling) -> str | None:
+    """What of a call cannot be; None for nothing."""
+    prompt, allowed = spec.prompt_token_ids, sampling.allowed_token_ids
     if not prompt:
-        raise CallRejectedError(
-            f"call {call.call_id}: the transformers executor takes prompts of token ids, of at "
-            "least one token"
-        )
+        return "the transformers executor takes prompts of token ids, of at least one token"
     if sampling.logits:
-        raise CallRejectedError(
-            f"call {call.call_id}: the transformers executor has no logits processors (logits=); "
-            "run the program with --engine vllm, or choose among next_tokens() in the program"
+        return (
+            "the transformers executor has no logits processors (logits=); run the program with "
+            "--engine vllm, or choose among next_tokens() in the program"
         )
-    strange = [token for token in prompt if not 0 <= token < model.vocabulary]
-    if strange:
-        raise CallRejectedError(
-            f"call {call.call_id}: {strange[0]} is no token of model {model.name!r}, which has "
-            f"{model.vocabulary}"
-        )
-    return list(prompt)
+    for token in (*prompt, *(allowed or ())):
+        if not 0 <= token < model.vocabulary:
+            return f"{token} is no token of model {model.name!r}, which has {model.vocabulary}"
+    if allowed is not None and not allowed:
+        return "no token is allowed: name at least one"
+    if spec.max_tokens < 1 or spec.temperature < 0:
+        return "max_tokens must be at least 1, and the temperature at least 0"
+    if not isinstance(sampling.attention, Attention | None):
+        return f"attention= takes an Attention of agentrt.contexts, not {sampling.attention!r}"
+    return None
 
 
 def _room(model: CausalModel, call: Call, sampling: Sampling) -> int:

@@ -98,7 +98,8 @@ class TransformersExecutor(Executor):
     # -- calls -------------------------------------------------------------------------
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        decoding = Decoding(self.model, self.prefixes, call)
+        model = self.model
+        decoding = await self._in_thread(lambda: Decoding(model, self.prefixes, call))
         turn = self._turns[call.call_id] = _Turn(call, decoding, time.monotonic())
         try:
             async with self._seats:

@@ -273,6 +273,13 @@ async def test_a_call_that_is_broken_off_holds_nothing(executor: TransformersExe
             {"sampling": Sampling(constraint=Constraint("regex", "a("))},
             "the regex that the output has to obey is refused",
         ),
+        ({"sampling": Sampling(allowed_token_ids=(7, -1))}, "-1 is no token of model"),
+        ({"sampling": Sampling(allowed_token_ids=())}, "no token is allowed"),
+        ({"sampling": Sampling(attention=64)}, "takes an Attention of agentrt.contexts, not 64"),  # type: ignore[arg-type]
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"temperature": -1.0}, "temperature at least 0"),
+        ({"temperature": 1.0, "sampling": Sampling(top_p=1e-9 - 1)}, "top_p. has to be"),
+        ({"seed": 2**80}, "call p/0: "),
         ({"sampling": Sampling(logits={"watermark": 1})}, r"no logits processors \(logits=\)"),
     ],
 )
