@@ -78,6 +78,11 @@ async def constrained(made: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece
     async with aclosing(made) as pieces:
         async for piece in pieces:
             reply, last = piece.reply, len(piece.token_ids) - 1
+            if reply is not None and reply.finish_reason == "error":
+                raise CallRejectedError(
+                    "the engine could not follow a constraint: what its backend had taken as "
+                    "well-formed does not compile, or allows no token"
+                )
             if reply is not None and reply.finish_reason == "stop" and last >= 0:
                 reply = replace(
                     reply,

@@ -123,8 +123,9 @@ def refused(call: Call, error: Exception) -> CallRejectedError:
     """Our error for a call that vLLM does not take."""
     sampling = call.spec.sampling
     what = "" if sampling is None or sampling.constraint is None else _OF_CONSTRAINTS
-    cause = "" if error.__cause__ is None else f" ({error.__cause__})"
-    return CallRejectedError(f"call {call.call_id}: {what}{error}{cause}")
+    cause = str(error.__cause__ or "")
+    why = f"{error}" if cause in str(error) else f"{error} ({cause})"
+    return CallRejectedError(f"call {call.call_id}: {what}{why}")
 
 
 class BlockHasher:

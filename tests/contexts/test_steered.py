@@ -151,3 +151,11 @@ async def test_the_token_that_ends_a_grammar_is_left_out(reason: str, kept: Sequ
     assert reply.token_ids == kept
     assert reply.token_logprobs == logprobs[: len(kept)]
     assert reply.text == "ab"
+
+
+async def test_a_constraint_that_the_engine_gives_up_is_refused() -> None:
+    async def emit() -> AsyncGenerator[Piece, None]:
+        yield SteeredPiece("", (), Reply("", "error"))
+
+    with pytest.raises(CallRejectedError, match="could not follow a constraint"):
+        [piece async for piece in constrained(emit())]

@@ -225,6 +225,7 @@ async def test_each_kind_of_constraint_is_obeyed(token_runtime: Runtime) -> None
     ("bad", "why"),
     [
         (lambda: ebnf('root ::= "a" undefined_rule'), "cannot follow its constraint"),
+        (lambda: ebnf("root ::= "), "not follow"),
         (lambda: regex("(unclosed"), "cannot follow its constraint"),
         (lambda: json_schema({"type": "no such type"}), "cannot follow its constraint"),
     ],
@@ -294,6 +295,19 @@ class Forks:
         return min(state + 1, 3)
 
 
+@dataclass(frozen=True)
+class Wrong:
+    """Allows what is in no vocabulary."""
+
+    start: int = 0
+
+    def allowed(self, state: int) -> Collection[int]:
+        return (5, 10**6)
+
+    def advance(self, state: int, token: int) -> int:
+        return state
+
+
 async def test_an_automaton_says_the_same_in_the_engine_and_step_by_step(
     token_runtime: Runtime,
 ) -> None:
@@ -343,3 +357,18 @@ async def test_an_automaton_and_a_watermark_are_kept_under_preemption(
     assert preemptions["mlfq"] > 0
     assert said["mlfq"] == said["fcfs"]
     await fresh(token_runtime)
+
+
+@pytest.mark.parametrize("make", [Wrong, lambda: StepByStep(Wrong())])
+async def test_an_automaton_with_tokens_that_are_none_is_refused_and_hurts_nobody(
+    token_runtime: Runtime, make: Any
+) -> None:
+    async def body(ctx: Context) -> None:
+        context = await ctx.context(WORDS[:10])
+        beside = asyncio.ensure_future(context.fork().generate(20, ignore_eos=True))
+        with pytest.raises(CallRejectedError, match="vocab"):
+            await context.generate(8, constrain=make())
+        assert len((await beside).token_ids) == 20
+        assert context.token_ids == tuple(WORDS[:10])
+
+    await run(token_runtime, body)
