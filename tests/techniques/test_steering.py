@@ -372,3 +372,24 @@ async def test_an_automaton_with_tokens_that_are_none_is_refused_and_hurts_nobod
         assert context.token_ids == tuple(WORDS[:10])
 
     await run(token_runtime, body)
+
+
+@pytest.mark.parametrize("make", [Zigzag, lambda: StepByStep(Zigzag())])
+async def test_what_is_broken_off_leaves_the_tokens_that_were_read(
+    token_runtime: Runtime, make: Any
+) -> None:
+    await fresh(token_runtime)
+
+    async def body(ctx: Context) -> None:
+        context = await ctx.context(WORDS[:10])
+        whole = await context.fork().generate(64, constrain=make())
+        made = context.generate(64, constrain=make())
+        for _ in range(5):
+            await anext(made)
+        await made.aclose()
+        said = context.token_ids[10:]
+        assert 5 <= len(said) < 40
+        assert said == whole.token_ids[: len(said)]
+        assert len((await context.generate(8)).token_ids) == 8
+
+    await run(token_runtime, body)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallRejectedError, EngineDiedError, NotServedError
-from agentrt.executors.info import is_model
+from agentrt.executors.info import ExecutorInfo, is_model
 from agentrt.executors.replicas import Backoff, ReplicaState
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.router import ROUTERS
@@ -141,3 +142,20 @@ async def test_an_adapter_is_loaded_by_all_engines_of_its_model(opened: Open) ->
 )
 def test_what_names_a_model(name: str, served: str, same: bool) -> None:
     assert is_model(name, served) is same
+
+
+class Favours(Mortal):
+    """Has a logits processor, which it knows of only once it has started."""
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return replace(super().info, logits=(("green", ""),) if self._open else ())
+
+
+async def test_the_logits_processors_of_replicas_are_known_while_one_starts_again(
+    opened: Open,
+) -> None:
+    replicas = await opened(Cast([Favours(), Favours()], [Favours()]))
+    replicas.info.check_logits(["green"])
+    await replicas.replicas[0].executor.close()
+    replicas.info.check_logits(["green"])
