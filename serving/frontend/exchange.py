@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,14 +56,21 @@ class Exchange:
         self.calls = calls_of(self.path, self.fields)
         self._answer = Answer(self.path, self.calls)
 
-    async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let ``app`` answer.
+    async def run(
+        self,
+        app: ASGIApp,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        rendered: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Let ``app`` answer; ``rendered`` is told when it has made a call.
 
         Before it begins, raises `BusyError` where the tenant is at a limit, and `ApiError` where
         its program is over.
         """
         self._entry = self._enter(Headers(scope=scope))
-        caller = self._caller = RequestCaller(self.server.runtime, self._entry)
+        caller = self._caller = RequestCaller(self.server.runtime, self._entry, rendered)
 
         async def receive_watched() -> Message:
             message = await receive()
