@@ -117,6 +117,27 @@ async def test_replicas_say_what_one_engine_says(engines: list[Executor], router
     assert min(one.calls for one in lent) > 0
 
 
+async def test_contexts_are_of_the_adapter_that_they_name(engines: list[Executor]) -> None:
+    """On replicas too, and again over a warm cache: they say what a chat with it says."""
+    lent = [Lent(engine) for engine in engines]
+    replicas = ReplicaSet(lambda index: lent[index], 2, make_router("cost"))
+
+    @program
+    async def goes_on(ctx: Context, model: str | None) -> tuple[str, float]:
+        context = await ctx.context(asking(), model=model)
+        before = context.fork()
+        done = await context.generate(TOKENS, ignore_eos=True)
+        return done.text, (await before.score(done.token_ids)).total
+
+    async with Runtime(replicas) as runtime:
+        chats = [await said(runtime, model=by) for by in (None, "tuned")]
+        for _ in range(2):
+            told = [await runtime.start(goes_on, by).wait() for by in (None, "tuned")]
+            assert [text for text, _ in told] == chats
+            assert told[0][1] != pytest.approx(told[1][1], abs=1e-3)
+    assert chats[0] != chats[1]
+
+
 async def test_what_a_model_cannot_see_is_refused(engines: list[Executor]) -> None:
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     async with Runtime(Lent(engines[0])) as runtime:

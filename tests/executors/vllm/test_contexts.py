@@ -1,0 +1,44 @@
+"""What contexts need of the scheduler: branches share a step, and scores read the cache in part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.scored import COMPUTE_FROM
+from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
+
+pytestmark = pytest.mark.engine
+TRUNK = list(range(2000))
+"""125 blocks of 16 tokens."""
+
+
+def engine(policy: str) -> HeadlessEngine:
+    settings: dict[str, Any] = {"policy": policy}
+    return HeadlessEngine(
+        make_scheduler(ProgramScheduler, max_num_seqs=32, blocks=600, settings=settings)
+    )
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "atlas", "adaptive"])
+def test_branches_that_come_in_one_step_compute_what_they_share_once(policy: str) -> None:
+    e = engine(policy)
+    for number in range(32):
+        e.add(f"branch-{number}", [*TRUNK, *range(3000 + 8 * number, 3008 + 8 * number)], 8)
+    steps = e.run()
+    computed = sum(sum(step.scheduled.values()) for step in steps)
+    ideal = 2000 + 32 * (8 + 7)  # an output's last token is not computed
+    assert ideal <= computed <= 1.02 * ideal
+
+
+def test_a_prompt_is_computed_from_where_it_is_scored() -> None:
+    """1. A prompt is cached. 2. It is scored from a position on: the block before stays read."""
+    e = engine("fcfs")
+    e.add("first", TRUNK[:160], 1)
+    e.run()
+    for scored, computed in ((160, 16), (100, 160 - 96), (97, 160 - 96), (96, 160 - 80), (1, 160)):
+        e.add(f"from-{scored}", TRUNK[:160], 1, {COMPUTE_FROM: scored - 1})
+        [step] = e.run()
+        assert step.scheduled == {f"from-{scored}": computed}
