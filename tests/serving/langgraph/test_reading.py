@@ -13,10 +13,12 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from fastapi import HTTPException
+from sqlalchemy import exc
 
 from agentrt.serving.langgraph import database as databases
 from agentrt.serving.langgraph import reading
 from agentrt.serving.langgraph.database import Address, Database, open_database
+from agentrt.serving.langgraph.outages import refusal
 from agentrt.serving.langgraph.reading import READER, Shares
 from agentrt.serving.langgraph.tables import has, threads
 from agentrt.serving.langgraph.threads import add_thread
@@ -85,9 +87,11 @@ async def test_a_comparison_of_long_lists_is_broken_off(tmp_path: Path) -> None:
 async def test_no_connection_is_503_and_not_500(tmp_path: Path) -> None:
     async with opened(tmp_path) as database, database.reading(), database.reading():
         async with database.reading(), database.reading():
-            with reader("ann"), refused() as error:
+            with reader("ann"), pytest.raises(exc.TimeoutError) as error:
                 await database.count(threads, [])
-            assert error.value.status_code == 503
+            answer = refusal(error.value)
+            assert answer is not None
+            assert answer.status_code == 503
         with reader("ann"):
             assert await database.count(threads, []) == 0
 
