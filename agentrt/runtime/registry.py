@@ -183,12 +183,16 @@ class RunRegistry:
     ) -> None:
         """An attempt began, which may take ``timeout`` seconds."""
         with self.lock:
-            now = self.clock()
-            if node.interrupt is not None:
-                node.interrupt.attempt, node.interrupt.progress = attempt, None
-                node.interrupt.deadline = None if timeout is None else now + timeout
+            now, interrupt = self.clock(), node.interrupt
+            changed = node.state is NodeState.WAITING
+            if interrupt is not None:
+                before = interrupt.attempt, interrupt.progress, interrupt.deadline
+                interrupt.attempt, interrupt.progress = attempt, None
+                interrupt.deadline = None if timeout is None else now + timeout
+                changed |= before != (attempt, None, interrupt.deadline)
             if node.state is NodeState.WAITING:
                 run.dag.start(node.id, now)
+            if changed:  # the first attempt of most tools changes nothing
                 self._tell(NodeChanged(run.id, node, now))
 
     def interrupt_progress(self, run: Run, node: Node, progress: Progress) -> None:
