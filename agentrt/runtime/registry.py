@@ -183,6 +183,8 @@ class RunRegistry:
     ) -> None:
         """An attempt began, which may take ``timeout`` seconds."""
         with self.lock:
+            if node.state.ended:
+                return
             now, interrupt = self.clock(), node.interrupt
             changed = node.state is NodeState.WAITING
             if interrupt is not None:
