@@ -32,6 +32,14 @@ def _short_collections() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _other_children_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command ends all processes below its own when it ends; run in the process of the tests,
+    it has engines beside it that other tests go on with.
+    """
+    monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
+
+
 @pytest.fixture
 def clean_imports() -> Iterator[None]:
     """What a test imports from a folder that it adds to the path is gone after it."""

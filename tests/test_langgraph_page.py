@@ -35,7 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return ScriptedExecutor()
 
     monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", engine)
-    monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "writer.py").write_text(GRAPH + CONFIG, encoding="utf-8")

@@ -69,8 +69,6 @@ def write(tmp_path: Path) -> Write:
 def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """The command line in this process, with `EchoEngine` for vLLM. Returns the exit code."""
     monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", EchoEngine)
-    # This process' children are not the command's.
-    monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
 
     def run(*args: object) -> int:
         return call([str(arg) for arg in args])

@@ -74,7 +74,6 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrt.lab.commands.calibrate.LabEngine", MadeUpEngine)
     monkeypatch.setattr("agentrt.lab.commands.calibrate.hardware", lambda: "an abacus")
     monkeypatch.setattr("agentrt.lab.commands.calibrate.vllm_version", lambda: "0.0")
-    monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
 
 
 def test_it_measures_fits_tells_and_writes(
