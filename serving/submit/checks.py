@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrt.errors import ConfigError, UsageError
+from agentrt.serving.frontend.bounds import check_bounds
+from agentrt.serving.programs.errors import ApiError
 
 _MOST_SAID = 1 << 20
 _NO_LIMIT = 1 << 30
+_CHATS = "/v1/chat/completions"
 
 
 def check_size(value: Any) -> None:
@@ -24,6 +27,14 @@ def check_size(value: Any) -> None:
             parts += part.values()
         elif isinstance(part, list | tuple):
             parts += part
+
+
+def check_bounded(request: Mapping[str, Any]) -> None:
+    """Hold a chat request to the bounds of one over HTTP, on messages, lists and schemas."""
+    try:
+        check_bounds(_CHATS, request)
+    except ApiError as error:
+        raise ConfigError(str(error.detail)) from error
 
 
 def checked(what: str, options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from agentrt.contexts import TokenContext
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.program import Context
-from agentrt.serving.submit.checks import checked, token_limit
+from agentrt.serving.submit.checks import check_bounded, checked, token_limit
 from agentrt.serving.submit.limits import TokenBudget
 
 _MOST_IDS = 4_000_000
@@ -75,6 +75,7 @@ class HeldContexts:
 
     async def _context(self, target: int, content: Any, **options: Any) -> int:
         chosen = checked("context", options, ("model",))
+        _check_content(content)
         context = await self._ctx.context(content, **chosen)
         self._count(len(context))
         return self._keep(context)
@@ -92,6 +93,7 @@ class HeldContexts:
 
     async def _fill(self, target: int, content: Any) -> None:
         context = self._of(target)
+        _check_content(content)
         await context.fill(content)
         self._count(len(context))
 
@@ -140,3 +142,8 @@ class HeldContexts:
         context = self._of(target)
         self._tokens.settle(self._tokens.reserve(1), 1)
         return [list(one) for one in await context.next_tokens(k, **chosen)]
+
+
+def _check_content(content: Any) -> None:
+    messages = list(content) if isinstance(content, list | tuple) else content
+    check_bounded({"messages": messages})

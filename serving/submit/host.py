@@ -8,9 +8,9 @@ from typing import Any
 
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.program import Context
-from agentrt.program.options import LLMOptions
+from agentrt.program.options import LLMOptions, make_request
 from agentrt.request import Reply, ToolSpec
-from agentrt.serving.submit.checks import check_size, checked, token_limit
+from agentrt.serving.submit.checks import check_bounded, check_size, checked, token_limit
 from agentrt.serving.submit.contexts import HeldContexts
 from agentrt.serving.submit.limits import TokenBudget
 
@@ -18,7 +18,8 @@ _DEFAULT_TOKENS = 256
 _MOST_CHOICES = 128
 _REFUSED_S = 0.02
 """A program that asks for what is refused, again and again, waits so long each time."""
-_HUMAN_OPTIONS = ("schema", "choices", "timeout", "default")
+_HUMAN_OPTIONS = ("choices", "timeout", "default")
+"""No schema: checking an answer by a stranger's patterns could take for ever."""
 
 
 class HostCalls:
@@ -63,6 +64,7 @@ class HostCalls:
         # Fields of a request by another way, such as a second limit of tokens.
         if chosen.pop("extra_body", None):
             raise ConfigError("a submitted program's llm() has no extra_body")
+        check_bounded(make_request(ask, **chosen))
         wanted = chosen.get("max_tokens", _DEFAULT_TOKENS)
         each = self._tokens.reserve(token_limit(wanted), choices)
         used = each * choices  # where it is broken off, all that it could have had

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 _DATA = "data: "
 _END = "[DONE]"
+_QUICK = 4096
+"""Characters, or tokens to decode, that take a few milliseconds."""
 
 
 class VLLMFrontend(Frontend):
@@ -62,6 +64,7 @@ class VLLMFrontend(Frontend):
         self.app = app
         self.name: str = args.served_model_name[0]
         self._renderer = renderer
+        self._long = asyncio.Lock()
 
     @classmethod
     async def open(
@@ -183,11 +186,20 @@ class VLLMFrontend(Frontend):
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
         self.served_as(model)
-        return list(self._renderer.get_tokenizer().encode(text, add_special_tokens=False))
+        encode = self._renderer.get_tokenizer().encode
+        return list(await self._patient(len(text), encode, text, add_special_tokens=False))
 
     async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
         self.served_as(model)
-        return str(self._renderer.get_tokenizer().decode(ids, skip_special_tokens=False))
+        decode = self._renderer.get_tokenizer().decode
+        return str(await self._patient(len(ids), decode, ids, skip_special_tokens=False))
+
+    async def _patient(self, size: int, work: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        """What ``work`` gives. What is long is done in a thread, one at a time."""
+        if size <= _QUICK:
+            return work(*args, **more)
+        async with self._long:
+            return await apart(partial(work, *args, **more))
 
     def addressed(self, spec: CallSpec) -> CallSpec:
         adapter = self.app.state.openai_serving_models.lora_requests.get(self.served_as(spec.model))

@@ -132,6 +132,23 @@ WRONG: list[tuple[str, int | None, str]] = [
     ("async def main(ctx):\n    return await _ask('tool', 0, [], {})\n", 2, "cannot ask for"),
     ("async def main(ctx):\n    return await ctx.llm('x', after=1)\n", 2, "no option 'after'"),
     ("async def main(ctx):\n    await ctx.llm('x' * 2000000)\n", 2, "1048576 bytes at most"),
+    (
+        (
+            "async def main(ctx):\n    schema = {'type': 'string', 'pattern': 'a' * 5000}\n"
+            "    await ctx.llm('x', schema=schema)\n"
+        ),
+        3,
+        "4096",
+    ),
+    (
+        (
+            "async def main(ctx):\n    many = [{'role': 'user', 'content': ''}] * 3000\n"
+            "    await ctx.context(many)\n"
+        ),
+        3,
+        "2048",
+    ),
+    ("async def main(ctx):\n    await ctx.human('?', schema={})\n", 2, "no option 'schema'"),
     ("async def main(ctx):\n    return _do('fork', 7, [])\n", 2, "there is no context 7"),
     (
         (

@@ -5,6 +5,7 @@ One scripted engine with the embedded model's tokenizer says what each test want
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentrt.errors import CallRejectedError, ConfigError, NotServedError, Promp
 from agentrt.executors.frontend import calling
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.frontend.flags import check_given, given_flags
+from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
 from agentrt.graph import NodeState, check_integrity
 from agentrt.program.stream import Delta
 from agentrt.request import Call, ToolCall
@@ -315,3 +317,26 @@ def test_flags_of_a_front_end_are_known() -> None:
     given = given_flags(["--tool-call-parser", "hermes", "--chat-template", "x", "--enable-lora"])
     check_given(given)
     assert given == {"tool_call_parser": "hermes", "chat_template": "x", "enable_lora": True}
+
+
+async def test_a_long_text_is_tokenized_beside_the_loop(
+    shared: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a short one at once: a thread would cost more than it."""
+    front = await shared.frontend()
+    assert isinstance(front, VLLMFrontend)
+    threads: list[bool] = []
+
+    class Tokenizer:
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return [1]
+
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return "x"
+
+    monkeypatch.setattr(front._renderer, "get_tokenizer", Tokenizer)
+    assert [await front.tokenize("x"), await front.tokenize("x" * 5000)] == [[1], [1]]
+    assert [await front.detokenize([1]), await front.detokenize([1] * 5000)] == ["x", "x"]
+    assert threads == [True, False, True, False]
