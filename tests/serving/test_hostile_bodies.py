@@ -5,6 +5,10 @@ The servers' `Watchdog` fails a request that holds the event loop.
 
 from __future__ import annotations
 
+import asyncio
+import time
+from typing import Any
+
 import httpx
 import pytest
 from starlette.types import Message
@@ -13,7 +17,7 @@ from agentrt.serving.langgraph.responses import BadJSONError, check_json
 from agentrt.serving.middleware import MOST_VALUES
 from tests.serving.langgraph.graphs import poem
 from tests.serving.langgraph.serve import serving
-from tests.serving.watchdog import Watchdog
+from tests.serving.watchdog import LIMIT_S, Watchdog
 
 KEY = "k" * 2_100_000
 MANY = MOST_VALUES - 8
@@ -53,10 +57,13 @@ def test_only_the_value_at_fault_is_named() -> None:
 
 
 async def test_the_watchdog_barks() -> None:
-    """A request that works for half a second is told of; one that waits is not."""
+    """A request that works for twice the limit is told of; one that waits is not."""
 
-    async def app(scope: object, receive: object, send: object) -> None:
-        sum(range(20_000_000))
+    async def app(scope: Any, receive: object, send: object) -> None:
+        await asyncio.sleep(0)
+        began = time.thread_time()
+        while scope["path"] == "/x" and time.thread_time() - began < 2 * LIMIT_S:
+            pass
 
     async def receive() -> Message:
         raise NotImplementedError
@@ -64,6 +71,7 @@ async def test_the_watchdog_barks() -> None:
     async def send(message: Message) -> None: ...
 
     watchdog = Watchdog(app)
+    await watchdog({"type": "http", "method": "GET", "path": "/y"}, receive, send)
     watchdog.check()
     await watchdog({"type": "http", "method": "GET", "path": "/x"}, receive, send)
     with pytest.raises(AssertionError, match="GET /x held the event loop"):
