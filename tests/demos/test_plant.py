@@ -75,6 +75,9 @@ async def handled(at: Broker, decide: str, *machines: str) -> tuple[Run, list[di
     async with running(worker), runtime, publishing(at) as client:
         run = runtime.start(plant, len(machines))
         await alarms.subscribed.wait()
+        async with asyncio.timeout(30):  # the worker's announcements take a moment
+            while len(await runtime.toolbox.tools()) < 2:
+                await asyncio.sleep(0.01)
         for machine in machines:
             client.send(Outgoing(f"plant/{machine}/alarm", json.dumps(ALARM).encode()))
         result = await run.wait()
