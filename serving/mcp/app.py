@@ -46,11 +46,10 @@ async def open_api(server: Server, *, graphs: bool) -> AsyncIterator[APIRouter]:
         stack.push_async_callback(runs.close)
         made = Calls(server, offers, runs)
         stack.callback(made.close)
-        manager = StreamableHTTPSessionManager(
-            _sdk_server(offers, made), max_request_body_size=server.bounds.body_bytes
-        )
-        await stack.enter_async_context(_running(manager))
-        yield APIRouter(routes=[Route(MCP_PATH, Endpoint(manager))])
+        endpoint = Endpoint(_sdk_server(offers, made), server.bounds.body_bytes)
+        await stack.enter_async_context(server.background.doing("mcp", endpoint.run))
+        await endpoint.tried.wait()
+        yield APIRouter(routes=[Route(MCP_PATH, endpoint)])
 
 
 def _sdk_server(offers: dict[str, Offer], made: Calls) -> mcp.server.Server:
@@ -79,34 +78,28 @@ def _sdk_server(offers: dict[str, Offer], made: Calls) -> mcp.server.Server:
     )
 
 
-@asynccontextmanager
-async def _running(manager: StreamableHTTPSessionManager) -> AsyncIterator[None]:
-    """The manager's scopes are entered and left by a task of its own."""
-    begun, over = asyncio.Event(), asyncio.Event()
-
-    async def run() -> None:
-        async with manager.run():
-            begun.set()
-            await over.wait()
-
-    running = asyncio.create_task(run(), name="mcp")
-    await asyncio.wait(
-        [running, waiting := asyncio.ensure_future(begun.wait())],
-        return_when=asyncio.FIRST_COMPLETED,
-    )
-    waiting.cancel()
-    try:
-        yield
-    finally:
-        over.set()
-        await running
-
-
 class Endpoint:
-    """The ASGI application at the path."""
+    """The ASGI application at the path. `run` has its sessions, which end with it; without them
+    the answer is 503.
+    """
 
-    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
-        self._manager = manager
+    def __init__(self, sdk: mcp.server.Server, body_bytes: int) -> None:
+        self._sdk = sdk
+        self._body_bytes = body_bytes
+        self._manager: StreamableHTTPSessionManager | None = None
+        self.tried = asyncio.Event()
+
+    async def run(self) -> None:
+        """Have sessions until they fail, or this is cancelled."""
+        manager = StreamableHTTPSessionManager(self._sdk, max_request_body_size=self._body_bytes)
+        try:
+            async with manager.run():
+                self._manager = manager
+                self.tried.set()
+                await asyncio.Event().wait()
+        finally:
+            self._manager = None
+            self.tried.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
@@ -115,6 +108,9 @@ class Endpoint:
             allowed = {"allow": "POST, DELETE"}
             answer = JSONResponse({"detail": "MCP is called with POST"}, 405, allowed)
             await answer(scope, receive, send)
+        elif self._manager is None:
+            text = "the MCP server failed and is started again; try again"
+            await JSONResponse({"detail": text}, 503, {"retry-after": "1"})(scope, receive, send)
         else:
             # In the SDK's own terms, so that a session serves nobody but who began it.
             token = AccessToken(token="", client_id=tenant_of(request), scopes=[])

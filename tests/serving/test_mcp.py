@@ -16,6 +16,7 @@ from langgraph.types import interrupt
 from mcp import MCPError
 from mcp.client import Client, ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, TextContent
 from typing_extensions import TypedDict
 
@@ -23,6 +24,7 @@ from agentrt import Context, Runtime, program
 from agentrt.runtime.run import RunState
 from agentrt.serving import mcp as served_mcp
 from agentrt.serving.listen import Listener
+from agentrt.serving.mcp import app as served_mcp_app
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Bounds, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import Limits, Tenants
@@ -333,3 +335,35 @@ async def test_a_server_that_stops_takes_no_new_call(local: Local) -> None:
         local.runtime.questions.answer(question, "red")
         assert text_of(await client.call_tool("choose", {}, request_state=state)) == "red 1"
         assert "the server is stopping" in text_of(await client.call_tool("count", {}))
+
+
+@pytest.mark.parametrize("rest_s", [0.0, 1000.0])
+async def test_a_server_of_the_sdk_that_fails_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, rest_s: float
+) -> None:
+    """Until it has begun anew, clients are told to try again."""
+    made: list[StreamableHTTPSessionManager] = []
+
+    class Noted(StreamableHTTPSessionManager):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    async def fail() -> None:
+        raise ValueError("a bug of the SDK")
+
+    monkeypatch.setattr(served_mcp_app, "StreamableHTTPSessionManager", Noted)
+    async with serving() as local:
+        background = local.server.background
+        background._rest_s = rest_s
+        assert made[0]._task_group is not None
+        made[0]._task_group.start_soon(fail)
+        await local.until(lambda: "mcp" in background.failing())
+        if rest_s:
+            async with httpx.AsyncClient(base_url=local.url) as http:
+                answer = await http.post("/mcp", json=initialize())
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            return
+        await local.until(lambda: len(made) > 1 and made[1]._task_group is not None)
+        async with local.client() as client:
+            assert text_of(await client.call_tool("shout", {"words": "a"})) == "A"
