@@ -193,6 +193,10 @@ class ToolTransport(ABC):
         """The same for programs of one tenant, where tenants have tools of their own."""
         return await self.tools()
 
+    async def more(self, tenant: str) -> bool:
+        """Wait for further tools, where those who offer them may not have been heard of yet."""
+        return False
+
     @abstractmethod
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         """Run one attempt and return its result.

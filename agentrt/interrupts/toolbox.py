@@ -102,9 +102,18 @@ class Toolbox:
 
     async def find(self, name: str, tenant: str = "default") -> Tool:
         """The tool of this name, such as ``drill``, or ``mqtt/drill`` where two transports have
-        it. Raises `UnknownToolError`, and `ToolUnavailableError` if who cannot be reached may
-        have it.
+        it. One that may not have been announced yet is waited for. Raises `UnknownToolError`, and
+        `ToolUnavailableError` if who cannot be reached may have it.
         """
+        while True:
+            try:
+                return await self._find(name, tenant)
+            except UnknownToolError:
+                waiting = [one.more(tenant) for one in self._remote.values()]
+                if not any(await asyncio.gather(*waiting)):
+                    raise
+
+    async def _find(self, name: str, tenant: str) -> Tool:
         found, unreached = await self._offers(self._remote, tenant)
         known = {f"{self.transport_of(one).name}/{one.remote}": one for one in found}
         if name in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
@@ -36,7 +37,8 @@ class MqttTools(ToolTransport):
     call to one worker alone, so that it runs at most once. Times are in seconds: a call waits
     ``patience`` for the broker; a worker that is gone may come back ``back_within``, unless the
     tool is idempotent; what gets no answer is sent again every ``resend_s``, with the same key.
-    Workers stop the calls of a client that is cut off from the broker for ``away`` seconds.
+    Workers stop the calls of a client that is cut off from the broker for ``away`` seconds. For
+    ``settle`` seconds after its first connection a tool is waited for that nobody offers yet.
     ``dropped`` counts answers that nobody waited for.
     """
 
@@ -49,6 +51,7 @@ class MqttTools(ToolTransport):
         back_within: float = 5.0,
         resend_s: float = 10.0,
         away: int = 30,
+        settle: float = 2.0,
     ) -> None:
         self.name = name
         self.dropped = 0
@@ -59,6 +62,8 @@ class MqttTools(ToolTransport):
         self._calls: dict[str, Call] = {}
         self._unheard = asyncio.Semaphore(_UNHEARD)
         self._synced, self._sync = asyncio.Event(), ""
+        self._settle, self._settled_at = settle, 0.0
+        self._heard = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
         self._connection = Connection(
             broker,
@@ -85,6 +90,13 @@ class MqttTools(ToolTransport):
         """The tools of a tenant's workers. Raises `ToolUnavailableError`."""
         await self._connection.ready(self._patience)
         return self._fleet(tenant).tools(self)
+
+    async def more(self, tenant: str) -> bool:
+        """Wait for a worker's next announcement, soon after the first connection."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._settled_at):
+                return await self._heard.wait()
+        return False
 
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         await self._connection.ready(self._patience)
@@ -177,6 +189,7 @@ class MqttTools(ToolTransport):
 
     def _resume(self) -> None:
         """Ask again for all that was under way when the connection broke."""
+        self._settled_at = self._settled_at or asyncio.get_running_loop().time() + self._settle
         for call in tuple(self._calls.values()):
             worker = call.fleet.workers.get(call.worker or "")
             if call.worker is None or (worker is not None and not worker.unsure):
@@ -215,6 +228,8 @@ class MqttTools(ToolTransport):
         known = fleet.workers.get(worker)
         was_sure = known is not None and not known.unsure
         fleet.announce(worker, decode(Announcement, payload))
+        self._heard.set()
+        self._heard = asyncio.Event()
         if was_sure or not self._connection.is_up:
             return
         for call in self._calls_of(fleet, worker):

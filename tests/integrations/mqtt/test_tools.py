@@ -24,6 +24,7 @@ from agentrt.errors import (
 from agentrt.integrations.mqtt import Broker, MqttTools, Worker
 from agentrt.integrations.mqtt.topics import Prefix
 from agentrt.interrupts import Tool, ToolRequest, tool
+from agentrt.interrupts.toolbox import Toolbox
 from agentrt.request import ToolSpec
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
@@ -116,6 +117,36 @@ async def test_a_tool_that_nobody_offers_is_unknown(broker: Broker) -> None:
         await caller.tool("add")
         with pytest.raises(UnknownToolError, match=r"no worker offers the tool 'mill' now \(add\)"):
             await caller.transport.call(ToolRequest(nobody, {}), caller.heard)
+
+
+async def test_a_tool_asked_for_at_once_is_waited_for(broker: Broker) -> None:
+    """1. It is asked for before anybody offers it. 2. Workers begin; one of them has it. 3. What
+    nobody offers soon after the start is unknown.
+    """
+
+    @tool
+    def other() -> None: ...
+
+    asked = asyncio.Event()
+
+    class Asked(MqttTools):
+        async def more(self, tenant: str) -> bool:
+            asked.set()
+            return await super().more(tenant)
+
+    toolbox = Toolbox([transport := Asked(broker, settle=60)])
+    async with contextlib.AsyncExitStack() as stack:
+        await toolbox.open()
+        stack.push_async_callback(toolbox.close)
+        finding = asyncio.create_task(toolbox.find("add"))
+        await asked.wait()
+        for offered in (other, add):
+            await stack.enter_async_context(running(Worker(broker, [offered])))
+        async with asyncio.timeout(30):
+            assert (await finding).name == "add"
+        transport._settled_at = 0.0
+        with pytest.raises(UnknownToolError, match="no tool is named 'mill'"):
+            await toolbox.find("mill")
 
 
 async def test_a_cancelled_call_is_cancelled_at_the_worker(broker: Broker) -> None:
