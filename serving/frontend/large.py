@@ -6,9 +6,10 @@ of it, or it is answered, the tenant's next one begins.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+
+from agentrt.serving.tenants.turns import TenantTurns
 
 LARGE = 256 * 1024
 """Bytes of a body."""
@@ -18,8 +19,7 @@ class LargeRequests:
     """Whose large request is read now."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._users: dict[str, int] = {}
+        self._turns = TenantTurns(1)
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str, size: int) -> AsyncIterator[Callable[[], None]]:
@@ -29,22 +29,5 @@ class LargeRequests:
         if size <= LARGE:
             yield lambda: None
             return
-        turns = self._turns.setdefault(tenant, asyncio.Lock())
-        self._users[tenant] = self._users.get(tenant, 0) + 1
-        is_held = False
-
-        def over() -> None:
-            nonlocal is_held
-            if is_held:
-                is_held = False
-                turns.release()
-
-        try:
-            await turns.acquire()
-            is_held = True
+        async with self._turns.turn(tenant) as over:
             yield over
-        finally:
-            over()
-            self._users[tenant] -= 1
-            if not self._users[tenant]:
-                del self._users[tenant], self._turns[tenant]

@@ -4,13 +4,13 @@ of its own compiled at once, and its other calls that need one wait before the e
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 
 from agentrt.request import Call
+from agentrt.serving.tenants.turns import TenantTurns
 
 AT_ONCE = 2
 _REMEMBERED = 4096
@@ -28,7 +28,7 @@ class Compilations:
     """The grammars that are compiled now, and those that are known."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._turns = TenantTurns(AT_ONCE)
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     @contextlib.asynccontextmanager
@@ -39,27 +39,14 @@ class Compilations:
         """
         grammar = grammar_of(call)
         if grammar is None or grammar in self._known:
-            yield _nothing
+            yield lambda: None
             return
-        turns = self._turns.setdefault(call.identity.tenant, asyncio.Semaphore(AT_ONCE))
-        await turns.acquire()
-        is_held = True
 
         def compiled() -> None:
-            nonlocal is_held
-            if is_held:
-                is_held = False
-                turns.release()
-                self._known[grammar] = None
-                if len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
+            over()
+            self._known[grammar] = None
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
 
-        try:
+        async with self._turns.turn(call.identity.tenant) as over:
             yield compiled
-        finally:
-            if is_held:
-                turns.release()
-
-
-def _nothing() -> None:
-    """There is no grammar."""
