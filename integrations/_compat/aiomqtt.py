@@ -18,6 +18,14 @@ from paho.mqtt.properties import Properties
 VERSIONS = "aiomqtt 2.5"
 
 
+def properties(packet: int, **fields: Any) -> Properties:
+    """MQTT 5's properties of a packet (`PacketTypes`), by their names in paho."""
+    made = Properties(packet)  # type: ignore[no-untyped-call]  # paho has no types here
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
 def hear(client: Any, on_message: Callable[[aiomqtt.Message], None]) -> None:
     """Have each message given to ``on_message`` at once. It must be quick and not raise."""
 
@@ -48,7 +56,6 @@ def publish_now(
 
 def end_session(client: Any) -> None:
     """Have the broker forget the client's session when the client disconnects by itself."""
-    properties = Properties(PacketTypes.DISCONNECT)  # type: ignore[no-untyped-call]
-    properties.SessionExpiryInterval = 0
+    forget = properties(PacketTypes.DISCONNECT, SessionExpiryInterval=0)
     paho = client._client
-    paho.disconnect = functools.partial(paho.disconnect, properties=properties)
+    paho.disconnect = functools.partial(paho.disconnect, properties=forget)

@@ -13,12 +13,11 @@ from typing import Any
 
 import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from agentrt import tracking
 from agentrt.errors import ToolUnavailableError
-from agentrt.integrations._compat.aiomqtt import end_session, hear, publish_now
+from agentrt.integrations._compat.aiomqtt import end_session, hear, properties, publish_now
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.outgoing import Outgoing
 
@@ -251,10 +250,9 @@ class Connection:
             self._fault, self._said = f"it cannot be reached: {said}", said
 
     def _new_client(self, context: Any) -> aiomqtt.Client:
-        broker, properties, self._said = self.broker, None, ""
+        broker, session, self._said = self.broker, None, ""
         if self._session_s:
-            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-            properties.SessionExpiryInterval = self._session_s
+            session = properties(PacketTypes.CONNECT, SessionExpiryInterval=self._session_s)
         client = aiomqtt.Client(
             broker.host,
             broker.port,
@@ -263,7 +261,7 @@ class Connection:
             password=broker.password,
             protocol=aiomqtt.ProtocolVersion.V5,
             clean_start=not self._session_s,
-            properties=properties,
+            properties=session,
             will=self._last_will(),
             tls_context=context,
             keepalive=self._keepalive,
@@ -279,9 +277,8 @@ class Connection:
     def _last_will(self) -> aiomqtt.Will | None:
         if (will := self._will) is None:
             return None
-        properties = Properties(PacketTypes.WILLMESSAGE)  # type: ignore[no-untyped-call]
-        properties.WillDelayInterval = self._session_s
-        return aiomqtt.Will(will.topic, will.payload, will.qos, will.retain, properties)
+        delay = properties(PacketTypes.WILLMESSAGE, WillDelayInterval=self._session_s)
+        return aiomqtt.Will(will.topic, will.payload, will.qos, will.retain, delay)
 
     async def _read(self, client: aiomqtt.Client) -> None:
         """Raises `aiomqtt.MqttError` when the connection breaks; messages go to `_heard`."""
@@ -310,7 +307,7 @@ class Connection:
             task.exception()
 
     def _publish(self, client: aiomqtt.Client, number: int, message: Outgoing) -> None:
-        topic, qos, properties = message.topic, message.qos, message.properties()
+        topic, qos, properties = message.topic, message.qos, message.as_properties()
         sent = partial(self._sent, number)
         try:
             publish_now(client, topic, message.payload, qos, message.retain, properties, sent)

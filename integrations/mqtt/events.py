@@ -13,9 +13,9 @@ from typing import Any
 
 import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from agentrt.integrations._compat.aiomqtt import properties
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.messages import MAX_BYTES
@@ -39,11 +39,10 @@ class _Filter:
     behind: set[MqttSubscription] = field(default_factory=set)
 
     async def subscribe(self, client: aiomqtt.Client) -> None:
-        properties = Properties(PacketTypes.SUBSCRIBE)  # type: ignore[no-untyped-call]
-        properties.SubscriptionIdentifier = self.number
+        number = properties(PacketTypes.SUBSCRIBE, SubscriptionIdentifier=self.number)
         # A retained message is from before: no event.
         options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
-        codes = await client.subscribe(self.topic, options=options, properties=properties)
+        codes = await client.subscribe(self.topic, options=options, properties=number)
         check_codes([self.topic], codes)
 
 

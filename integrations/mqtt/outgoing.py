@@ -11,6 +11,8 @@ import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from agentrt.integrations._compat.aiomqtt import properties
+
 _FAILURES = 128
 """Reason codes from here on say that something failed."""
 
@@ -27,16 +29,16 @@ class Outgoing:
     correlation: bytes | None = None
     expiry: float | None = None
 
-    def properties(self) -> Properties:
+    def as_properties(self) -> Properties:
         """As properties of MQTT 5."""
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        if self.reply_to is not None:
-            properties.ResponseTopic = self.reply_to
-        if self.correlation is not None:
-            properties.CorrelationData = self.correlation
-        if self.expiry is not None:
-            properties.MessageExpiryInterval = max(1, math.ceil(self.expiry))
-        return properties
+        expiry = None if self.expiry is None else max(1, math.ceil(self.expiry))
+        fields = {
+            "ResponseTopic": self.reply_to,
+            "CorrelationData": self.correlation,
+            "MessageExpiryInterval": expiry,
+        }
+        said = {name: value for name, value in fields.items() if value is not None}
+        return properties(PacketTypes.PUBLISH, **said)
 
 
 async def publish(client: aiomqtt.Client, message: Outgoing) -> None:
@@ -46,7 +48,7 @@ async def publish(client: aiomqtt.Client, message: Outgoing) -> None:
         message.payload,
         message.qos,
         message.retain,
-        message.properties(),
+        message.as_properties(),
         timeout=math.inf,
     )
 

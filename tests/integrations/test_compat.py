@@ -21,7 +21,6 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Interrupt
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 from typing_extensions import TypedDict
 
 from agentrt.integrations._compat import aiomqtt, httpx, langchain, langgraph
@@ -195,9 +194,9 @@ async def test_messages_of_mqtt_are_heard_and_published_at_once() -> None:
     assert heard == ["a"], changed("its messages", "aiomqtt")
 
     def publish(topic: str) -> None:
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         done = partial(published.append, topic)
-        aiomqtt.publish_now(client, topic, b"", 1, False, properties, done)
+        nothing = aiomqtt.properties(PacketTypes.PUBLISH)
+        aiomqtt.publish_now(client, topic, b"", 1, False, nothing, done)
 
     with pytest.raises(library.MqttError):
         publish("a")

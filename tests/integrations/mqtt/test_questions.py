@@ -11,9 +11,9 @@ from typing import Any
 
 import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 
 from agentrt import Context, Runtime, program
+from agentrt.integrations._compat.aiomqtt import properties
 from agentrt.integrations.mqtt import Broker, MqttQuestions
 from agentrt.serving.questions.asked import ServerQuestions
 from agentrt.testing.scripted import ScriptedExecutor
@@ -40,11 +40,10 @@ class Phone:
 
     async def answer(self, question: str, payload: str) -> Any:
         """What is said of an answer, by response topic and correlation data."""
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        properties.ResponseTopic = f"{self.root}/phone"
-        properties.CorrelationData = b"7"
+        reply = {"ResponseTopic": f"{self.root}/phone", "CorrelationData": b"7"}
+        said = properties(PacketTypes.PUBLISH, **reply)
         topic = f"{self.root}/questions/{question}/answers"
-        await self.client.publish(topic, payload, qos=1, properties=properties)
+        await self.client.publish(topic, payload, qos=1, properties=said)
         while True:
             where, said = await self.next()
             if where == "phone":
