@@ -121,8 +121,10 @@ def split_target(target: str) -> tuple[Path, str | None]:
                 f"{path}: that is a folder without a {project.FILE}; name a Python file in it"
             )
         path = path / project.FILE
-    if path.suffix != ".py" and path.name != project.FILE:
-        raise ProgramLoadError(f"{path}: not a Python file; a program's file ends in .py")
+    if path.suffix not in (".py", ".json"):
+        raise ProgramLoadError(
+            f"{path}: not a Python file; a program's file ends in .py, a project's in .json"
+        )
     if name == "":
         raise ProgramLoadError(f"{target}: name a program after the colon, or leave it out")
     return path, name

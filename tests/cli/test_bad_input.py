@@ -79,6 +79,7 @@ def test_program_file(
         ("nowhere/p.py", ["p.py: no such file", "there is no folder 'nowhere', seen from /"]),
         (".", ["that is a folder", "name a Python file"]),
         ("notes.txt", ["notes.txt", "not a Python file", ".py"]),
+        ("prod.json", ["prod.json", "it names no graphs", "agent.py:graph"]),
         ("latin.py", ["latin.py", "syntax error", "utf-8"]),
         ("zero.py", ["zero.py", "null bytes"]),
     ],
@@ -93,6 +94,7 @@ def test_target(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("tea\n")
+    (tmp_path / "prod.json").write_text("{}")
     (tmp_path / "latin.py").write_bytes(b"x = 'caf\xe9'\n")
     (tmp_path / "zero.py").write_bytes(b"x = 1\0\n")
     (tmp_path / "empty").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("target", ["langgraph.json:echo", ".:echo"])
+@pytest.mark.parametrize("target", ["langgraph.json:echo", ".:echo", "prod.json:echo"])
 def test_a_graph_is_named_by_its_key(
     target: str,
     project: Path,
@@ -56,6 +57,7 @@ def test_a_graph_is_named_by_its_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(project)
+    shutil.copy("langgraph.json", "prod.json")
     assert invoke("run", target, "--input", '{"text": "a"}') == 0
     out, err = capfd.readouterr()
     assert json.loads(out)["text"] == "a!"
