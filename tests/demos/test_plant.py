@@ -14,15 +14,14 @@ import pytest
 import plant_machines
 from agentrt import Runtime
 from agentrt.graph import NodeKind, NodeState, check_integrity
-from agentrt.integrations.mqtt import Broker, MqttEvents, MqttTools, Worker
+from agentrt.integrations.mqtt import Broker, MqttTools, Worker
 from agentrt.integrations.mqtt.connection import Connection
-from agentrt.integrations.mqtt.events import MqttSubscription
 from agentrt.integrations.mqtt.outgoing import Outgoing
 from agentrt.interrupts.questions import Question
 from agentrt.runtime.run import Run
 from agentrt.testing.scripted import ScriptedExecutor
 from plant import ACTIONS, plant
-from tests.integrations.mqtt.conftest import broker, mosquitto, running  # noqa: F401
+from tests.integrations.mqtt.conftest import Alarms, broker, mosquitto, running  # noqa: F401
 
 ALARM = {"sensor": "temperature", "value": 97}
 
@@ -31,19 +30,6 @@ ALARM = {"sensor": "temperature", "value": 97}
 def machines() -> Iterator[None]:
     yield
     plant_machines.STOPPED.clear()
-
-
-class Alarms(MqttEvents):
-    """It says when somebody waits for one: what is published before is no event."""
-
-    def __init__(self, at: Broker) -> None:
-        super().__init__(at)
-        self.subscribed = asyncio.Event()
-
-    async def subscribe(self, topic: str, tenant: str = "default") -> MqttSubscription:
-        subscription = await super().subscribe(topic, tenant)
-        self.subscribed.set()
-        return subscription
 
 
 @asynccontextmanager

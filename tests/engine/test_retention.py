@@ -19,13 +19,12 @@ from agentrt import Context, Runtime, SchedulerConfig, program
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind
-from agentrt.integrations.mqtt import Broker, MqttEvents, MqttTools, Worker
-from agentrt.integrations.mqtt.events import MqttSubscription
+from agentrt.integrations.mqtt import MqttTools, Worker
 from agentrt.runtime.events import Event, NodeStarted
 from agentrt.testing.tinymodel import tiny_model
 from tests.engine.lent import Lent
 from tests.engine.waiting_tools import wait, wait_at_a_worker, wait_in_a_process
-from tests.integrations.mqtt.conftest import broker, mosquitto, running  # noqa: F401
+from tests.integrations.mqtt.conftest import Alarms, broker, mosquitto, running  # noqa: F401
 from tests.integrations.mqtt.side import publish_once
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -48,19 +47,6 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VLLM
     await engine.start(lambda _: None)
     yield engine
     await engine.close()
-
-
-class Alarms(MqttEvents):
-    """It says when somebody waits for one."""
-
-    def __init__(self, at: Broker) -> None:
-        super().__init__(at)
-        self.subscribed = asyncio.Event()
-
-    async def subscribe(self, topic: str, tenant: str = "default") -> MqttSubscription:
-        subscription = await super().subscribe(topic, tenant)
-        self.subscribed.set()
-        return subscription
 
 
 async def go_away(ctx: Context, way: str, fifo: str) -> None:

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentrt.integrations.mqtt import Broker, Worker
+from agentrt.integrations.mqtt import Broker, MqttEvents, Worker
+from agentrt.integrations.mqtt.events import MqttSubscription
 from tests.integrations.mqtt.mosquitto import Mosquitto
 
 
@@ -36,3 +37,16 @@ async def running(worker: Worker) -> AsyncIterator[Worker]:
     finally:
         worker.drain()
         await task
+
+
+class Alarms(MqttEvents):
+    """It says when somebody waits for one: what is published before is no event."""
+
+    def __init__(self, at: Broker) -> None:
+        super().__init__(at)
+        self.subscribed = asyncio.Event()
+
+    async def subscribe(self, topic: str, tenant: str = "default") -> MqttSubscription:
+        subscription = await super().subscribe(topic, tenant)
+        self.subscribed.set()
+        return subscription
