@@ -15,8 +15,10 @@ from typing import Any
 
 import orjson
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import get_checkpoint_id
 from langgraph.prebuilt import ToolCallTransformer
-from langgraph.stream import CustomTransformer, UpdatesTransformer
+from langgraph.stream import CheckpointsTransformer, CustomTransformer, UpdatesTransformer
+from langgraph.types import Command
 
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph._compat import INTERRUPT
@@ -26,7 +28,10 @@ Part = tuple[str, Any]
 """The name and the data of an event in a run's log."""
 _PER_RUN = 10_000_000
 """More events than one run has."""
-_TRANSFORMERS: tuple[Any, ...] = (CustomTransformer, UpdatesTransformer, ToolCallTransformer)
+_TRANSFORMERS: tuple[Any, ...] = (
+    *(CheckpointsTransformer, CustomTransformer, UpdatesTransformer),
+    ToolCallTransformer,
+)
 
 
 class ProtocolAdapter:
@@ -41,6 +46,8 @@ class ProtocolAdapter:
         self, graph: Graph, given: Any, config: RunnableConfig, options: dict[str, Any]
     ) -> AsyncIterator[Part]:
         """Run ``graph``, and give its events as they come, but for the root's end."""
+        if answered := _answered(given):
+            yield PROTOCOL, _event("input.answered", {"interrupt_ids": answered})
         yield self._lifecycle("running")
         own = graph.stream_transformers or ()
         more = [one for one in _TRANSFORMERS if one not in own]
@@ -70,6 +77,8 @@ class ProtocolAdapter:
             self._note_values(data, namespace, params.get("interrupts", ()))
         if method == "messages":
             data = data[0]  # beside it is the metadata of the node
+        elif method == "checkpoints":
+            data = _checkpoint(data)
         elif method == "lifecycle":
             namespace = list(data.get("namespace", namespace))
         about = {"namespace": namespace, "timestamp": params["timestamp"], "data": data}
@@ -91,6 +100,23 @@ class ProtocolAdapter:
         return PROTOCOL, _event("lifecycle", {"event": event, "graph_name": self._graph_id, **more})
 
 
+def _answered(given: Any) -> list[str]:
+    """The ids of the questions that a run's input answers."""
+    answers = given.resume if isinstance(given, Command) else None
+    return [*answers] if isinstance(answers, dict) else []
+
+
+def _checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint without its values: enough to go back to it."""
+    metadata, parent = stored["metadata"], stored["parent_config"]
+    return {
+        "id": get_checkpoint_id(stored["config"]),
+        **({} if parent is None else {"parent_id": get_checkpoint_id(parent)}),
+        "step": metadata["step"],
+        "source": metadata["source"],
+    }
+
+
 def _event(method: str, data: Any, namespace: Sequence[str] = ()) -> dict[str, Any]:
     now = int(time.time() * 1000)
     return {
@@ -100,6 +126,11 @@ def _event(method: str, data: Any, namespace: Sequence[str] = ()) -> dict[str, A
 
 
 # -- what a client listens to -------------------------------------------------------------
+
+
+def seq_of(run: int, event: int) -> int:
+    """The number in its thread of an event, from its run's number and its number in that."""
+    return run * _PER_RUN + event
 
 
 def place_of(seq: int) -> tuple[int, int]:
@@ -118,7 +149,7 @@ class ThreadEvent:
     @property
     def seq(self) -> int:
         """Its number in the thread."""
-        return self.number * _PER_RUN + self.event.number
+        return seq_of(self.number, self.event.number)
 
     def as_json(self) -> bytes:
         """As clients get it."""

@@ -9,12 +9,13 @@ from uuid import UUID
 import orjson
 from fastapi import APIRouter, HTTPException
 from pydantic import AfterValidator, Field, ValidationError
+from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Body, Config, Object
 from agentrt.serving.langgraph.interrupts import INTERRUPT_ID, interrupts_in
-from agentrt.serving.langgraph.protocol_events import ThreadEvent, Wanted, place_of
+from agentrt.serving.langgraph.protocol_events import ThreadEvent, Wanted, place_of, seq_of
 from agentrt.serving.langgraph.responses import JSON, summary
 from agentrt.serving.langgraph.run_bodies import Command, Goto, ProtocolRunBody, in_snake_case
 from agentrt.serving.langgraph.run_queue import RunQueue
@@ -31,6 +32,8 @@ _ABSENT = {
     *("agent.getTree", "input.inject", "state.get", "state.listCheckpoints", "state.fork"),
     *("subscription.subscribe", "subscription.unsubscribe", "subscription.reconnect"),
 }
+_Done = tuple[Object, int]
+"""What a command gives, and the number of the thread's last event before it."""
 _MOST_RUNS = 1000
 """How many of a thread's last runs are replayed."""
 
@@ -97,7 +100,7 @@ class ProtocolRoutes:
         self._state = state
         self._queue = queue
         self._starts = starts
-        self._commands: Mapping[str, Callable[[Caller, UUID, Object], Awaitable[Object]]] = {
+        self._commands: Mapping[str, Callable[[Caller, UUID, Object], Awaitable[_Done]]] = {
             "run.start": self._start,
             "input.respond": self._respond,
         }
@@ -122,7 +125,8 @@ class ProtocolRoutes:
             message = "a command has an integer id and a text as its method"
             return _error(key if type(key) is int else None, "invalid_argument", message, 400)
         try:
-            result = await self._carry_out(caller, thread_id, method, body.get("params") or {})
+            given = body.get("params") or {}
+            result, through = await self._carry_out(caller, thread_id, method, given)
         except _ProtocolError as error:
             return _error(key, error.code, str(error))
         except ValidationError as error:
@@ -130,10 +134,10 @@ class ProtocolRoutes:
         except HTTPException as error:
             code = "permission_denied" if error.status_code == 403 else "unknown_error"
             return _error(key, code, str(error.detail))
-        meta = {"applied_through_seq": 0}
+        meta = {"applied_through_seq": through}
         return JSON({"type": "success", "id": key, "result": result, "meta": meta})
 
-    async def _carry_out(self, caller: Caller, thread: UUID, method: str, params: Any) -> Object:
+    async def _carry_out(self, caller: Caller, thread: UUID, method: str, params: Any) -> _Done:
         if method in _ABSENT:
             raise _ProtocolError("not_supported", f"{method}: not supported here")
         if method not in self._commands:
@@ -142,13 +146,13 @@ class ProtocolRoutes:
             raise _ProtocolError("invalid_argument", f"{method}: params is an object")
         return await self._commands[method](caller, thread, params)
 
-    async def _start(self, caller: Caller, thread: UUID, params: Object) -> Object:
+    async def _start(self, caller: Caller, thread: UUID, params: Object) -> _Done:
         """``run.start``: a run in the thread, which is made if it is not there."""
         body = ProtocolRunBody.model_validate(in_snake_case(params))
         row, _ = await self._starts.start(caller, thread, body)
-        return {"run_id": row._mapping["run_id"]}
+        return _started(row)
 
-    async def _respond(self, caller: Caller, thread: UUID, params: Object) -> Object:
+    async def _respond(self, caller: Caller, thread: UUID, params: Object) -> _Done:
         """``input.respond``: the run that goes on with answers, as the thread's last run was."""
         given = Respond.model_validate(in_snake_case(params))
         answers = given.answers()
@@ -167,7 +171,7 @@ class ProtocolRoutes:
             if error.status_code != 409:
                 raise
             raise _ProtocolError("no_such_interrupt", str(error.detail)) from error
-        return {"run_id": started._mapping["run_id"]}
+        return _started(started)
 
     # -- events ------------------------------------------------------------------------
 
@@ -231,6 +235,11 @@ class ProtocolRoutes:
         async for one in source:
             if one.event == PROTOCOL:
                 yield ThreadEvent(record.run_id, record.number, one)
+
+
+def _started(run: Row[Any]) -> _Done:
+    """What tells of a run that a command started: all events before its own are older."""
+    return {"run_id": run._mapping["run_id"]}, seq_of(run._mapping["number"], 0)
 
 
 def _going_on(last: RunRecord, given: Respond, answers: Object) -> ProtocolRunBody:

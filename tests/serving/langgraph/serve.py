@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ import uvicorn
 from agentrt import Runtime
 from agentrt.program import Program
 from agentrt.serving.langgraph import api
+from agentrt.serving.origins import Origins
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Api, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.testing.scripted import ScriptedExecutor
@@ -59,10 +60,13 @@ def serving(
     database: str | Path,
     own: Api = api,
     keys: KeyCheck | None = None,
+    *more: Api,
+    executor: ScriptedExecutor | None = None,
+    origins: Sequence[str] = (),
 ) -> Iterator[Serving]:
-    """Serve graphs and programs until the block's end."""
+    """Serve graphs and programs until the block's end, with ``more`` APIs beside their own."""
     where = str(database) if ":" in str(database) else f"sqlite:{database}"
-    it = Serving()
+    it = Serving(executor=executor or ScriptedExecutor())
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     it.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -71,8 +75,15 @@ def serving(
     async def main() -> None:
         it.loop = asyncio.get_running_loop()
         async with Runtime(it.executor) as runtime:
-            it.server = Server(runtime, ("scripted",), served(things), where, keys=keys)
-            async with opened_app(it.server, [questions, own]) as app:
+            it.server = Server(
+                runtime,
+                ("scripted",),
+                served(things),
+                where,
+                keys=keys,
+                origins=Origins(origins=origins),
+            )
+            async with opened_app(it.server, [questions, own, *more]) as app:
                 config = uvicorn.Config(app, log_level="warning", lifespan="off")
                 web = uvicorn.Server(config)
                 task = asyncio.create_task(web.serve(sockets=[listening]))

@@ -146,6 +146,39 @@ async def test_a_question_is_an_event_and_its_answer_a_command(http: httpx.Async
     assert (again["type"], again["error"]) == ("error", "no_such_interrupt")
 
 
+async def test_what_a_command_answers_tells_old_events_from_new(http: httpx.AsyncClient) -> None:
+    """A client that comes back gets the question again, and sees that it is older than its answer,
+    which all clients of the thread hear of.
+    """
+    thread = str(uuid4())
+    await start(http, thread, "ask", {"steps": ["in"]})
+    before = await until(http, thread, "interrupted")
+    (question,) = (one for one in before if one["method"] == "input.requested")
+    key = told(question)[1]["interrupt_id"]
+    done = await command(http, thread, "input.respond", interrupt_id=key, response="left")
+    through = done["meta"]["applied_through_seq"]
+    whole = await until(http, thread, "interrupted", "completed")
+    assert [one for one in whole if one["seq"] <= through] == before
+    new = whole[len(before)]
+    assert (new["method"], told(new)[1]) == ("input.answered", {"interrupt_ids": [key]})
+
+
+async def test_checkpoints_say_where_to_go_back_to(http: httpx.AsyncClient) -> None:
+    thread = str(uuid4())
+    await start(http, thread, "bare", {"messages": [{"role": "user", "content": "hi"}]})
+    events = await until(http, thread, "completed", channels=["checkpoints", "lifecycle"])
+    places = [told(one)[1] for one in events if one["method"] == "checkpoints"]
+    assert [(one["step"], one["source"]) for one in places] == [
+        (-1, "input"),
+        (0, "loop"),
+        (1, "loop"),
+    ]
+    ids = [one["id"] for one in places]
+    assert [one.get("parent_id") for one in places] == [None, *ids[:-1]]
+    history = (await http.get(f"/threads/{thread}/history")).json()
+    assert [one["checkpoint"]["checkpoint_id"] for one in history] == ids[::-1]
+
+
 async def test_several_questions_are_answered_at_once(http: httpx.AsyncClient) -> None:
     thread = str(uuid4())
     await start(http, thread, "fan", {"steps": ["in"]})
