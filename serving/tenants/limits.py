@@ -48,7 +48,8 @@ class Limits:
 
 NAMES = tuple(field.name for field in fields(Limits))
 _RATES = ("requests_per_minute", "tokens_per_minute", "http_requests_per_minute")
-_OPTIONAL = ("concurrency", *_RATES)
+_OPTIONAL = {field.name for field in fields(Limits) if "None" in str(field.type)}
+"""None is no limit."""
 
 
 def read_limits(values: Mapping[str, Any], base: Limits, where: str) -> Limits:

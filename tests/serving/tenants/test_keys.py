@@ -82,6 +82,7 @@ def test_the_file_is_read_again(path: Path) -> None:
         ('{"tenants": {"two words": {}}}', "no tenant's name"),
         ('{"tenants": {"a": []}}', "it must be an object"),
         ('{"tenants": {"a": {"weight": 0}}}', "weight must be a number above 0"),
+        ('{"tenants": {"a": {"calls": null}}}', "calls must be a whole number"),
         ('{"tenants": {"a": {"calls": 1.5}}}', "calls must be a whole number"),
         ('{"tenants": {"a": {"speed": 1}}}', "there is no limit 'speed'"),
         ('{"tenants": {"a": {"keys": [{"id": "1"}]}}}', "lacks salt"),
@@ -92,6 +93,13 @@ def test_bad_files_are_told(path: Path, text: str, says: str) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=says):
         KeyRing(path)
+
+
+def test_null_is_no_limit_where_there_may_be_none(path: Path) -> None:
+    names = ("concurrency", "threads", "assistants", "store_mib")
+    path.write_text(json.dumps({"tenants": {"a": {"keys": [], **dict.fromkeys(names)}}}))
+    limits = KeyRing(path).limits["a"]
+    assert {name: getattr(limits, name) for name in names} == dict.fromkeys(names)
 
 
 def test_a_file_that_is_not_there_says_how_to_make_it(path: Path) -> None:
