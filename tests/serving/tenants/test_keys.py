@@ -97,7 +97,10 @@ def test_bad_files_are_told(path: Path, text: str, says: str) -> None:
 
 def test_null_is_no_limit_where_there_may_be_none(path: Path) -> None:
     names = ("concurrency", "threads", "assistants", "store_mib")
-    path.write_text(json.dumps({"tenants": {"a": {"keys": [], **dict.fromkeys(names)}}}))
+    new_key(path, "a")
+    document = json.loads(path.read_text())
+    document["tenants"]["a"].update(dict.fromkeys(names))
+    path.write_text(json.dumps(document))
     limits = KeyRing(path).limits["a"]
     assert {name: getattr(limits, name) for name in names} == dict.fromkeys(names)
 
