@@ -18,10 +18,12 @@ from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.core import close_context, core_pids, start_reader, stop_reader
 from agentrt.executors.vllm._compat.frontend import render_elsewhere
+from agentrt.executors.vllm._compat.grammars import validate_once
 from agentrt.executors.vllm.calls import BlockHasher, engine_input, refused
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.frontend.parsers import family_of
+from agentrt.executors.vllm.grammars import Grammars
 from agentrt.executors.vllm.logits import offer_processors
 from agentrt.executors.vllm.options import (
     EngineOptions,
@@ -59,6 +61,7 @@ class VLLMEngine(CoreClient):
         self._logits: tuple[tuple[str, str], ...] = ()
         self._tokenizer: Any = None
         self._hasher: BlockHasher | None = None
+        self._grammars = Grammars()
         self._on_kv_events: KVEventListener | None = None
 
     @property
@@ -113,6 +116,7 @@ class VLLMEngine(CoreClient):
             family = family_of(config, self.options.flags)
             config.structured_outputs_config.reasoning_parser = family.reasoning_parser or ""
         render_elsewhere(config)
+        validate_once()
         self._logits = tuple(offer_processors(config).items())
         self._prepare(config)
         try:
@@ -160,6 +164,7 @@ class VLLMEngine(CoreClient):
         ids: list[int] = []
         likely = None if call.spec.sampling is None else Likely(call.spec)
         try:
+            await self._grammars.check(llm, params)
             outputs = self._submit(llm, call, prompt, params, options)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:

@@ -20,6 +20,7 @@ from typing import Any
 from agentrt.executors.identity import from_extra_args
 from agentrt.executors.memory import Memory
 from agentrt.executors.vllm._compat.core import install_control
+from agentrt.executors.vllm._compat.grammars import compile_aside
 from agentrt.executors.vllm._compat.pool import blocks_held, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.prefixes import compute_from
 from agentrt.executors.vllm._compat.requests import Request, extra_args, tokens_left
@@ -69,6 +70,7 @@ class ProgramScheduler(AsyncScheduler):
             die_with_parent()
         take_samples_back_by_state()
         compute_from(self, COMPUTE_FROM)
+        compile_aside(self)
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = self.computed_tokens = 0

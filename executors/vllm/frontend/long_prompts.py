@@ -7,18 +7,13 @@ until there are too many.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
 from agentrt.executors.frontend import WORKS_FOR
+from agentrt.executors.vllm.turns import SharedThread, Turns
 
-T = TypeVar("T")
 LONG = 32_000
 """Characters, or tokens to decode: less takes some 20 ms."""
 _SURE = 6
@@ -26,63 +21,15 @@ _SURE = 6
 _PIECE = 64_000
 
 
-class Turns:
-    """So many at a time; those who wait take turns by whom they are for."""
-
-    def __init__(self, most: int) -> None:
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._free = most
-
-    @contextlib.asynccontextmanager
-    async def taken(self, who: str) -> AsyncIterator[None]:
-        """Wait for the turn; it ends with the block."""
-        if self._free:
-            self._free -= 1
-        else:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(who, deque()).append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._next()
-                raise
-        try:
-            yield
-        finally:
-            self._next()
-
-    def _next(self) -> None:
-        """Give the turn to the one who had it the longest ago: dicts keep their order."""
-        for who in tuple(self._waiting):
-            queue = self._waiting.pop(who)
-            while queue:
-                turn = queue.popleft()
-                if not turn.done():
-                    if queue:
-                        self._waiting[who] = queue
-                    turn.set_result(None)
-                    return
-        self._free += 1
-
-
 def tokenize_apart(renderer: Any, max_model_len: int) -> Any:
     """Make one of vLLM's renderers tokenize long prompts in a thread of their own, and decode long
     outputs there; the renderer itself comes back.
     """
     quick, quick_decode = renderer._tokenize_prompt_async, renderer._async_tokenizer_decode
-    turns, pool = Turns(1), ThreadPoolExecutor(1, thread_name_prefix="long-prompts")
-    short = Turns(renderer.model_config.renderer_num_workers)
-
-    async def apart(work: Callable[[], T]) -> T:
-        async with turns.taken(WORKS_FOR.get()):
-            # The thread cannot be stopped: whoever comes next waits for it.
-            working = asyncio.get_running_loop().run_in_executor(pool, work)
-            try:
-                return await asyncio.shield(working)
-            except asyncio.CancelledError:
-                await asyncio.wait([working])
-                raise
+    apart, short = (
+        SharedThread("long-prompts").run,
+        Turns(renderer.model_config.renderer_num_workers),
+    )
 
     async def tokenize(prompt: Any, params: Any) -> Any:
         text = prompt["prompt"]

@@ -101,6 +101,11 @@ CALLED = {
             "self request"
         ),
     },
+    "grammars": {
+        "sampling_params:SamplingParams._validate_structured_outputs": (
+            "self model_config structured_outputs_config tokenizer"
+        ),
+    },
     "outputs": {
         "v1.engine.input_processor:InputProcessor.process_inputs": (
             "self request_id prompt params supported_tasks arrival_time lora_request "
@@ -236,6 +241,8 @@ def test_the_engine_process_is_found_where_it_was() -> None:
     for owner, name in (
         ("core_client:MPClient", "self.resources"),
         ("async_llm:AsyncLLM", "self.output_handler"),
+        ("async_llm:AsyncLLM", "self.input_processor"),
+        ("input_processor:InputProcessor", "self.structured_outputs_config"),
     ):
         source = inspect.getsource(found(f"v1.engine.{owner}"))
         assert f"{name} = " in source or f"{name}:" in source, changed(

@@ -14,7 +14,8 @@ pytest.importorskip("vllm")
 from vllm.exceptions import VLLMValidationError
 
 from agentrt.executors.frontend import WORKS_FOR
-from agentrt.executors.vllm.frontend.long_prompts import LONG, Turns, check_tokens, tokenize_apart
+from agentrt.executors.vllm.frontend.long_prompts import LONG, check_tokens, tokenize_apart
+from agentrt.executors.vllm.turns import Turns
 
 MOST = 20_000
 WAIT_S = 20.0

@@ -1,0 +1,63 @@
+"""Grammars of structured outputs: how a client checks them, and where the core compiles them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_VALIDATED = "_agentrt_validated"
+_NICER = 10
+"""How much nicer than the core's own thread those are that compile."""
+
+
+def validate(llm: AsyncLLM, params: Any) -> None:
+    """Check what ``params`` hold the output to as vLLM does when a call is submitted, which then
+    checks it no more. Raises vLLM's error.
+    """
+    processor = llm.input_processor
+    params._validate_structured_outputs(
+        processor.model_config, processor.structured_outputs_config, processor.tokenizer
+    )
+    setattr(params.structured_outputs, _VALIDATED, True)
+
+
+def validate_once() -> None:
+    """Have vLLM check no structured outputs again that were validated: it does so in the event
+    loop, where a large schema takes a tenth of a second.
+    """
+    from vllm.sampling_params import SamplingParams
+
+    whole = SamplingParams._validate_structured_outputs
+    if getattr(whole, _VALIDATED, False):
+        return
+
+    @functools.wraps(whole)
+    def unless_validated(self: Any, *args: Any) -> None:
+        if not getattr(self.structured_outputs, _VALIDATED, False):
+            whole(self, *args)
+
+    setattr(unless_validated, _VALIDATED, True)
+    SamplingParams._validate_structured_outputs = unless_validated
+
+
+def compile_aside(scheduler: Any) -> None:
+    """Have a core's grammars compiled by threads that leave the processor to its steps.
+
+    They are those of the pool, and those that the grammars' library starts from them.
+    """
+    manager = scheduler.structured_output_manager
+    before = getattr(manager, "executor", None)  # none without a tokenizer
+    if isinstance(before, ThreadPoolExecutor):
+        before.shutdown(wait=False)
+        manager.executor = ThreadPoolExecutor(max(1, ((os.cpu_count() or 1) + 1) // 2), "", _nicer)
+
+
+def _nicer() -> None:
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)

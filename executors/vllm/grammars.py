@@ -1,0 +1,41 @@
+"""What outputs are held to, checked in a thread before vLLM would check it in the event loop."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agentrt.executors.vllm._compat.grammars import validate
+from agentrt.executors.vllm.turns import SharedThread
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_REMEMBERED = 1024
+
+
+class Grammars:
+    """Checks the grammars of one engine's calls, one at a time; those it knows, at once."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Any] = OrderedDict()
+        self._thread = SharedThread("grammars")
+
+    async def check(self, llm: AsyncLLM, params: Any) -> None:
+        """Check what ``params`` hold the output to, if they do. Raises vLLM's error.
+
+        Checking changes it: choices become a grammar, and the backend is chosen.
+        """
+        held = getattr(params, "structured_outputs", None)
+        if held is None:
+            return
+        digest = hashlib.sha256(repr(held).encode("utf-8", "replace")).digest()
+        if digest not in self._known:
+            await self._thread.run(partial(validate, llm, params))
+            self._known[digest] = params.structured_outputs
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        params.structured_outputs = copy.copy(self._known[digest])

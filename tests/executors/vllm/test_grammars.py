@@ -1,0 +1,103 @@
+"""Schemas are read beside the event loop, once each, and compiled beside the engine's steps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("vllm")
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output import backend_xgrammar
+
+from agentrt.executors.vllm._compat.grammars import compile_aside, validate_once
+from agentrt.executors.vllm.grammars import Grammars
+
+pytestmark = pytest.mark.engine
+
+PROCESSOR = SimpleNamespace(
+    model_config=SimpleNamespace(is_diffusion=False),
+    structured_outputs_config=SimpleNamespace(backend="xgrammar"),
+    tokenizer=object(),
+)
+LLM: Any = SimpleNamespace(input_processor=PROCESSOR)
+
+
+@pytest_asyncio.fixture
+async def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads in which vLLM has read what an output is held to."""
+    names: list[str] = []
+    whole = backend_xgrammar.validate_xgrammar_grammar
+
+    def noted(params: SamplingParams) -> None:
+        names.append(threading.current_thread().name)
+        whole(params)
+
+    monkeypatch.setattr(backend_xgrammar, "validate_xgrammar_grammar", noted)
+    validate_once()
+    return names
+
+
+def held(**to: Any) -> SamplingParams:
+    return SamplingParams(structured_outputs=StructuredOutputsParams(**to))
+
+
+def submitted(params: SamplingParams) -> Any:
+    """What vLLM makes of the parameters in the event loop."""
+    own = params.clone()
+    own._validate_structured_outputs(*vars(PROCESSOR).values())
+    return own.structured_outputs
+
+
+async def test_a_schema_is_read_once_beside_the_event_loop(threads: list[str]) -> None:
+    grammars = Grammars()
+    for _ in range(2):
+        await grammars.check(LLM, params := held(choice=["a", "b"]))
+        found = submitted(params)
+        assert (found._backend, found.choice) == ("xgrammar", None)
+        assert '"a"' in found.grammar
+    assert [name.rstrip("0123456789_") for name in threads] == ["grammars"]
+    await grammars.check(LLM, SamplingParams())
+
+
+async def test_a_schema_that_cannot_be_is_refused_each_time(threads: list[str]) -> None:
+    grammars = Grammars()
+    for _ in range(2):
+        with pytest.raises(VLLMValidationError, match="transform regex"):
+            await grammars.check(LLM, held(regex="(a"))
+    assert len(threads) == 2
+
+
+def test_vllm_checks_what_was_not_checked_before(threads: list[str]) -> None:
+    submitted(held(regex="a+"))
+    assert threads == [threading.current_thread().name]
+
+
+async def test_the_core_compiles_with_less_right_to_the_processor() -> None:
+    """So do the threads that a compiling one starts; a core without a tokenizer has no pool."""
+    manager = SimpleNamespace(executor=ThreadPoolExecutor(1))
+    compile_aside(SimpleNamespace(structured_output_manager=manager))
+    compile_aside(SimpleNamespace(structured_output_manager=SimpleNamespace()))
+    found: list[int] = []
+
+    def compiling() -> None:
+        child = threading.Thread(target=lambda: found.append(own_niceness()))
+        child.start()
+        child.join()
+
+    await asyncio.wrap_future(manager.executor.submit(compiling))
+    manager.executor.shutdown()
+    assert found == [own_niceness() + 10]
+
+
+def own_niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
