@@ -9,7 +9,6 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 Apart = Callable[[Callable[[], T]], Awaitable[T]]
@@ -51,29 +50,23 @@ class TenantTurns:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._share = ComputeShare(_SHARE * (os.cpu_count() or 1), _BURST_S, clock())
+        self.share = ComputeShare(_SHARE * (os.cpu_count() or 1), _BURST_S, clock())
 
     async def take(self, apart: Apart[T], function: Callable[[], T]) -> T:
         """Call ``function`` by ``apart`` when it is this tenant's turn."""
         async with self._lock:
-            await asyncio.sleep(self._share.wait_s(self._clock()))
-            began = self._clock()
+            await asyncio.sleep(self.share.wait_s(self._clock()))
+            took = 0.0
+
+            def timed() -> T:
+                nonlocal took
+                began = self._clock()
+                try:
+                    return function()
+                finally:
+                    took = self._clock() - began
+
             try:
-                return await apart(function)
+                return await apart(timed)  # what the event loop is late by is nobody's computing
             finally:
-                now = self._clock()
-                self._share.spend(now - began, now)
-
-
-class Turns:
-    """The turns of all tenants that have a program; each is forgotten with its last program."""
-
-    def __init__(self) -> None:
-        self._tenants: WeakValueDictionary[str, TenantTurns] = WeakValueDictionary()
-
-    def of(self, tenant: str) -> TenantTurns:
-        """The turns of ``tenant``, to be held while its program lives."""
-        found = self._tenants.get(tenant)
-        if found is None:
-            found = self._tenants[tenant] = TenantTurns(asyncio.get_running_loop().time)
-        return found
+                self.share.spend(took, self._clock())

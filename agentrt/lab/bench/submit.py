@@ -33,7 +33,6 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
 
 AT_ONCE = (1, 16, 128, 896)
-_QUICK = (1, 16)
 SERVED = """
 from agentrt import Context, program
 
@@ -72,7 +71,7 @@ OTHERS = (
 @click.command()
 @count_option("--repeat", default=5)
 @count_option("--seconds", default=10, about="Of each turn beside hostile programs.")
-@click.option("--quick", is_flag=True, help="3 repeats of 4 seconds, 16 programs at once.")
+@click.option("--quick", is_flag=True, help="3 repeats of 4 seconds.")
 @model_option
 @json_option
 def submit(**options: Any) -> None:
@@ -83,21 +82,18 @@ def submit(**options: Any) -> None:
     """
     bench = SubmitBench()
     repeats, seconds = (3, 4) if options["quick"] else (options["repeat"], options["seconds"])
-    sizes = _QUICK if options["quick"] else AT_ONCE
-    Interrupts(note).run(_measure(bench, options["model"], sizes, repeats, seconds))
+    Interrupts(note).run(_measure(bench, options["model"], repeats, seconds))
     click.echo(f"{bench.starts.table(STARTS)}\n\n{bench.others.table(OTHERS)}")
     if options["as_json"]:
         medians = {"starts": bench.starts.medians(), "others": bench.others.medians()}
         click.echo(json.dumps(medians))
 
 
-async def _measure(
-    bench: SubmitBench, model: str | None, sizes: tuple[int, ...], repeats: int, seconds: float
-) -> None:
+async def _measure(bench: SubmitBench, model: str | None, repeats: int, seconds: float) -> None:
     engine = EngineOptions(model, 16, SchedulerConfig(policy="atlas"))
     prepare_environment(engine)
     async with _server(engine, model or default_model(note)) as (url, keys):
-        await bench.time_starts(url, keys["good"], sizes, repeats)
+        await bench.time_starts(url, keys["good"], AT_ONCE, repeats)
         await bench.disturb(url, keys, repeats, seconds)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import psutil
 import pytest
 
 pytest.importorskip("pydantic_monty")
@@ -17,6 +16,7 @@ from agentrt.runtime.run import Run
 from agentrt.serving.server import ServedProgram
 from agentrt.serving.tenants import Limits
 from tests.serving.local import Held, LocalServer, called, open_server
+from tests.serving.submit.sources import CALLS, send
 from tests.serving.tenants.plain_keys import PlainKeys
 
 FAN_OUT = """
@@ -28,8 +28,6 @@ async def main(ctx, count):
     last = await ctx.llm([{"role": "user", "content": "sum up"}, parts[0].message], max_tokens=8)
     return {"plan": plan.text, "parts": [part.text for part in parts], "all": last.text}
 """
-CALLS = "async def main(ctx):\n    return (await ctx.llm('go', max_tokens=8)).text\n"
-SPINS = "async def main(ctx):\n    while True:\n        pass\n"
 
 
 def seen_runs(local: LocalServer) -> dict[str, Run]:
@@ -42,11 +40,6 @@ def seen_runs(local: LocalServer) -> dict[str, Run]:
 
     local.runtime.listen(saw)
     return runs
-
-
-async def send(local: LocalServer, source: str, **more: Any) -> Any:
-    """A program's run, as its end is told."""
-    return await local.post("/v1/programs", {"source": source, **more})
 
 
 async def test_a_submitted_program_has_the_graph_of_a_served_one() -> None:
@@ -200,14 +193,6 @@ async def test_what_a_program_may_not_do_is_named_with_its_line() -> None:
             assert (run["error"]["line"], source) == (line, source)
             assert "python-input" not in run["error"]["traceback"]
         assert (await send(local, CALLS))["state"] == "done"  # and the server is as it was
-
-
-async def test_a_program_without_an_end_is_stopped_and_leaves_no_process() -> None:
-    async with open_server(submit=True) as local:
-        run = await send(local, SPINS)
-        assert (await send(local, CALLS))["state"] == "done"
-    assert run["error"]["message"] == "the program computed for 0.5 s without a call"
-    assert not [one for one in psutil.Process().children() if one.name() == "monty"]
 
 
 async def test_its_tokens_are_bounded_also_beside_each_other() -> None:

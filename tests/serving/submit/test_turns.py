@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.serving.submit.turns import ComputeShare, Turns
+from agentrt.serving.submit.turns import ComputeShare, TenantTurns
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 5)), max_size=30))
@@ -33,23 +33,42 @@ def test_short_turns_never_wait() -> None:
         share.spend(0.09, float(now))
 
 
-async def test_one_tenants_turns_are_one_after_the_other_and_others_beside_them() -> None:
-    turns, running = Turns(), list[str]()
+async def test_a_tenants_turns_are_one_after_the_other() -> None:
+    running = list[str]()
     go = asyncio.Event()
 
     async def apart(function: Callable[[], Any]) -> Any:
         running.append(function())
         await go.wait()
 
-    acme, best = turns.of("acme"), turns.of("best")
-    assert turns.of("acme") is acme
+    turns = TenantTurns(asyncio.get_running_loop().time)
     tasks = [
-        asyncio.create_task(one.take(apart, lambda name=name: name))  # type: ignore[misc]
-        for one, name in ((acme, "a1"), (acme, "a2"), (best, "b1"))
+        asyncio.create_task(turns.take(apart, lambda name=name: name))  # type: ignore[misc]
+        for name in ("one", "two")
     ]
     for _ in range(10):
         await asyncio.sleep(0)
-    assert running == ["a1", "b1"]
+    assert running == ["one"]
     go.set()
     await asyncio.gather(*tasks)
-    assert running == ["a1", "b1", "a2"]
+    assert running == ["one", "two"]
+
+
+async def test_what_the_loop_is_late_by_is_not_spent() -> None:
+    """A turn costs what its function takes, however late its thread and the loop come to it."""
+    now = 0.0
+
+    async def late(function: Callable[[], Any]) -> None:
+        nonlocal now
+        now += 50.0
+        function()
+        now += 50.0
+
+    def works() -> None:
+        nonlocal now
+        now += 0.5
+
+    turns = TenantTurns(lambda: now)
+    for _ in range(3):
+        await turns.take(late, works)
+    assert turns.share.wait_s(now) == 0
