@@ -41,6 +41,9 @@ _VLLM_ONLY = {
     "lane": "--lane",
     "history": "--history",
     "retention": "--retention",
+    "admission": "--admission",
+    "admission_cap": "--admission-cap",
+    "ttft_target": "--ttft-target",
     "replicas": "--replicas",
     "others": "--replica",
     "router": "--router",
@@ -202,7 +205,11 @@ def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOpt
     """Everything about the engine that can be refused without starting it."""
     policy = "fcfs" if options.get("kind") == "transformers" else options["policy"]
     policy_class(policy)
-    settings: dict[str, Any] = {"policy": policy, "retention": options["retention"]}
+    settings: dict[str, Any] = {
+        "policy": policy,
+        "retention": options["retention"],
+        **_admission(options),
+    }
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
     for name in ("beta", "lane"):
@@ -223,6 +230,20 @@ def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOpt
         verbose=options["verbose"],
         replicas=options["replicas"],
     )
+
+
+def _admission(options: dict[str, Any]) -> dict[str, Any]:
+    """What decides which programs may run. Raises `UsageError` for an option of another one."""
+    admission = options["admission"]
+    settings = {"admission": admission}
+    for name, needed in (("admission_cap", "cap"), ("ttft_target", "memory")):
+        if options[name] is None:
+            continue
+        if admission != needed:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for --admission {needed}, which is {admission} now")
+        settings[name] = options[name]
+    return settings
 
 
 def _history(path: Path, options: dict[str, Any]) -> str:

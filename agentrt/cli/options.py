@@ -163,6 +163,27 @@ scheduling_options = _together(
         help="Whose cached context goes first when memory is short: lru is vLLM's own order, ttl "
         "and cost keep that of programs in a tool call.  [default: lru]",
     ),
+    scheduling(
+        "--admission",
+        type=click.Choice(["off", "cap", "memory"]),
+        default="off",
+        metavar="NAME",
+        help="Which programs may run: off lets in all, cap so many at a time, memory as many as "
+        "fit into the KV cache with their contexts.  [default: off]",
+    ),
+    scheduling(
+        "--admission-cap",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="The programs that --admission cap lets in at a time.  [default: 16]",
+    ),
+    scheduling(
+        "--ttft-target",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="S",
+        help="--admission memory lets in a program that has waited for S seconds, whether there "
+        "is room or not.  [default: none]",
+    ),
 )
 broker_options = _together(
     tools(

@@ -17,8 +17,8 @@ class QueuedCall:
     to be computed, as far as its engine knows when it arrives, ``item`` the engine's own request.
     ``since`` is when its present wait began (None while it runs), ``began_at`` when it last
     began to run; ``gave_way_to`` is the program that it was preempted for last, as far as
-    it was for one. ``waited_s`` and
-    ``served_s`` cover its whole life;
+    it was for one. A ``held`` one waits until its program may come in (`Admission`).
+    ``waited_s`` and ``served_s`` cover its whole life;
     ``debt_waited_s`` and ``debt_served_s`` count from its last promotion, for the
     starvation ratio: the paper resets the call's times on promotion, and would then
     lose that service from the program's total.
@@ -40,6 +40,7 @@ class QueuedCall:
     gave_way_to: str = ""
     queued: bool = False
     deferred: bool = False
+    held: bool = False
     promoted: bool = False
     in_lane: bool = False
     in_line: bool = False

@@ -16,6 +16,9 @@ from agentrt.errors import ConfigError
 RETENTIONS = ("lru", "ttl", "cost")
 """What decides whose cached blocks go first: `agentrt.scheduler.retention`."""
 
+ADMISSIONS = ("off", "cap", "memory")
+"""What decides which programs may use the KV cache now: `agentrt.scheduler.admission`."""
+
 _QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
@@ -50,6 +53,11 @@ class SchedulerConfig:
     last call, ``cost`` keeps those longest whose loss is expected to cost the most; under
     it a call that would evict others waits for up to ``retention_patience`` seconds.
 
+    ``admission`` decides which programs' calls may run at all: with ``off`` those of all, with
+    ``cap`` of ``admission_cap`` programs at a time, with ``memory`` of as many as fit into the
+    KV cache with their contexts. Under ``memory`` a program that waits to come in for
+    ``ttft_target`` seconds comes in, whether there is room or not; None sets no such target.
+
     ``stale_after_s``: a program that is not heard of for so long (seconds) is dropped
     from the engine's table.
     """
@@ -68,6 +76,9 @@ class SchedulerConfig:
     retention: str = "lru"
     retention_ttl: float = 30.0
     retention_patience: float = 60.0
+    admission: str = "off"
+    admission_cap: int = 16
+    ttft_target: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "quanta", tuple(float(q) for q in self.quanta))
@@ -89,9 +100,21 @@ class SchedulerConfig:
             raise ConfigError(
                 f"unknown retention {self.retention!r}; known: {', '.join(RETENTIONS)}"
             )
+        self._check_admission()
         for name in ("retention_ttl", "retention_patience", "stale_after_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive seconds, got {getattr(self, name)}")
+
+    def _check_admission(self) -> None:
+        if self.admission not in ADMISSIONS and ":" not in self.admission:
+            raise ConfigError(
+                f"unknown admission {self.admission!r}; known: {', '.join(ADMISSIONS)}, or "
+                "package.module:Class"
+            )
+        if self.admission_cap < 1:
+            raise ConfigError(f"admission_cap must be at least 1, got {self.admission_cap}")
+        if self.ttft_target is not None and not 0 < self.ttft_target < math.inf:
+            raise ConfigError(f"ttft_target must be positive seconds, got {self.ttft_target}")
 
     @property
     def level_ends(self) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from agentrt.errors import InvariantError
+from agentrt.scheduler.admission.base import Admission
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import make_policy
@@ -41,9 +42,15 @@ class LevelQueues:
     """
 
     def __init__(
-        self, config: SchedulerConfig, policy: Policy | None = None, *, slots: int = 0
+        self,
+        config: SchedulerConfig,
+        policy: Policy | None = None,
+        *,
+        slots: int = 0,
+        admission: Admission | None = None,
     ) -> None:
         self.config = config
+        self.admission = admission
         self.policy = make_policy(config) if policy is None else policy
         self._heap: list[tuple[int, float, int, QueuedCall]] = []
         self._deferred: list[QueuedCall] = []
@@ -187,11 +194,14 @@ class LevelQueues:
         self._tidy()
         return call
 
-    def put(self, call: QueuedCall, *, deferred: bool = False) -> None:
-        """Queue a waiting call by its priority; ``deferred``, it is counted but not offered."""
+    def put(self, call: QueuedCall, *, deferred: bool = False, held: bool = False) -> None:
+        """Queue a waiting call by its priority.
+
+        ``deferred``, it is counted but not offered; ``held``, not before its program may come in.
+        """
         if call.queued:
             raise InvariantError(f"call {call.call_id} is queued twice")
-        call.queued = True
+        call.queued, call.held = True, held
         self._waiting += 1
         if deferred:
             call.deferred = True
@@ -210,6 +220,8 @@ class LevelQueues:
         if call.deferred:
             call.deferred = False
             self._deferred.remove(call)
+        if call.held and self.admission is not None:
+            self.admission.leave(call)
         self._tidy()
         return True
 
@@ -225,6 +237,15 @@ class LevelQueues:
             else:
                 kept.append(call)
         self._deferred = kept
+
+    def let_in(self, now: float, running: int) -> None:
+        """Offer the calls of the programs that may come in; so many are ``running`` already."""
+        if self.admission is None:
+            return
+        while calls := self.admission.let_in(now, running or self.head() is not None):
+            for call in calls:
+                if not call.deferred:
+                    self._offer(call)
 
     def in_order(self) -> list[QueuedCall]:
         """All waiting calls, best first. O(n log n): for people and tests."""
@@ -285,7 +306,7 @@ class LevelQueues:
         for call in queued:
             if call.since is None:
                 raise InvariantError(f"call {call.call_id} runs and is queued")
-            if not call.deferred and id(call) not in offered:
+            if not (call.deferred or call.held) and id(call) not in offered:
                 raise InvariantError(f"call {call.call_id} waits but is not offered")
         if self._promoted_waiting != sum(c.promoted for c in self.calls.values()):
             raise InvariantError("promoted calls are miscounted")
@@ -300,7 +321,10 @@ class LevelQueues:
             self._offer(call)
 
     def _offer(self, call: QueuedCall) -> None:
-        """Put a waiting call into the heap, by its key."""
+        """Put a waiting call into the heap, by its key, or among those outside."""
+        if call.held and self.admission is not None:
+            self.admission.wait(call)
+            return
         heapq.heappush(self._heap, (*call.key, call))
         self._tidy()
 
@@ -351,4 +375,4 @@ class LevelQueues:
 def _is_current(entry: tuple[int, float, int, QueuedCall]) -> bool:
     """Whether a heap's entry still stands for its call: a call has a newer one once it moved."""
     _, _, seq, call = entry
-    return call.queued and not call.deferred and call.seq == seq
+    return call.queued and not (call.deferred or call.held) and call.seq == seq

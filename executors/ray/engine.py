@@ -183,7 +183,8 @@ class RayEngine(Executor):
         await self._ask("end_program", program_id, totals)
 
     def notify(self, note: Notification) -> None:
-        if self.options.scheduler.retention != "lru":
+        scheduling = self.options.scheduler
+        if scheduling.retention != "lru" or scheduling.admission != "off":
             self._notes.post(note)
 
     async def snapshot(self) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ class CoreClient(Executor):
 
     def notify(self, note: Notification) -> None:
         # Where nothing is retained, nobody in the engine core would use it.
-        if self._scheduling.retention != "lru":
+        if self._scheduling.retention != "lru" or self._scheduling.admission != "off":
             self._notes.post(note)
 
     async def know(self, learned: Learned) -> None:

@@ -6,7 +6,7 @@ Requests reach `EngineCore.agentrt`, which `_compat.core.install_control` made, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -43,6 +43,8 @@ class Controlled(Protocol):
     def use(self, config: SchedulerConfig) -> None: ...
 
     def end_program(self, totals: ProgramTotals, now: float) -> None: ...
+
+    def boundary(self, notes: Sequence[Sequence[Any]]) -> None: ...
 
     def client_id(self, call: QueuedCall) -> str | None: ...
 
@@ -125,7 +127,7 @@ def _describe(scheduler: Controlled, call: QueuedCall) -> dict[str, Any]:
 
 _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "end": _end,
-    "boundary": lambda scheduler, notes: scheduler.retainer.boundary(notes, scheduler.clock()),
+    "boundary": lambda scheduler, notes: scheduler.boundary(notes),
     "aborted": _aborted,
     "configure": _configure,
     # What a history file says takes the place of what was learned here.

@@ -22,9 +22,15 @@ class LevelRequestQueue(RequestQueue):
     step, a call that would be ``too_costly`` for the memory that it takes.
     """
 
-    def __init__(self, queues: LevelQueues, too_costly: Callable[[QueuedCall], bool]) -> None:
+    def __init__(
+        self,
+        queues: LevelQueues,
+        too_costly: Callable[[QueuedCall], bool],
+        kept_out: Callable[[QueuedCall], bool],
+    ) -> None:
         self._queues = queues
         self._too_costly = too_costly
+        self._kept_out = kept_out
         self._deferred = 0
         self.deferring = False
 
@@ -36,7 +42,7 @@ class LevelRequestQueue(RequestQueue):
         call = self._queues.calls[request.request_id]
         # vLLM adds a streaming session twice where its turn ends after its preemption.
         if not call.queued:
-            self._queues.put(call)
+            self._queues.put(call, held=self._kept_out(call))
 
     def pop_request(self) -> Request:
         request: Request = self._queues.take().item
@@ -51,7 +57,8 @@ class LevelRequestQueue(RequestQueue):
 
     def prepend_request(self, request: Request) -> None:
         # A call's priority is its own: coming back, it stands before later ones anyway.
-        self._queues.put(self._queues.calls[request.request_id], deferred=self.deferring)
+        call = self._queues.calls[request.request_id]
+        self._queues.put(call, deferred=self.deferring, held=self._kept_out(call))
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         for request in list(requests):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrt.errors import ConfigError
@@ -174,6 +174,20 @@ class Retainer:
         self.at(now)
         for context in self.contexts.program_ended(row.program_id, now):
             self.queue.changed(context)
+
+    def members_changed(self, changed: Mapping[str, bool]) -> None:
+        """These programs came into the working set, or left it: their blocks go sooner then."""
+        if self.queue is None:
+            return
+        for program_id, member in changed.items():
+            if (context := self.contexts.get(program_id)) is not None:
+                context.outside = not member
+                self.queue.changed(context)
+
+    def expected_s(self, program_id: str) -> float | None:
+        """In how many seconds a program is expected back; None where nothing is learned."""
+        context = None if self.queue is None else self.contexts.get(program_id)
+        return None if context is None else self.contexts.expected_s(context, self.now)
 
     def boundary(self, notes: Sequence[Sequence[Any]], now: float) -> None:
         """Tools and humans that programs began to wait for, or were answered by.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -21,7 +21,12 @@ from agentrt.executors.identity import from_extra_args
 from agentrt.executors.memory import Memory
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.grammars import compile_aside
-from agentrt.executors.vllm._compat.pool import blocks_held, blocks_needed, free_blocks
+from agentrt.executors.vllm._compat.pool import (
+    all_blocks,
+    blocks_held,
+    blocks_needed,
+    free_blocks,
+)
 from agentrt.executors.vllm._compat.prefixes import compute_from
 from agentrt.executors.vllm._compat.requests import Request, extra_args, tokens_left
 from agentrt.executors.vllm._compat.scheduling import (
@@ -42,6 +47,7 @@ from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.retention import Retainer
 from agentrt.executors.vllm.scored import COMPUTE_FROM
 from agentrt.request import CallReport
+from agentrt.scheduler.admission import Admission, Capacity, make_admission
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.queues import LevelQueues
@@ -61,6 +67,7 @@ class ProgramScheduler(AsyncScheduler):
     waiting: RequestQueue
     memory: Memory
     retainer: Retainer
+    admission: Admission | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -85,16 +92,20 @@ class ProgramScheduler(AsyncScheduler):
 
     def use(self, config: SchedulerConfig) -> None:
         """Start over with other settings, unless they are refused. No call may be unfinished."""
-        queues = LevelQueues(config, slots=self.max_num_running_reqs)
+        slots = self.max_num_running_reqs
+        capacity = Capacity(all_blocks(self), self.block_size, slots)
+        self.admission = admission = make_admission(config, capacity)
+        queues = LevelQueues(config, slots=slots, admission=admission)
         self.memory = Memory(queues.policy, config.history)
         self.retainer.close()
         self.retainer = Retainer(self, config)
         self.memory.keep(self.retainer.gaps)
         self.config, self.queues = config, queues
-        self._own_queue = queues.policy.levelled or self.retainer.queue is not None
+        retains, admits = self.retainer.queue is not None, admission is not None
+        self._own_queue = queues.policy.levelled or retains or admits
         self._unsorted = False
         if self._own_queue:
-            self.waiting = LevelRequestQueue(queues, self._too_costly)
+            self.waiting = LevelRequestQueue(queues, self._too_costly, self._kept_out)
         else:
             self.waiting = self._stock_waiting
 
@@ -113,6 +124,8 @@ class ProgramScheduler(AsyncScheduler):
             self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
             self.waiting.begin_step()
             self.queues.promote(now)
+            if self.admission is not None:
+                self._let_in(self.admission, now)
             self._make_room(now)
         output = super().schedule(*args, **kwargs)
         for request_id in admitted(output):
@@ -139,6 +152,10 @@ class ProgramScheduler(AsyncScheduler):
             account = self._accounts[request.request_id]
             account.computed_at_stop = request.num_computed_tokens
             self.retainer.blocks_freed(request, account.context)
+            # Whom we preempt, we preempt for a slot, and vLLM for memory.
+            ours = isinstance(self.waiting, LevelRequestQueue) and self.waiting.deferring
+            if self.admission is not None and not ours:
+                self.admission.call_preempted(call, self.clock())
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
     def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
@@ -193,9 +210,21 @@ class ProgramScheduler(AsyncScheduler):
         preempt(self, request, now)
         queue.deferring = False
 
+    def _let_in(self, admission: Admission, now: float) -> None:
+        """Offer the calls of the programs that become members of the working set."""
+        self.queues.let_in(now, len(self.running))
+        if admission.changed:
+            self.retainer.members_changed(admission.changed)
+            admission.changed = {}
+
+    def _kept_out(self, call: QueuedCall) -> bool:
+        """Whether a call waits outside the queue, since its program is no member."""
+        return self.admission is not None and not self.admission.goes_on(call, self.clock())
+
     def _too_costly(self, call: QueuedCall) -> bool:
         """Whether a waiting call should not begin, since that would cost others too much."""
-        if not self.running:  # nothing would end: it would wait for ever
+        # With nothing running nothing would end: it would wait for ever.
+        if self.admission is not None or not self.running:
             return False
         account, patience = self._accounts[call.call_id], self.config.retention_patience
         costly = partial(self.retainer.too_costly, call.item)
@@ -212,7 +241,10 @@ class ProgramScheduler(AsyncScheduler):
             return
         self.queues.start(call, now)
         self._unsorted = True
-        self._accounts[request_id].began(call, scheduled)
+        account = self._accounts[request_id]
+        account.began(call, scheduled)
+        if self.admission is not None:
+            self.admission.call_began(call, account.cached_tokens or 0, now)
 
     def _charge_step(self, output: SchedulerOutput, dispatched: float) -> None:
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
@@ -221,6 +253,9 @@ class ProgramScheduler(AsyncScheduler):
         self._last_update = now
         self.steps += 1
         self.computed_tokens += output.total_num_scheduled_tokens
+        if self.admission is not None:
+            tokens, count = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
+            self.admission.step(seconds, tokens, count)
         calls, charge = self.queues.calls, self.queues.charge
         for request_id in output.num_scheduled_tokens:
             call = calls.get(request_id)
@@ -231,6 +266,7 @@ class ProgramScheduler(AsyncScheduler):
                 self.table.end_program(row.program_id)
                 self.queues.program_lost(row)
                 self.retainer.program_ended(row, now)
+                self._leaves(row.program_id, now)
 
     # -- accounts ----------------------------------------------------------------------
 
@@ -256,7 +292,7 @@ class ProgramScheduler(AsyncScheduler):
             account.context = self.retainer.call_arrived(row, now)
             account.returned_tokens = self.retainer.known_tokens(row, request)
         self._accounts[request.request_id] = account
-        self.queues.add(
+        call = self.queues.add(
             request.request_id,
             row,
             request,
@@ -265,6 +301,12 @@ class ProgramScheduler(AsyncScheduler):
             node=identity.node,
             prompt_tokens=request.num_prompt_tokens,
         )
+        if self.admission is not None:
+            self.admission.call_arrived(call, account.returned_tokens, now)
+
+    def _leaves(self, program_id: str, now: float) -> None:
+        if self.admission is not None:
+            self.admission.program_ended(program_id, now)
 
     def _close_account(self, request: Request) -> CallReport | None:
         """A request ended, one way or another. Its report, if its client asked for it."""
@@ -277,13 +319,16 @@ class ProgramScheduler(AsyncScheduler):
         report = account.report(call, self.steps)
         self.table.call_ended(call.program, request.request_id, now, call.path_s, report)
         self.queues.call_ended(call, now)
+        if self.admission is not None:
+            self.admission.call_ended(call, request.num_computed_tokens, now)
         row = None if account.identity.lone else call.program
         self.retainer.call_ended(row, request, account.context, now)
         if account.identity.lone:
             self.end_program(ProgramTotals.of(call.program), now)
         elif call.program.program_id not in self.table:
-            # It ended before its call: what the policy noted of it since then can go.
+            # It ended before its call: what was noted of it since then can go.
             self.queues.program_lost(call.program)
+            self._leaves(call.program.program_id, now)
         if not account.identity.report:
             return None
         if request.status.name == "FINISHED_ABORTED" and account.identity.call_id:
@@ -297,8 +342,23 @@ class ProgramScheduler(AsyncScheduler):
             return
         self.table.catch_up(row, totals.service_s)
         self.retainer.program_ended(row, now)
+        self._leaves(row.program_id, now)
         self.queues.program_ended(row, now)
         self.memory.ended()
+
+    def boundary(self, notes: Sequence[Sequence[Any]]) -> None:
+        """Tools and humans that programs began to wait for, or were answered by."""
+        now = self.clock()
+        self.retainer.boundary(notes, now)
+        if self.admission is None:
+            return
+        for program_id, what, *_ in notes:
+            if what in ("tool", "human"):
+                expected_s = self.retainer.expected_s(program_id)
+                self.admission.interrupt_began(program_id, what, expected_s, now)
+            elif what in ("returned", "answered"):
+                asked = "tool" if what == "returned" else "human"
+                self.admission.interrupt_ended(program_id, asked, now)
 
     def shutdown(self) -> None:
         self.memory.save()

@@ -126,6 +126,13 @@ def test_target(
         (["--lane", "1"], ["lane", "share of the batch", "1.0"]),
         (["--lane", "nan"], ["lane", "share of the batch", "nan"]),
         (["--retention", "mru"], ["--retention", "'lru', 'ttl', 'cost'"]),
+        (["--admission", "all"], ["--admission", "'off', 'cap', 'memory'"]),
+        (["--admission-cap", "2"], ["--admission-cap is for --admission cap", "off now"]),
+        (
+            ["--admission", "cap", "--ttft-target", "2"],
+            ["--ttft-target is for --admission memory", "cap now"],
+        ),
+        (["--ttft-target", "0"], ["'--ttft-target'", "x>0"]),
         (["--beta", "nan"], ["beta", "positive", "inf"]),
         (["--replicas", "0"], ["'--replicas'", "x>=1"]),
         (["--router", "agentix"], ["--router chooses among replicas", "give --replicas N"]),

@@ -18,6 +18,7 @@ ASKS = "@program\nasync def asks(ctx): return str(await ctx.llm('Hello.'))\n"
         (["--quanta", "1,2"], "--quanta"),
         (["--history", "h.json"], "--history"),
         (["--retention", "lru"], "--retention"),
+        (["--admission", "off"], "--admission"),
         (["--replicas", "2"], "--replicas"),
         (["--replica", "other=2"], "--replica"),
         (["--cluster", "auto"], "--cluster"),

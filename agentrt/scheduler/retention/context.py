@@ -33,7 +33,8 @@ class Context:
     waiting or running; ``tools`` and ``humans`` are being asked. ``gap`` names what
     it waits for (a tool, or one of this module's names), None while nothing is awaited;
     ``since`` is when that began (seconds, the caller's clock). A ``shared`` context holds
-    what several programs of a type use; its ``since`` is when its oldest block was used.
+    what several programs of a type use; its ``since`` is when its oldest block was used. One that
+    is ``outside`` belongs to a program whose calls may not run now (`Admission`).
     """
 
     key: Key
@@ -49,6 +50,7 @@ class Context:
     gap: str | None = None
     since: float = 0.0
     dropped: bool = False
+    outside: bool = False
 
     @property
     def phase(self) -> Phase:

@@ -39,6 +39,10 @@ class Contexts:
         """The policy's rank of a context."""
         return self._retention.rank(context, now, self._live[context.type])
 
+    def expected_s(self, context: Context, now: float) -> float | None:
+        """In how many seconds its program is expected back; None where nothing is learned."""
+        return self._retention.expected_s(context, now)
+
     def get(self, program_id: str) -> Context | None:
         """The context of a program that has called and has not ended."""
         return self._of.get(program_id)

@@ -57,6 +57,10 @@ class Retention(ABC):
         """Whether a new call should rather wait than take this context's blocks."""
         return False
 
+    def expected_s(self, context: Context, now: float) -> float | None:
+        """In how many seconds its program is expected back; None where nothing is learned."""
+        return None
+
     def gap_ended(self, context: Context, seconds: float, *, returned: bool) -> None:
         """What the context waited for is over, or its program is: ``seconds`` after it began."""
         return
@@ -92,7 +96,7 @@ class Cost(Retention):
         return self._gaps
 
     def rank(self, context: Context, now: float, peers: int) -> Rank:
-        tier = 0.0 if context.phase is Phase.IDLE else 1.0
+        tier = 0.0 if context.phase is Phase.IDLE else 1.0 if context.outside else 2.0
         # Of equals the one that came last is served last.
         return (tier, self._value(context, now, peers), -context.since)
 
@@ -104,6 +108,10 @@ class Cost(Retention):
         forecast = self._forecast(context, now)
         likely = forecast.chance >= _LIKELY
         return likely and forecast.seconds <= self.config.retention_patience
+
+    def expected_s(self, context: Context, now: float) -> float | None:
+        forecast = self._forecast(context, now)
+        return forecast.seconds / max(forecast.chance, 0.01)
 
     def gap_ended(self, context: Context, seconds: float, *, returned: bool) -> None:
         if context.gap is not None:

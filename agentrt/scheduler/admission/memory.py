@@ -1,0 +1,295 @@
+"""``memory``: as many programs at a time as fit into the KV cache with their contexts.
+
+A program claims blocks for its context and for what its calls are expected to add, learned per
+type; what all of a type share is counted once. It comes in, in the order of the policy, when
+its claim fits beside those of the members. It leaves when it ends, when a human is asked, when it
+is in a tool for longer than its blocks are worth and others want in, and between two calls when
+the set has outgrown the cache, or when one of a better level waits and it had its turn.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from agentrt.scheduler.admission.base import Admission, Capacity, Rank
+from agentrt.scheduler.admission.learned import Growth, Kind, StepCost
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.table import ProgramRow
+
+if TYPE_CHECKING:
+    from agentrt.scheduler.call import QueuedCall
+
+_HEADROOM = 0.1
+"""Share of the cache that nobody is let in for: what the members will add goes there."""
+_TURN = 4.0
+"""A member is served for so many times what its context takes to compute before it gives way."""
+_FIFO_EVERY = 8
+"""Every eighth program that comes in is the one that has waited the longest."""
+_SLACK = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Program:
+    """A program: the ``context`` it comes back for, and what each of its calls adds (tokens).
+
+    ``claim`` are the blocks that it counts with. It ``returned`` when it was in the set before;
+    ``fifo`` says that it came in for its age, and is not asked to give way; ``away`` counts the
+    moments at which it went to wait for something else than a call.
+    """
+
+    row: ProgramRow
+    shared: int
+    context: int = 0
+    own: dict[str, int] = field(default_factory=dict)
+    claim: int = 0
+    member: bool = False
+    returned: bool = False
+    fifo: bool = False
+    served_s: float = 0.0
+    tools: int = 0
+    away: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        return (self.row.tenant, self.row.type)
+
+
+class WorkingSet(Admission):
+    """The members' claims stay within the KV cache, up to what they outgrow it by."""
+
+    name: ClassVar[str] = "memory"
+
+    def __init__(self, config: SchedulerConfig, capacity: Capacity) -> None:
+        super().__init__(config, capacity)
+        self.growth = Growth()
+        self.costs = StepCost()
+        self.claimed = 0
+        self._budget = int(capacity.blocks * (1.0 - _HEADROOM))
+        self._programs: dict[str, _Program] = {}
+        self._members: set[_Program] = set()
+        self._sharers: dict[Kind, tuple[int, int]] = {}
+        """By type: how many members share a prefix, and the blocks that it is counted with."""
+        self._leaving: list[tuple[float, int, int, _Program]] = []
+        self._line: list[tuple[float, int, QueuedCall]] = []
+        self._came_in = self._serial = 0
+
+    @property
+    def members(self) -> int:
+        """How many programs are in the set."""
+        return len(self._members)
+
+    # -- calls -------------------------------------------------------------------------
+
+    def call_arrived(self, call: QueuedCall, known: int, now: float) -> None:
+        program = self._program(call.program)
+        program.away += 1
+        program.context = max(program.context, known)
+        program.own[call.call_id] = self._adds(program, call, known)
+        self._reckon(program)
+
+    def call_began(self, call: QueuedCall, cached: int, now: float) -> None:
+        program = self._program(call.program)
+        if not program.member:  # it waited in a queue of vLLM's that nobody is kept out of
+            self._join(program)
+        if call.preemptions:
+            return
+        if not call.program.finished_calls and len(program.own) == 1:
+            self.growth.first_call(program.kind, cached)
+        adds = self._adds(program, call, cached)
+        if adds < program.own.get(call.call_id, 0):
+            program.context = max(program.context, cached)
+            program.own[call.call_id] = adds
+            self._reckon(program)
+
+    def call_preempted(self, call: QueuedCall, now: float) -> None:
+        program = self._program(call.program)
+        if len(program.own) <= 1 < len(self._members):
+            self._leave(program)
+
+    def call_ended(self, call: QueuedCall, tokens: int, now: float) -> None:
+        program = self._programs.get(call.program.program_id)
+        if program is None or program.own.pop(call.call_id, None) is None:
+            return
+        program.context = max(program.context, tokens)
+        self.growth.call_ended(program.kind, max(tokens - call.prompt_tokens, 0))
+        self._reckon(program)
+        self._goes_away(program, None, now)
+
+    def _adds(self, program: _Program, call: QueuedCall, found: int) -> int:
+        return max(call.prompt_tokens - found, 0) + self.growth.output(program.kind)
+
+    # -- programs ----------------------------------------------------------------------
+
+    def interrupt_began(
+        self, program_id: str, what: str, seconds: float | None, now: float
+    ) -> None:
+        program = self._programs.get(program_id)
+        if program is None:
+            return
+        if what == "human" and not program.own and not program.tools:
+            self._leave(program)
+            return
+        program.tools += what == "tool"
+        self._goes_away(program, seconds, now)
+
+    def interrupt_ended(self, program_id: str, what: str, now: float) -> None:
+        program = self._programs.get(program_id)
+        if program is not None and what == "tool" and program.tools:
+            program.tools -= 1
+
+    def program_ended(self, program_id: str, now: float) -> None:
+        program = self._programs.pop(program_id, None)
+        if program is not None:
+            self._leave(program)
+
+    def step(self, seconds: float, tokens: int, calls: int) -> None:
+        self.costs.step(seconds, tokens, calls)
+
+    def _goes_away(self, program: _Program, seconds: float | None, now: float) -> None:
+        """It waits for something else than a call: until when its blocks are kept at the least.
+
+        Kept, they cost as much as computing them again once the whole cache could have been
+        computed anew in that time: until then it is not known better, unless it is expected to
+        take longer (the rule of renting skis).
+        """
+        if program.own or not program.member:
+            return
+        worth_s = self.capacity.blocks * self.capacity.block_size * self.costs.token_s
+        until = now if seconds is not None and seconds > worth_s else now + worth_s
+        program.away += 1
+        self._serial += 1
+        heapq.heappush(self._leaving, (until, self._serial, program.away, program))
+
+    # -- what is asked -----------------------------------------------------------------
+
+    def rank(self, call: QueuedCall) -> Rank:
+        # Who comes back from a tool goes before new ones of its own level.
+        program = self._programs.get(call.program.program_id)
+        level, order, seq = call.key
+        return (level - (0.5 if program is not None and program.returned else 0.0), order, seq)
+
+    def goes_on(self, call: QueuedCall, now: float) -> bool:
+        program = self._program(call.program)
+        if not program.member:
+            return False
+        if len(program.own) > 1 or len(self._members) == 1:
+            return True
+        if self.claimed > self.capacity.blocks or self._gives_way(program, call):
+            self._leave(program)
+        return program.member
+
+    def _gives_way(self, program: _Program, call: QueuedCall) -> bool:
+        """Whether a program between two calls leaves for the first of those outside."""
+        rival = self.first()
+        if rival is None or program.fifo or self._fits(self._program(rival.program)):
+            return False
+        if not (self._for_age or rival.level < call.level):
+            return False
+        beside = min(len(self._members), self.capacity.slots)
+        reload_s = program.context * self.costs.token_s
+        return program.row.attained_s - program.served_s >= _TURN * reload_s * beside
+
+    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
+        program = self._program(call.program)
+        if not running or self._overdue(call, now) or self._has_room(program, now):
+            program.fifo = self._for_age
+            self._join(program)
+        return program.member
+
+    def _has_room(self, program: _Program, now: float) -> bool:
+        while not self._fits(program):
+            if not self._leaving or self._leaving[0][0] > now:
+                return False
+            _, _, away, other = heapq.heappop(self._leaving)
+            if other.away == away and not other.own:
+                self._leave(other)
+        return True
+
+    def _fits(self, program: _Program) -> bool:
+        claim = program.claim
+        if program.shared and program.kind not in self._sharers:
+            claim += self._blocks(program.shared)
+        return self.claimed + claim <= self._budget
+
+    def _overdue(self, call: QueuedCall, now: float) -> bool:
+        target, since = self.config.ttft_target, call.since
+        return target is not None and since is not None and now - since >= target
+
+    # -- those outside -----------------------------------------------------------------
+
+    @property
+    def _for_age(self) -> bool:
+        return self._came_in % _FIFO_EVERY == _FIFO_EVERY - 1
+
+    def wait(self, call: QueuedCall) -> None:
+        super().wait(call)
+        self._serial += 1
+        heapq.heappush(self._line, (call.since or 0.0, self._serial, call))
+        if len(self._line) > 2 * self._held + _SLACK:
+            self._line = [entry for entry in self._line if entry[2].held]
+            heapq.heapify(self._line)
+
+    def let_in(self, now: float, running: int) -> list[QueuedCall]:
+        oldest = self._oldest()
+        if oldest is not None and self._overdue(oldest, now):
+            self.admits(oldest, now, running)
+            return self.take(oldest.program.program_id)
+        return super().let_in(now, running)
+
+    def first(self) -> QueuedCall | None:
+        return self._oldest() if self._for_age else super().first()
+
+    def _oldest(self) -> QueuedCall | None:
+        while self._line and not self._line[0][2].held:
+            heapq.heappop(self._line)
+        return self._line[0][2] if self._line else None
+
+    # -- the set -----------------------------------------------------------------------
+
+    def _program(self, row: ProgramRow) -> _Program:
+        program = self._programs.get(row.program_id)
+        if program is None:
+            kind = (row.tenant, row.type)
+            program = self._programs[row.program_id] = _Program(row, self.growth.shared(kind))
+        return program
+
+    def _reckon(self, program: _Program) -> None:
+        """Claim anew what a program needs."""
+        tokens = max(program.context + sum(program.own.values()) - program.shared, 0)
+        claim = min(self._blocks(tokens) + len(program.own), self._budget)
+        if program.member:
+            self.claimed += claim - program.claim
+        program.claim = claim
+
+    def _join(self, program: _Program) -> None:
+        if program.member:
+            return
+        program.member, program.served_s = True, program.row.attained_s
+        self._members.add(program)
+        self._came_in += 1
+        self.claimed += program.claim
+        self.changed[program.row.program_id] = True
+        if program.shared:
+            sharers, blocks = self._sharers.get(program.kind, (0, self._blocks(program.shared)))
+            self.claimed += 0 if sharers else blocks
+            self._sharers[program.kind] = sharers + 1, blocks
+
+    def _leave(self, program: _Program) -> None:
+        if not program.member:
+            return
+        program.member, program.returned, program.fifo = False, True, False
+        self._members.discard(program)
+        self.claimed -= program.claim
+        self.changed[program.row.program_id] = False
+        if program.shared:
+            sharers, blocks = self._sharers.pop(program.kind)
+            if sharers > 1:
+                self._sharers[program.kind] = sharers - 1, blocks
+            else:
+                self.claimed -= blocks
+
+    def _blocks(self, tokens: int) -> int:
+        return math.ceil(tokens / self.capacity.block_size)

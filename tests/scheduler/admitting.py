@@ -1,0 +1,77 @@
+"""An engine for tests of admission: calls arrive, begin when they may, grow, and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrt.request import CallReport
+from agentrt.scheduler import LevelQueues, ProcessTable, QueuedCall, SchedulerConfig
+from agentrt.scheduler.admission import Admission, Capacity, make_admission
+
+BLOCK = 16
+
+
+class Admitting:
+    """Calls are named after their programs: 'a/0' is the first of program 'a'.
+
+    ``contexts`` is what a program has computed (tokens), from which its next call goes on.
+    """
+
+    def __init__(self, admission: str, *, blocks: int = 100, slots: int = 8, **more: Any) -> None:
+        self.config = SchedulerConfig(**{"policy": "fcfs", "admission": admission, **more})
+        made = make_admission(self.config, Capacity(blocks, BLOCK, slots))
+        assert made is not None
+        self.admission: Admission = made
+        self.queues = LevelQueues(self.config, slots=slots, admission=made)
+        self.table = ProcessTable()
+        self.running: list[QueuedCall] = []
+        self.contexts: dict[str, int] = {}
+        self.slots, self.now, self._named = slots, 0.0, 0
+
+    def arrive(self, program: str, tokens: int, type: str = "t", *, fresh: bool = False) -> str:
+        """A call adds ``tokens`` of prompt to its program's context; ``fresh``, it shares none."""
+        row = self.table.get(program) or self.table.start_program(program, type, self.now)
+        call_id, known = f"{program}/{self._named}", 0 if fresh else self.contexts.get(program, 0)
+        self._named += 1
+        self.table.call_arrived(row, call_id, self.now)
+        call = self.queues.add(call_id, row, None, None, self.now, "", known + tokens)
+        self.admission.call_arrived(call, known, self.now)
+        self.queues.put(call, held=not self.admission.goes_on(call, self.now))
+        return call_id
+
+    def step(self, seconds: float = 1.0) -> list[str]:
+        """Let in who may come in, fill the slots, and let time pass. What began."""
+        self.queues.let_in(self.now, len(self.running))
+        began = []
+        while len(self.running) < self.slots and self.queues.head() is not None:
+            call = self.queues.take()
+            self.queues.start(call, self.now)
+            self.admission.call_began(call, self.contexts.get(call.program.program_id, 0), self.now)
+            self.running.append(call)
+            began.append(call.call_id)
+        for call in self.running:
+            self.queues.charge(call, seconds, self.now)
+        self.now += seconds
+        return began
+
+    def end(self, call_id: str, output: int = 16) -> None:
+        """A call ends, in whatever state, with so many tokens of output."""
+        call = self.queues.calls[call_id]
+        tokens = call.prompt_tokens + output
+        if call in self.running:
+            self.running.remove(call)
+            self.contexts[call.program.program_id] = tokens
+        self.queues.remove(call, self.now)
+        report = CallReport(service_s=call.served_s, waiting_s=call.waited_s)
+        self.table.call_ended(call.program, call_id, self.now, call.path_s, report)
+        self.queues.call_ended(call, self.now)
+        self.admission.call_ended(call, tokens, self.now)
+        if call.program.program_id not in self.table:
+            self.admission.program_ended(call.program.program_id, self.now)
+
+    def end_program(self, program: str) -> None:
+        """A program ends, or is cancelled."""
+        row = self.table.end_program(program)
+        assert row is not None
+        self.admission.program_ended(program, self.now)
+        self.queues.program_ended(row, self.now)

@@ -1,0 +1,153 @@
+"""Which programs may come in: by name, by a cap, by memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler import SchedulerConfig
+from agentrt.scheduler.admission import Capacity, make_admission
+from agentrt.scheduler.admission.cap import Cap
+from agentrt.scheduler.admission.memory import WorkingSet
+from tests.scheduler.admitting import Admitting
+
+ROOM = Capacity(100, 16, 8)
+
+
+def working_set(engine: Admitting) -> WorkingSet:
+    assert isinstance(engine.admission, WorkingSet)
+    return engine.admission
+
+
+def test_admissions_go_by_name() -> None:
+    assert make_admission(SchedulerConfig(), ROOM) is None
+    assert type(make_admission(SchedulerConfig(admission="cap"), ROOM)) is Cap
+    elsewhere = SchedulerConfig(admission="agentrt.scheduler.admission.memory:WorkingSet")
+    assert type(make_admission(elsewhere, ROOM)) is WorkingSet
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"admission": "all"}, "unknown admission 'all'; known: off, cap, memory"),
+        ({"admission": "no.such:Thing"}, "'no.such:Thing' does not load"),
+        ({"admission": "agentrt.scheduler.call:QueuedCall"}, "is no subclass of Admission"),
+        ({"admission_cap": 0}, "admission_cap must be at least 1"),
+        ({"ttft_target": 0.0}, "ttft_target must be positive seconds"),
+    ],
+)
+def test_what_is_no_admission_is_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make_admission(SchedulerConfig(**settings), ROOM)
+
+
+def test_a_cap_lets_in_so_many_programs_in_the_order_of_their_arrival() -> None:
+    engine = Admitting("cap", admission_cap=2)
+    a, b, c, d = (engine.arrive(name, 16) for name in "abcd")
+    assert engine.step() == [a, b]
+    engine.end(a)
+    again = engine.arrive("a", 16)
+    assert engine.step() == [again], "a program keeps its slot between its calls"
+    engine.end(again)
+    engine.end_program("a")
+    assert engine.step() == [c]
+    engine.end(b)
+    engine.end(c)
+    engine.end_program("b")
+    engine.end_program("c")
+    assert engine.step() == [d]
+
+
+def test_programs_come_in_while_their_contexts_fit() -> None:
+    """100 blocks, a tenth of them kept: three calls of 15 blocks with 16 for their output do not
+    all fit beside each other.
+    """
+    engine = Admitting("memory")
+    a, b, c = (engine.arrive(name, 15 * 16) for name in "abc")
+    assert engine.step() == [a, b]
+    assert working_set(engine).claimed == 2 * 32
+    engine.end(a)
+    engine.end_program("a")
+    assert engine.step() == [c], "the output of a call of the type is known to be short by now"
+
+
+def test_a_member_goes_on_and_its_children_with_it() -> None:
+    engine = Admitting("memory")
+    a, b, _c = (engine.arrive(name, 15 * 16) for name in "abc")
+    engine.step()
+    child = engine.arrive("a", 16)
+    assert engine.step() == [child]
+    engine.end(a)
+    engine.end(child)
+    again = engine.arrive("a", 16)
+    assert again in engine.step()
+    assert b in [call.call_id for call in engine.running]
+
+
+def test_a_human_makes_room_at_once_and_a_tool_after_a_while() -> None:
+    for what, begins in (("human", True), ("tool", False)):
+        engine = Admitting("memory")
+        a, b = (engine.arrive(name, 40 * 16) for name in "ab")
+        assert engine.step(0.001) == [a]
+        engine.end(a, output=256)
+        engine.admission.interrupt_began("a", what, None, engine.now)
+        # Something else runs, or the first outside would come in anyway.
+        engine.queues.let_in(engine.now, 1)
+        assert (engine.queues.head() is not None) is begins
+        engine.now += 1.0  # the whole cache takes 40 ms to compute anew
+        assert engine.step() == [b]
+        engine.admission.interrupt_ended("a", what, engine.now)
+
+
+def test_whoever_waits_for_the_target_comes_in() -> None:
+    engine = Admitting("memory", ttft_target=10.0)
+    engine.arrive("a", 60 * 16)
+    late = engine.arrive("b", 60 * 16)
+    for _ in range(10):
+        assert late not in engine.step()
+    assert engine.step() == [late]
+
+
+def test_with_nothing_running_the_first_comes_in_whatever_it_needs() -> None:
+    engine = Admitting("memory")
+    large = engine.arrive("a", 1000 * 16)
+    assert engine.step() == [large]
+    assert working_set(engine).claimed == 90
+    engine.end(large)
+    engine.end_program("a")
+    assert working_set(engine).claimed == working_set(engine).members == 0
+
+
+def test_a_call_that_is_aborted_outside_leaves_nothing_behind() -> None:
+    engine = Admitting("memory")
+    engine.arrive("a", 80 * 16)
+    waits = engine.arrive("b", 80 * 16)
+    engine.step()
+    assert len(engine.admission) == 1
+    engine.end(waits)
+    engine.end_program("b")
+    assert len(engine.admission) == len(engine.queues) == 0
+    assert engine.step() == []
+    engine.queues.check_integrity()
+
+
+def test_the_prefix_that_a_type_shares_is_counted_once() -> None:
+    engine = Admitting("memory")
+    first = engine.arrive("a", 40 * 16)
+    engine.contexts["a"] = 0
+    engine.step()
+    engine.end(first)
+    engine.end_program("a")
+    engine.contexts["b"] = 30 * 16  # what its first call finds cached
+    second = engine.arrive("b", 10 * 16)
+    engine.step()
+    engine.end(second)
+    engine.end_program("b")
+    shared = working_set(engine).growth.shared(("default", "t"))
+    assert 0 < shared <= 30 * 16
+    for name in "cde":  # 37 blocks and two for the output each, 15 of them shared
+        engine.arrive(name, 37 * 16, fresh=True)
+    engine.step()
+    assert working_set(engine).members == 3
