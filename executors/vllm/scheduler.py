@@ -42,7 +42,11 @@ from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
 from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.kv_events import KVEventLog
-from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
+from agentrt.executors.vllm.processes import (
+    die_with_parent,
+    keep_heap_frozen,
+    leave_interrupts_to_parent,
+)
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.retention import Retainer
 from agentrt.executors.vllm.scored import COMPUTE_FROM
@@ -75,6 +79,7 @@ class ProgramScheduler(AsyncScheduler):
         if settings.pop("embedded", False):
             leave_interrupts_to_parent()
             die_with_parent()
+            keep_heap_frozen()
         take_samples_back_by_state()
         compute_from(self, COMPUTE_FROM)
         compile_aside(self)
