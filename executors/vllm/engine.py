@@ -16,12 +16,20 @@ from agentrt.errors import (
 from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
 from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.vllm._compat.core import close_context, core_pids, start_reader, stop_reader
+from agentrt.executors.vllm._compat.core import (
+    close_context,
+    core_in,
+    core_pids,
+    needs_of_core,
+    start_reader,
+    stop_reader,
+)
 from agentrt.executors.vllm._compat.frontend import render_elsewhere
 from agentrt.executors.vllm._compat.grammars import validate_once
 from agentrt.executors.vllm.calls import BlockHasher, engine_input, refused
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.early import EarlyCore
 from agentrt.executors.vllm.frontend.parsers import family_of
 from agentrt.executors.vllm.grammars import Grammars
 from agentrt.executors.vllm.logits import offer_processors
@@ -30,7 +38,9 @@ from agentrt.executors.vllm.options import (
     check_model,
     config_fault,
     engine_args,
+    has_gpus,
     prepare_environment,
+    spawns_core,
 )
 from agentrt.executors.vllm.processes import apart, cpu_seconds, interrupts_blocked
 from agentrt.executors.vllm.scored import Likely
@@ -74,12 +84,17 @@ class VLLMEngine(CoreClient):
     async def start(self, progress: Progress) -> None:
         prepare_environment(self.options)
         progress("importing vLLM")
-        await apart(_import_vllm)
-        if self.options.model is None:
-            self.model = await apart(default_model, progress)
-        check_model(self.model)
-        progress(f"loading {_short(self.model)}")
-        self._llm = llm = await self._loaded()
+        core = EarlyCore(*needs_of_core(on_gpu=has_gpus())) if spawns_core() else None
+        try:
+            await apart(_import_vllm)
+            if self.options.model is None:
+                self.model = await apart(default_model, progress)
+            check_model(self.model)
+            progress(f"loading {_short(self.model)}")
+            self._llm = llm = await self._loaded(core)
+        finally:
+            if core is not None:
+                core.dismiss()
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
         start_reader(llm)
         if self.options.learned is not None:
@@ -89,16 +104,16 @@ class VLLMEngine(CoreClient):
         self._tokenizer = None if bare else llm.get_tokenizer()
         progress("ready")
 
-    async def _loaded(self) -> AsyncLLM:
+    async def _loaded(self, core: EarlyCore | None = None) -> AsyncLLM:
         """The engine, once its thread has it. Who gives up waiting leaves none behind."""
-        loading = asyncio.ensure_future(apart(self._load))
+        loading = asyncio.ensure_future(apart(self._load, core))
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
             loading.add_done_callback(_let_go)
             raise
 
-    def _load(self) -> AsyncLLM:
+    def _load(self, core: EarlyCore | None = None) -> AsyncLLM:
         import torch
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -120,7 +135,7 @@ class VLLMEngine(CoreClient):
         self._logits = tuple(offer_processors(config).items())
         self._prepare(config)
         try:
-            with interrupts_blocked():
+            with interrupts_blocked(), core_in(core):
                 return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
         except Exception as error:
             raise EngineStartError(

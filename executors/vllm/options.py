@@ -174,12 +174,22 @@ def _shorten(text: str) -> str:
     return textwrap.shorten(text, _REASON_CHARACTERS, placeholder=" …")
 
 
+def has_gpus() -> bool:
+    """Whether this machine has GPUs, as far as files tell."""
+    return any(Path(device).exists() for device in _GPUS)
+
+
+def spawns_core() -> bool:
+    """Whether vLLM starts its core as a new program, as it always does without a GPU."""
+    return not has_gpus() or os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") == "spawn"
+
+
 def expected_context(model: str | None) -> int | None:
     """How many tokens a call may have on this machine, as far as files tell: no engine has started.
 
     None is the embedded default.
     """
-    if not any(Path(device).exists() for device in _GPUS):
+    if not has_gpus():
         limit = None if model is None else _context_length(model)
         return min(_ON_CPU_CONTEXT, limit or _ON_CPU_CONTEXT)
     return _context_length(HUB_MODEL if model is None else model)

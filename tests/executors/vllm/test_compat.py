@@ -23,6 +23,7 @@ CALLED = {
         "v1.engine.async_llm:AsyncLLM._run_output_handler": "self",
         "v1.engine.core_client:AsyncMPClient.call_utility_async": "self method *args",
         "v1.engine.core:EngineCoreProc._convert_msgspec_args": "method args",
+        "v1.engine.utils:get_mp_context": "",
     },
     "scheduling": {
         "v1.core.sched.scheduler:Scheduler.add_request": "self request",
@@ -248,6 +249,12 @@ def test_the_engine_process_is_found_where_it_was() -> None:
         assert f"{name} = " in source or f"{name}:" in source, changed(
             "core", f"{owner} has no {name}"
         )
+
+
+def test_the_engine_process_is_started_as_it_was() -> None:
+    source = inspect.getsource(found("v1.engine.utils:CoreEngineProcManager.__init__"))
+    for said in ("get_mp_context()", "context.Process(", '"tensor_queue"', "kwargs=", "target="):
+        assert said in source, changed("core", f"CoreEngineProcManager does without {said}")
 
 
 def test_the_stated_versions_are_those_that_can_be_installed() -> None:

@@ -20,7 +20,7 @@ class Slow(VLLMEngine):
         super().__init__(EngineOptions())
         self.begun, self.may_end = threading.Event(), threading.Event()
 
-    def _load(self) -> Any:
+    def _load(self, core: Any = None) -> Any:
         self.begun.set()
         assert self.may_end.wait(30)
         return "engine"
