@@ -21,9 +21,9 @@ from agentrt.serving.tenants import BusyError
 
 DEFAULT_TENANT = "default"
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ok", "/dashboard", "/favicon.ico"})
-"""Paths that need no key: health checks, and a page without data of its own."""
+"""Paths that need no key: health checks, and pages without data of their own."""
 
-_OPEN_FOLDER = "/dashboard/"
+_OPEN_FOLDERS = ("/dashboard/", "/chat/")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -97,7 +97,7 @@ class Middleware:
                 code="stopping",
                 headers={"retry-after": _DRAIN_RETRY_S, "connection": "close"},
             )
-        is_open = path in OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+        is_open = path in OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
         if not is_open and (why := self._origins.refusal(headers)) is not None:
             return error_response(path, 403, why, code="foreign_origin")
         tenant = self._tenant(headers, is_open=is_open)

@@ -70,16 +70,21 @@ class Renderer:
         *,
         state: str | None,
         type: str | None,
+        session: str | None,
         limit: int,
         offset: int,
     ) -> JSON:
         """A page of live programs, and one of ended programs, each in the order given.
 
-        ``state`` and ``type`` filter both; ``live`` and ``ended`` count all that match.
+        ``state``, ``type`` and ``session`` filter both; ``live`` and ``ended`` count what matches.
         """
 
         def matching(runs: Iterable[Run]) -> list[JSON]:
-            rendered = (self.program(run) for run in runs if type is None or run.type == type)
+            rendered = (
+                self.program(run)
+                for run in runs
+                if type in (None, run.type) and session in (None, run.row.session)
+            )
             return [one for one in rendered if state is None or one["state"] == state]
 
         alive, gone = matching(live), matching(ended)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import resources
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
@@ -19,25 +17,12 @@ from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.observability.status import Activity
 from agentrt.serving.observability.stream import EventStream, Feed
+from agentrt.serving.pages import Page
 from agentrt.serving.server import Server
 
 _VIEW_S = 0.5
 _MOST_ROWS = 1000
 _NO_ENGINE = "no engine is up"
-_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; style-src 'self'; "
-    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-"""The browser loads nothing that is not from this server."""
 
 
 def _visible_tenant(request: Request) -> str | None:
@@ -56,7 +41,7 @@ class Observability:
         self._server = server
         self._log = log
         self._poller = poller
-        self._files = _page_files()
+        self._page = Page("agentrt.serving.observability")
 
     def router(self) -> APIRouter:
         """All routes. Those of the page and of health hold nothing of any tenant."""
@@ -123,6 +108,7 @@ class Observability:
         tenant: VisibleTenant,
         state: Activity | None = None,
         type: Annotated[str | None, Query(max_length=200)] = None,
+        session: Annotated[str | None, Query(max_length=300)] = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 100,
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     ) -> JSONResponse:
@@ -135,6 +121,7 @@ class Observability:
                 (run for run in ended if tenant is None or run.row.tenant == tenant),
                 state=state,
                 type=type,
+                session=session,
                 limit=limit,
                 offset=offset,
             )
@@ -165,24 +152,17 @@ class Observability:
 
     # -- the page ----------------------------------------------------------------------
 
-    async def dashboard(self) -> Response:
+    async def dashboard(self, request: Request) -> Response:
         """The page. It loads its parts from beneath its own address."""
-        return await self.file("index.html")
+        page = self._page.file("index.html")
+        if any(getattr(route, "name", "") == "chat" for route in request.app.routes):
+            link = b'<nav><a href="./">Chat</a></nav>'
+            page = self._page.file("index.html", (b"<!-- chat -->", link))
+        return page
 
     async def file(self, name: str) -> Response:
         """A part of the page."""
-        file = self._files.get(name)
-        if file is None:
-            raise HTTPException(404, "the dashboard has no such file")
-        content, media_type = file
-        return Response(content, media_type=media_type, headers=_HEADERS)
-
-
-def _page_files() -> Mapping[str, tuple[bytes, str]]:
-    """The dashboard's files by name, as the package has them. No other file is served."""
-    folder = resources.files("agentrt.serving.observability").joinpath("page")
-    files = [(file, file.name.rpartition(".")[2]) for file in folder.iterdir()]
-    return {file.name: (file.read_bytes(), _TYPES[kind]) for file, kind in files if kind in _TYPES}
+        return self._page.file(name)
 
 
 _NO_PROGRAM: dict[int | str, dict[str, Any]] = {404: {"description": "No such program"}}

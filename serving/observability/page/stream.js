@@ -52,7 +52,7 @@ async function once(path, on, signal) {
   return outcome;
 }
 
-async function read(body, tell) {
+export async function read(body, tell) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let left = "";
   for (;;) {

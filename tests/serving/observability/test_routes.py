@@ -103,7 +103,7 @@ async def in_tools(runtime: Runtime, programs: int) -> None:
 
 async def test_programs_are_listed_by_state_type_and_page() -> None:
     async with served() as at:
-        runs = [at.runtime.start(agent) for _ in range(3)] + [at.runtime.start(other)]
+        runs = [at.runtime.start(agent, session=name) for name in "abc"] + [at.runtime.start(other)]
         await in_tools(at.runtime, 4)
         page = await at.json("/programs")
         assert [one["id"] for one in page["programs"]] == [run.id for run in runs]
@@ -117,6 +117,8 @@ async def test_programs_are_listed_by_state_type_and_page() -> None:
         assert [one["id"] for one in page["programs"]] == [run.id for run in runs[1:3]]
         assert (page["live"], page["ended"]) == (3, 0)
         assert (await at.json("/programs", state="running"))["live"] == 0
+        (found,) = (await at.json("/programs", session=runs[1].row.session))["programs"]
+        assert found["id"] == runs[1].id
         gate.set()
         await asyncio.gather(*(run.wait() for run in runs))
         page = await at.json("/programs", state="done", type="agent")
@@ -376,7 +378,8 @@ async def test_the_page_and_its_parts_are_served_and_nothing_else() -> None:
 
 
 def test_the_page_names_no_other_host_and_its_files_are_small() -> None:
-    for file in PAGE.iterdir():
+    chat = PAGE.parents[1] / "chat" / "page"
+    for file in (*PAGE.iterdir(), *chat.iterdir()):
         text = file.read_text(encoding="utf-8")
         hosts = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}
         assert (file.name, hosts) == (file.name, set())

@@ -1,0 +1,74 @@
+// The checkpoints of a thread, the last one first: where one can go back to.
+
+import { byId, h, mark, say } from "../dashboard/dom.js";
+import { ask } from "./api.js";
+
+const MOST = 200;
+
+export class Checkpoints {
+  constructor(choose) {
+    this.choose = choose;
+    this.states = [];
+    this.chosen = null;
+  }
+
+  async load(thread) {
+    this.states = thread === null ? [] : await ask("POST", `threads/${thread}/history`, { limit: MOST });
+    this.draw();
+  }
+
+  draw() {
+    const known = new Map(this.states.map((state) => [state.checkpoint.checkpoint_id, state]));
+    const current = this.path(known);
+    const rows = this.states.filter((state) => !isInput(state)).map((state) => {
+      const id = state.checkpoint.checkpoint_id;
+      const parent = known.get(state.parent_checkpoint?.checkpoint_id);
+      const messages = state.values?.messages?.length;
+      const facts = messages === undefined ? "" : `${messages} message${messages === 1 ? "" : "s"}`;
+      const button = h("button", { type: "button", onclick: () => this.choose(state) }, h("span", {}, nameOf(state, parent)), h("small", {}, facts));
+      return h("li", { "data-checkpoint": id, "data-current": String(current.has(id)) }, button);
+    });
+    byId("checkpoints").replaceChildren(...rows);
+    byId("no-checkpoints").hidden = rows.length > 0;
+    this.mark();
+  }
+
+  // Those that led to the last one; the others are of branches that were left.
+  path(known) {
+    const path = new Set();
+    let state = this.states[0];
+    while (state) {
+      path.add(state.checkpoint.checkpoint_id);
+      state = known.get(state.parent_checkpoint?.checkpoint_id);
+    }
+    return path;
+  }
+
+  mark(id = this.chosen) {
+    this.chosen = id;
+    for (const row of byId("checkpoints").children) mark(row.firstElementChild, "aria-current", row.dataset.checkpoint === id);
+  }
+
+  // The state before a message came: null where it is the thread's first.
+  before(message) {
+    const has = (state) => state.values?.messages?.some(({ id }) => id === message);
+    const before = this.parent(this.states.findLast(has));
+    return before && isInput(before) ? this.parent(before) : before;
+  }
+
+  parent(state) {
+    const id = state?.parent_checkpoint?.checkpoint_id;
+    return this.states.find((one) => one.checkpoint.checkpoint_id === id) ?? null;
+  }
+}
+
+// The place of an input that the graph has not taken yet: the same state as the one before.
+const isInput = (state) => state.metadata?.source === "input";
+
+function nameOf(state, parent) {
+  const { source, step } = state.metadata ?? {};
+  if (source === "fork") return "run on from here";
+  if (source === "update") return "changed by hand";
+  const ran = parent?.next?.join(", ");
+  return ran === "__start__" ? "your input" : ran || `step ${step}`;
+}

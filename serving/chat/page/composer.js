@@ -1,0 +1,58 @@
+// Where one writes: a message to a graph that has messages, else a form for its input.
+
+import { byId, h } from "../dashboard/dom.js";
+import { field } from "../dashboard/forms.js";
+
+export class Composer {
+  constructor(send) {
+    this.form = byId("composer");
+    this.read = () => undefined;
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      send();
+    });
+    this.form.addEventListener("keydown", (event) => {
+      const isSend = event.key === "Enter" && !event.shiftKey && !event.isComposing;
+      if (!isSend || event.target.tagName !== "TEXTAREA") return;
+      event.preventDefault();
+      this.form.requestSubmit();
+    });
+  }
+
+  // For a graph by the schema of its input.
+  show(schema, isChat) {
+    if (isChat) {
+      const text = h("textarea", { rows: 1, placeholder: "Write a message", "aria-label": "Message", required: true });
+      byId("entry").replaceChildren(text);
+      this.read = () => text.value.trim() || undefined;
+    } else {
+      const { element, read } = field(schema ?? {}, schema ?? {}, false);
+      if (element.tagName === "TEXTAREA") element.placeholder = "The input: text or JSON, or nothing";
+      element.setAttribute("aria-label", "Input");
+      byId("entry").replaceChildren(element);
+      this.read = read;
+    }
+  }
+
+  put(text) {
+    const [entry] = byId("entry").querySelectorAll("textarea, input");
+    if (!entry) return;
+    entry.value = text;
+    entry.focus();
+  }
+
+  focus() {
+    byId("entry").querySelector("textarea, input, select")?.focus();
+  }
+}
+
+// Whether a graph takes messages, by the schema of its input.
+export function takesMessages(schema) {
+  return schema?.properties?.messages !== undefined;
+}
+
+// An object of which nothing is known is as good as anything.
+export function formOf(schema) {
+  const isAny = schema?.type === "object" && !schema.properties;
+  return isAny ? {} : schema;
+}

@@ -1,0 +1,33 @@
+// What runs: the program's graph, drawn as the dashboard draws it.
+
+import { oncePerFrame } from "../dashboard/dom.js";
+import { Graph } from "../dashboard/graph.js";
+import { ask } from "./api.js";
+
+const TICK_MS = 500;
+
+export class Runs {
+  constructor() {
+    this.offset = 0;
+    this.graph = new Graph(oncePerFrame(() => this.graph.draw(this.now())));
+    const tell = this.graph.tell.bind(this.graph);
+    this.graph.tell = (name, body) => {
+      this.offset = body.at - performance.now() / 1000;
+      tell(name, body);
+    };
+    setInterval(() => {
+      if (this.graph.program?.ended_at === null) this.graph.redraw();
+    }, TICK_MS);
+  }
+
+  now() {
+    return performance.now() / 1000 + this.offset;
+  }
+
+  // Shows the last program of a thread, if it is known still.
+  async show(thread) {
+    const { programs, recent } = await ask("GET", `programs?session=${encodeURIComponent(thread)}`);
+    const last = programs.at(-1) ?? recent[0];
+    if (last && last.id !== this.graph.id) this.graph.choose(last.id);
+  }
+}

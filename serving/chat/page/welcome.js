@@ -1,0 +1,27 @@
+// What an empty conversation says: what this is, and what to type.
+
+import { h } from "../dashboard/dom.js";
+
+export function welcome(graph, isChat) {
+  if (!graph) {
+    return [
+      h("h3", {}, "Nothing is served yet"),
+      h("p", {}, "Start the server with a graph or a program, and load this page again:"),
+      h("pre", {}, "agentrt serve langgraph.json\nagentrt serve my_agent.py"),
+    ];
+  }
+  const first = isChat
+    ? "Write a message below. Its answer appears word by word as the model makes it."
+    : "Give its input below, as text or JSON. Its steps and its result appear here.";
+  return [
+    h("h3", {}, `Talk to ${graph.name}`),
+    ...(graph.description ? [h("p", {}, graph.description)] : []),
+    h(
+      "ul",
+      {},
+      h("li", {}, first),
+      h("li", {}, "Calls of tools and questions to you stand where they come up. A question waits for you, also when you close this page."),
+      h("li", {}, "Beside it grows the graph of all calls. Choose a checkpoint, or edit a message of yours, to go on from there."),
+    ),
+  ];
+}

@@ -1,0 +1,246 @@
+"""The chat page in headless Chromium: one server and one browser for all tests here.
+
+Each test ends with a look at what must never happen: a complaint on the console, or a request
+to another host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from agentrt.serving import chat, langgraph, observability
+from tests.serving.chat.agent import EVIL, ObligingExecutor, agent_graph
+from tests.serving.langgraph.graphs import GATES, approval, poem, steps_graph
+from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.observability.browser import Watched, opened_browser
+from tests.serving.tenants.plain_keys import PlainKeys
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+expect.set_options(timeout=30_000)
+APIS = (langgraph.api, None, observability.api, chat.api)
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    database: Path = tmp_path_factory.mktemp("server") / "agentrt.db"
+    things = {"agent": agent_graph(), "poem": poem, "approval": approval, "steps": steps_graph()}
+    with serving(things, database, *APIS, executor=ObligingExecutor()) as it:
+        yield it
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with opened_browser() as browser:
+        yield browser
+
+
+@asynccontextmanager
+async def shown(browser: Browser, url: str, *, expected: str | None = None) -> AsyncIterator[Page]:
+    """The page, which must stay quiet, but for the complaint that is ``expected``."""
+    context = await browser.new_context(viewport={"width": 1400, "height": 900})
+    watch = Watched.over(await context.new_page())
+    try:
+        await watch.page.goto(url)
+        yield watch.page
+    finally:
+        await context.close()
+    assert [c for c in watch.complaints if expected is None or expected not in c] == []
+    assert watch.hosts == {urlsplit(url).netloc}
+
+
+async def say(page: Page, text: str) -> None:
+    await page.get_by_label("Message").fill(text)
+    await page.keyboard.press("Enter")
+
+
+def said(text: str) -> str:
+    return f"You said {text}, and I have heard you."
+
+
+async def test_a_first_conversation(it: Serving, browser: Browser) -> None:
+    """Tokens as they stream, the graph beside them, a reload in the middle, the list at the end."""
+    async with shown(browser, it.url) as page:
+        await expect(page.get_by_role("heading", name="Talk to agent")).to_be_visible()
+        await say(page, "slowly chat please")
+        await GATES.reached("chat")
+        answer = page.locator("article[data-who=agent]")
+        await expect(answer).to_have_text("You said slow")
+        await expect(answer).to_have_attribute("data-grows", "true")
+        await expect(page.locator("#graph .node")).to_have_attribute("data-live", "true")
+        await expect(page.locator("#welcome")).to_be_hidden()
+        await page.reload()
+        await expect(answer).to_have_text("You said slow")
+        await expect(page.get_by_role("button", name="Stop")).to_be_enabled()
+        GATES.open("chat")
+        await expect(answer).to_have_text(said("slowly chat please"))
+        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await expect(page.locator("#graph .node[data-live=true]")).to_have_count(0)
+        row = page.locator("#threads button").first
+        await expect(row).to_contain_text("slowly chat please")
+        await expect(row).to_have_attribute("aria-current", "true")
+        await page.get_by_role("button", name="New conversation").click()
+        await expect(answer).to_have_count(0)
+        await row.click()
+        await expect(answer).to_have_text(said("slowly chat please"))
+
+
+async def test_tools_are_shown_and_a_question_is_answered(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url) as page:
+        await say(page, "weather in Paris")
+        card = page.locator(".call")
+        told = card.locator("summary > *")
+        await expect(told).to_have_text(["weather", "city: Paris", "→ sunny in Paris"])
+        await expect(page.locator("article").last).to_have_text("Done: sunny in Paris.")
+        await say(page, "mail Ann")
+        form = page.get_by_role("form", name="A question to you")
+        await expect(form.locator("p")).to_have_text("Send a mail to Ann?")
+        await expect(page.locator("#status")).to_have_text("asks you")
+        await page.reload()
+        await form.get_by_label("Your answer").fill("yes")
+        await form.get_by_role("button", name="Answer").click()
+        await expect(page.locator("article").last).to_have_text("Done: sent to Ann.")
+        await expect(card.last.locator("em")).to_have_text("→ sent to Ann")
+        await expect(form).to_have_count(0)
+
+
+async def test_one_goes_back_and_on_from_there(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url) as page:
+        articles = page.locator("article")
+        for number, text in enumerate(("one", "two"), 1):
+            await say(page, text)
+            await expect(articles).to_have_count(2 * number)
+            await expect(articles.last).to_have_text(said(text))
+            await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await page.get_by_role("button", name="Edit").last.click()
+        await expect(page.locator("#earlier")).to_be_visible()
+        await expect(articles).to_have_count(2)
+        await expect(page.get_by_label("Message")).to_have_value("two")
+        await say(page, "other")
+        await expect(articles.last).to_have_text(said("other"))
+        await expect(articles).to_have_count(4)
+        rows = page.locator("#checkpoints li")
+        await expect(rows).to_have_count(6)
+        await expect(page.locator("#checkpoints li[data-current=false]")).to_have_count(2)
+        await page.locator("#checkpoints li[data-current=false] button").first.click()
+        await expect(articles.last).to_have_text(said("two"))
+        await page.get_by_role("button", name="Back to the latest").click()
+        await expect(articles.last).to_have_text(said("other"))
+        await expect(page.locator("#earlier")).to_be_hidden()
+        await page.locator("#checkpoints button", has_text="your input").first.click()
+        await page.get_by_role("button", name="Run on from here").click()
+        await expect(rows).to_have_count(8)
+        await expect(articles.last).to_have_text(said("other"))
+
+
+async def test_a_run_is_stopped(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url) as page:
+        await say(page, "slowly stopped please")
+        await GATES.reached("stopped")
+        await page.get_by_role("button", name="Stop").click()
+        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await expect(page.locator("#status")).to_be_hidden()
+        await expect(page.locator("#fault")).to_be_hidden()
+        await say(page, "again")
+        await expect(page.locator("article").last).to_have_text(said("again"))
+
+
+async def test_what_is_said_is_text_and_not_markup(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url) as page:
+        await say(page, "evil")
+        await expect(page.locator("article").last).to_have_text(EVIL)
+        await say(page, "mail <b>Ann</b>")
+        await expect(page.locator(".ask p")).to_have_text("Send a mail to <b>Ann</b>?")
+        await expect(page.locator("main b, main img")).to_have_count(0)
+        assert await page.title() == "agentrt chat"
+
+
+async def test_the_page_is_served_as_the_dashboard_is_and_both_name_each_other(
+    it: Serving, browser: Browser
+) -> None:
+    async with httpx.AsyncClient(base_url=it.url) as http:
+        for name in ("/", "/chat/main.js"):
+            headers = (await http.get(name)).headers
+            assert headers["content-security-policy"].startswith("default-src 'self';")
+            assert headers["x-content-type-options"] == "nosniff"
+        for name in ("__init__.py", "..%2F__init__.py", "none.js"):
+            assert (await http.get(f"/chat/{name}")).status_code == 404
+    async with shown(browser, it.url) as page:
+        await page.get_by_role("link", name="Dashboard").click()
+        await expect(page.locator("#link")).to_have_text("live")
+        await page.get_by_role("link", name="Chat").click()
+        await expect(page.get_by_label("Message")).to_be_focused()
+
+
+async def test_programs_have_a_form_and_a_result(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url) as page:
+        await page.get_by_label("Talk to").select_option("approval")
+        await expect(page.get_by_role("heading", name="Talk to approval")).to_be_visible()
+        await page.get_by_label("Input").fill("tea")
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".ask p")).to_have_text("approve tea?")
+        await page.get_by_label("Your answer").fill("gladly")
+        await page.get_by_role("button", name="Answer").click()
+        articles = page.locator("article")
+        await expect(articles).to_have_text(["tea", "tea: gladly"])
+        await page.reload()
+        await expect(articles).to_have_text(["tea", "tea: gladly"])
+        await page.get_by_label("Talk to").select_option("steps")
+        await expect(articles).to_have_count(0)
+        await expect(page.get_by_role("heading", name="Talk to steps")).to_be_visible()
+        await page.get_by_label("Input").fill('{"steps": ["in"]}')
+        await page.get_by_role("button", name="Send").click()
+        await expect(articles.last).to_contain_text('"last"')
+
+
+async def test_errors_are_told_in_words(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url, expected="ERR_") as page:
+        await say(page, "fail")
+        fault = page.get_by_role("alert")
+        await expect(fault).to_contain_text("The run failed: the engine has no such luck")
+        await fault.get_by_role("button", name="Dismiss").click()
+        await expect(fault).to_be_hidden()
+        await page.route("**/runs/stream", lambda route: route.abort())
+        await say(page, "lost")
+        await expect(fault).to_contain_text("The server does not answer.")
+        await expect(page.get_by_label("Message")).to_have_value("lost")
+        await page.unroute("**/runs/stream")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("article").last).to_have_text(said("lost"))
+
+
+async def test_a_tenant_gives_a_key_and_sees_its_own(browser: Browser, tmp_path: Path) -> None:
+    api, _, *more = APIS
+    with serving(
+        {"agent": agent_graph()},
+        tmp_path / "agentrt.db",
+        api,
+        PlainKeys(),
+        *more,
+        executor=ObligingExecutor(),
+    ) as keyed:
+        headers = {"authorization": "Bearer other"}
+        async with httpx.AsyncClient(base_url=keyed.url, headers=headers) as other:
+            thread = (await other.post("/threads", json={})).json()["thread_id"]
+            body = {"assistant_id": "agent", "input": {"messages": [("user", "secret")]}}
+            await other.post(f"/threads/{thread}/runs/wait", json=body)
+        async with shown(browser, keyed.url, expected="401") as page:
+            await page.get_by_label("This server asks for an API key").fill("acme")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#key")).to_be_hidden()
+            await expect(page.get_by_role("heading", name="Talk to agent")).to_be_visible()
+            await say(page, "hi")
+            await expect(page.locator("article").last).to_have_text(said("hi"))
+            await page.reload()
+            await expect(page.locator("article").last).to_have_text(said("hi"))
+            await expect(page.locator("#graph .node")).to_have_count(1)
+            await expect(page.locator("#threads li")).to_have_count(1)
+            await expect(page.locator("#threads")).not_to_contain_text("secret")
