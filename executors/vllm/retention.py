@@ -26,7 +26,14 @@ from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.retention import Context, Contexts, Ranking, key_of, make_retention
+from agentrt.scheduler.retention import (
+    Context,
+    Contexts,
+    Ranking,
+    Retention,
+    key_of,
+    make_retention,
+)
 from agentrt.scheduler.retention.context import Key
 from agentrt.scheduler.retention.gaps import Gaps
 from agentrt.scheduler.table import ProgramRow
@@ -45,17 +52,23 @@ class Retainer:
     """The contexts of one engine's programs, and the queue that protects their blocks.
 
     ``queue`` is None with retention ``lru``, and where prefixes are not cached at all;
-    ``gaps`` is where nothing is learned.
+    ``gaps`` is where nothing is learned. A ``policy`` that is given decides in place of the one
+    that the settings name.
     """
 
-    def __init__(self, scheduler: AsyncScheduler, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        scheduler: AsyncScheduler,
+        config: SchedulerConfig,
+        policy: Retention | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self.now = 0.0
         self._history = PrefixHistory()
         self._calls: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
         self.queue: ProtectedFreeQueue | None = None
         self.gaps: Gaps | None = None
-        policy = make_retention(config)
+        policy = policy or make_retention(config)
         if policy is None or not caches_prefixes(scheduler):
             return
         self.gaps = policy.gaps

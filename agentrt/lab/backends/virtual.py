@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.base import Backend, CallEnded, Replicas
@@ -56,6 +57,7 @@ class Virtual(Backend):
         *,
         replicas: int = 1,
         router: str | None = None,
+        scheduler_cls: type[Any] | None = None,
     ) -> None:
         self._options = options = options or VirtualOptions()
         self._step_time = step_time = step_time or StepTimeModel()
@@ -68,7 +70,11 @@ class Virtual(Backend):
             self._replicas = Replicas(router, replicas, options.max_num_seqs, level_ends(config))
             reads = self._replicas.dispatcher.router.reads_blocks
         self.lanes = [
-            _Lane(VirtualEngine(config, options, step_time, kv_events=reads))
+            _Lane(
+                VirtualEngine(
+                    config, options, step_time, kv_events=reads, scheduler_cls=scheduler_cls
+                )
+            )
             for _ in range(replicas)
         ]
         for lane in self.lanes if reads else ():

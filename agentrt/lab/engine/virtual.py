@@ -107,7 +107,8 @@ class VirtualEngine:
     ``scheduling`` is our scheduler's settings, or the policy of vLLM's own scheduler,
     which then runs as it is. Ours decides exactly as that with policy ``fcfs``. With
     ``kv_events`` ours tells what its prefix cache holds: ``events`` are those of the last
-    step. ``busy_s`` are the seconds that its steps have taken.
+    step. ``busy_s`` are the seconds that its steps have taken. ``scheduler_cls`` is a subclass
+    that takes our scheduler's place.
     """
 
     def __init__(
@@ -117,9 +118,10 @@ class VirtualEngine:
         step_time: StepTimeModel,
         *,
         kv_events: bool = False,
+        scheduler_cls: type[Any] | None = None,
     ) -> None:
         self.options = options
-        self.scheduler = _scheduler(scheduling, options, kv_events=kv_events)
+        self.scheduler = _scheduler(scheduling, options, scheduler_cls, kv_events=kv_events)
         self.events: list[KVEventBatch] = []
         self.busy_s = 0.0
         self.counts = EngineCounts()
@@ -205,14 +207,18 @@ class VirtualEngine:
 
 
 def _scheduler(
-    scheduling: SchedulerConfig | StockPolicy, options: VirtualOptions, *, kv_events: bool
+    scheduling: SchedulerConfig | StockPolicy,
+    options: VirtualOptions,
+    ours: type[Any] | None,
+    *,
+    kv_events: bool,
 ) -> Any:
     from agentrt.executors.vllm.scheduler import ProgramScheduler
 
     cls: Any = stock_scheduler()
     how: dict[str, Any] = {"policy": scheduling}
     if isinstance(scheduling, SchedulerConfig):
-        cls, how = ProgramScheduler, {"settings": scheduling.to_dict()}
+        cls, how = ours or ProgramScheduler, {"settings": scheduling.to_dict()}
     return make_scheduler(
         cls,
         max_num_seqs=options.max_num_seqs,

@@ -81,19 +81,7 @@ class Machine:
         """How many programs like these it can do per second: the rate that is a load of 1."""
         if self.depth == "steps":
             return self.replicas * rate_for_load(programs, 1.0, self.batch, self.step_s)
-        return self.replicas * len(programs) / sum(self._engine_s(program) for program in programs)
-
-    def _engine_s(self, program: ProgramShape) -> float:
-        """Seconds of full batches that a program takes, if all shared prompts are cached."""
-        times = self.step_time()
-        seconds = 0.0
-        for call in program.calls:
-            fresh = prompt_tokens(call) - cached_tokens(program, call)
-            token_s = times.base_s / self.batch + times.per_decode_s
-            context = prompt_tokens(call) + call.output_tokens / 2
-            seconds += fresh * times.per_prefill_token_s
-            seconds += call.output_tokens * (token_s + context * times.per_context_token_s)
-        return seconds
+        return self.replicas * capacity_per_s(programs, self.batch, self.step_time())
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able values, for reports: what counts at its depth."""
@@ -112,6 +100,19 @@ class Machine:
                 "hardware": times.hardware,
             },
         }
+
+
+def capacity_per_s(programs: Sequence[ProgramShape], batch: int, times: StepTimeModel) -> float:
+    """Programs like these per second by full batches, if all shared prompts are cached."""
+    token_s = times.base_s / batch + times.per_decode_s
+    seconds = 0.0
+    for program in programs:
+        for call in program.calls:
+            fresh = prompt_tokens(call) - cached_tokens(program, call)
+            context = prompt_tokens(call) + call.output_tokens / 2
+            seconds += fresh * times.per_prefill_token_s
+            seconds += call.output_tokens * (token_s + context * times.per_context_token_s)
+    return len(programs) / seconds
 
 
 def prompt_tokens(call: CallShape) -> int:

@@ -9,10 +9,12 @@ about 200 to 10,000 output tokens) and each has its own joins.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from random import Random
 
 from agentrt.errors import ConfigError
+from agentrt.lab.workloads.agents import coding, deep_agent
 from agentrt.lab.workloads.lats import lats
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.lab.workloads.sizes import Gaps, ProgramBuilder, Sizes
@@ -44,6 +46,20 @@ def chat(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
             human=True,
         )
     return builder.build(program_id, "chat")
+
+
+_ASSISTANTS, _ASSISTANT_SYSTEM = 4, 2000
+"""Ours: so many kinds of chat, each with a system prompt of so many tokens."""
+
+
+def assistant(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
+    """A chat under the long system prompt of one of several assistants."""
+    kind = f"assistant-{rng.randrange(_ASSISTANTS)}"
+    shape = chat(rng, program_id, gaps)
+    calls = tuple(
+        replace(call, prompt_tokens=call.prompt_tokens + _ASSISTANT_SYSTEM) for call in shape.calls
+    )
+    return replace(shape, type=kind, calls=calls, system_tokens=_ASSISTANT_SYSTEM)
 
 
 _STEPS = Sizes(mean=10.75, spread=0.65, high=70)
@@ -218,6 +234,9 @@ _WORKLOADS: Mapping[str, tuple[Generator, ...]] = {
     "react": (react,),
     "lats": (lats,),
     "mixed": (chat, react, lats),
+    "assistant": (assistant,),
+    "coding": (coding,),
+    "deep": (deep_agent,),
     "graphs8": (
         rag,
         chain,

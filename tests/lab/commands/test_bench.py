@@ -1,4 +1,4 @@
-"""`agentrt bench decisions` and `retention` from end to end, at small sizes."""
+"""`agentrt bench decisions` and `memory` from end to end, at small sizes."""
 
 from __future__ import annotations
 
@@ -49,8 +49,11 @@ def test_decisions_of_some_policies(capsys: pytest.CaptureFixture[str]) -> None:
         (["decisions", "--policies", "srpt"], ["unknown policy 'srpt'"]),
         (["decisions", "--repeat", "0"], ["'--repeat'", "x>=1"]),
         (["decisions", "--steps", "0"], ["'--steps'", "x>=1"]),
-        (["retention", "--retentions", "mru"], ["unknown retention 'mru'", "lru, ttl, cost"]),
-        (["retention", "--blocks", "x"], ["--blocks 'x'", "positive numbers"]),
+        (["memory", "--workload", "chart"], ["no workload is named 'chart'", "chat"]),
+        (["memory", "--memory", "x"], ["--memory 'x'", "0.25"]),
+        (["memory", "--contender", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
+        (["memory", "--contender", "cap:0"], ["no contender is named 'cap:0'", "cap:N"]),
+        (["memory", "--trace", "none.jsonl"], ["'none.jsonl' does not exist"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +79,7 @@ BENCHMARKS = "".join(page.read_text(encoding="utf-8") for page in RESULTS)
 
 
 @pytest.mark.parametrize(
-    "line", re.findall(r"`agentrt (bench (?:decisions|retention)[^`]*)`", BENCHMARKS)
+    "line", re.findall(r"`agentrt (bench (?:decisions|memory)[^`]*)`", BENCHMARKS)
 )
 def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the measurement, which would take a while."""
@@ -85,5 +88,5 @@ def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr("agentrt.lab.bench.decisions.measure", stopped)
-    monkeypatch.setattr("agentrt.lab.bench.retention.virtual", stopped)
+    monkeypatch.setattr("agentrt.lab.bench.memory.Memory", stopped)
     assert call(shlex.split(line.replace(" FILE", f" {__file__}"))) == 130

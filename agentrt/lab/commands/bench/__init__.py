@@ -20,7 +20,7 @@ BENCHMARKS = {
     "decisions": ("agentrt.lab.bench.decisions", "The CPU time of a policy's decisions."),
     "eager": ("agentrt.lab.bench.eager", "Tools that start while the model still writes."),
     "interrupts": ("agentrt.lab.bench.interrupts", "Tools' calls beside the bare libraries'."),
-    "retention": ("agentrt.lab.bench.retention", "Agents with tools over a small KV cache."),
+    "memory": ("agentrt.lab.bench.memory", "Programs whose contexts do not fit the KV cache."),
     "serve": ("agentrt.lab.bench.serving", "agentrt serve and vLLM's own server under load."),
     "submit": ("agentrt.lab.bench.submit", "Programs that clients send: starts, and neighbours."),
     "techniques": ("agentrt.lab.bench.techniques", "Techniques over contexts, and over HTTP."),

@@ -1,0 +1,84 @@
+"""What ``agentrt bench memory`` shows: a table per cell, the cells as JSON, and a drawing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrt.lab.bench.results import Column, Figures, Results
+from agentrt.lab.reports.plots import new_figure
+from agentrt.lab.runs.contenders import STOCK
+from agentrt.lab.runs.rivals import CAP
+
+BEST_CAP = "best_cap"
+_LOW = ("ms_per_token", "mean_s", "p95_s", "p99_s", "makespan_s", "recomputed", "delay_s")
+"""Figures of which less is better."""
+_RATIOS = {
+    "ms_per_token": "s/token",
+    "mean_s": "mean",
+    "p95_s": "P95",
+    "p99_s": "P99",
+    "makespan_s": "makespan",
+    "recomputed": "recomputed",
+    "delay_s": "longest delay",
+}
+COLUMNS = (
+    Column("ms/token", "ms_per_token", "{:.1f}"),
+    Column("prefix hits", "hits", "{:.0%}"),
+    *(Column(f"{head} / stock", f"{name}_ratio", unknown="-") for name, head in _RATIOS.items()),
+)
+Found = Mapping[str, Figures]
+"""A contender's figures on one cell with one seed."""
+
+
+def with_best_cap(found: Found) -> dict[str, Figures]:
+    """Beside all contenders the best that any cap had, figure by figure: no cap has all of it."""
+    caps = [one for name, one in found.items() if name.startswith(f"{CAP}:")]
+    if not caps:
+        return dict(found)
+    best = {name: min(one[name] for one in caps) for name in _LOW}
+    return {**found, BEST_CAP: {**best, "hits": max(one["hits"] for one in caps)}}
+
+
+def table(seeds: Sequence[Found]) -> str:
+    """Medians over seeds, with the least and the most; ratios are to stock with the same seed."""
+    measured = Results({"contender": "contender"})
+    for found in seeds:
+        shown = with_best_cap(found)
+        stock = shown[STOCK]
+        for name, mine in shown.items():
+            if not name.startswith(f"{CAP}:"):
+                # Over nothing there is no ratio.
+                over = {f"{one}_ratio": mine[one] / stock[one] for one in _RATIOS if stock[one]}
+                measured.add(name, figures={**mine, **over})
+    return measured.table(COLUMNS)
+
+
+def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
+    """A cell and the medians of all figures by contender."""
+    names = dict.fromkeys(name for found in seeds for name in with_best_cap(found))
+    told: dict[str, Any] = dict(cell)
+    for name in names:
+        mine = [with_best_cap(found).get(name) for found in seeds]
+        some = [one for one in mine if one is not None]
+        told[name] = {key: statistics.median(one[key] for one in some) for key in some[0]}
+    return told
+
+
+def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Seconds a token of each contender over stock's: a group of bars per cell."""
+    figure = new_figure(1.5 + 1.6 * len(cells), 3.6)
+    axes = figure.subplots()
+    names = [one for one in cells[0] if isinstance(cells[0][one], dict) and CAP + ":" not in one]
+    for number, name in enumerate(names):
+        at = [place + (number - len(names) / 2) * 0.8 / len(names) for place in range(len(cells))]
+        values = [cell[name]["ms_per_token"] / cell[STOCK]["ms_per_token"] for cell in cells]
+        axes.bar(at, values, width=0.8 / len(names), label=name)
+    axes.axhline(1.0, color="grey", lw=0.8)
+    axes.set_xticks(range(len(cells)), [f"{one['workload']}\n{one['memory']:g}" for one in cells])
+    axes.set_yscale("log")
+    axes.set_ylabel("seconds a token / stock")
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    figure.savefig(path)

@@ -1,0 +1,61 @@
+"""Who is compared where memory is short: vLLM alone, rivals' rules, and ours, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agentrt.errors import ConfigError
+from agentrt.lab.backends.gates import Cap, Gated, ThunderAgent
+from agentrt.lab.backends.virtual import Virtual
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.runs.contenders import STOCK, Stock
+from agentrt.scheduler.config import ADMISSIONS, RETENTIONS, SchedulerConfig
+from agentrt.scheduler.policies import policy_names
+
+CAP, THUNDER, CONTINUUM, DEFAULT = "cap", "thunderagent", "continuum", "default"
+DECAY = f"{THUNDER}-decay"
+HOW = (
+    f"{STOCK}; {CAP}:N (stock, at most N programs at a time); {THUNDER}, {DECAY}; {CONTINUUM}; "
+    "or ours as a policy with what else is on, such as fcfs+cost or adaptive+memory"
+)
+Make = Callable[[VirtualOptions, StepTimeModel], Virtual]
+
+
+def rival(name: str) -> Make:
+    """What makes a contender's engine. Raises `ConfigError` for a name that says nothing."""
+    kind, _, number = name.partition(":")
+    if kind == CAP and number.isdecimal() and int(number):
+        return lambda options, times: Gated(Cap(int(number)), options, times)
+    if name in (THUNDER, DECAY):
+        return lambda options, times: Gated(
+            ThunderAgent(options.kv_blocks * options.block_size, decay=name == DECAY),
+            options,
+            times,
+        )
+    if name == CONTINUUM:
+        return _continuum
+    scheduling = Stock() if name == STOCK else settings(name)
+    return lambda options, times: Virtual(scheduling, options, times)
+
+
+def settings(name: str) -> SchedulerConfig:
+    """Ours: a policy, and with a plus each a retention or a way of admission."""
+    if name == DEFAULT:
+        return SchedulerConfig()
+    policy, *more = name.split("+")
+    kept = [one for one in more if one in RETENTIONS]
+    admitted = [one for one in more if one in ADMISSIONS]
+    known = len(kept) + len(admitted) == len(more) and policy in policy_names()
+    if not known or len(kept) > 1 or len(admitted) > 1:
+        raise ConfigError(f"no contender is named {name!r}: {HOW}")
+    return SchedulerConfig(
+        policy=policy, retention=(*kept, "lru")[0], admission=(*admitted, "off")[0]
+    )
+
+
+def _continuum(options: VirtualOptions, times: StepTimeModel) -> Virtual:
+    from agentrt.lab.engine.continuum import ContinuumScheduler
+
+    config = SchedulerConfig(policy="program-fcfs")
+    return Virtual(config, options, times, scheduler_cls=ContinuumScheduler)

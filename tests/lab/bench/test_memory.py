@@ -1,0 +1,154 @@
+"""The benchmark of memory: what runs and what is counted, and the rivals' rules by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agentrt.cli.app import call
+from agentrt.lab.backends.gates import Cap, ThunderAgent
+from agentrt.lab.reports.memory import as_json, table, with_best_cap
+from agentrt.lab.runs.working_set import added_tokens, context_tokens
+from agentrt.lab.workloads.agents import TOOLS, with_tools
+from agentrt.lab.workloads.generate import generate
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.retention import Context
+
+NAMES = "thunderagent,continuum,adaptive,adaptive+memory"
+
+
+@pytest.mark.engine
+def test_one_cell_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--workload", "chat", "--programs", "30", "--blocks", "300"]
+    assert (
+        call(
+            [
+                "bench",
+                "memory",
+                *asked,
+                "--repeat",
+                "1",
+                "--caps",
+                "1",
+                "--contender",
+                NAMES,
+                "--json",
+            ]
+        )
+        == 0
+    )
+    (cell,) = json.loads(capsys.readouterr().out.splitlines()[-1])["cells"]
+    assert (cell["workload"], cell["seeds"]) == ("chat", 1)
+    stock, cap = cell["stock"], cell["best_cap"]
+    assert stock["blocks"] == 300 < stock["wanted"]
+    # Each of these needs its rule: to hold programs back, to rank them, both, and to pin them.
+    assert cap["recomputed"] < 0.7 * stock["recomputed"]
+    assert cell["thunderagent"]["hits"] > 2 * stock["hits"]
+    assert cell["thunderagent"]["ms_per_token"] > 3 * stock["ms_per_token"]
+    assert cell["adaptive"]["hits"] > 1.5 * stock["hits"]
+    assert cell["adaptive+memory"]["recomputed"] < 0.5 * stock["recomputed"]
+    assert cell["continuum"]["hits"] > 2 * stock["hits"]
+
+
+# -- rivals --------------------------------------------------------------------------------
+
+
+def test_a_cap_lets_the_next_in_at_an_end() -> None:
+    cap = Cap(2)
+    assert [cap.called(one, 1, 0.0) for one in "abcad"] == [True, True, False, True, False]
+    assert list(cap.ended("b")) == ["c"]
+    assert cap.called("c", 1, 1.0)
+    assert (list(cap.ended("a")), list(cap.ended("d"))) == (["d"], [])
+
+
+def test_thunderagent_resumes_those_that_asked_then_new_ones_then_those_in_tools() -> None:
+    gate = ThunderAgent(2000)
+    assert gate.called("a", 900, 0.0)
+    assert gate.called("b", 700, 0.0)  # 1,000 and 800 with what is reserved beside each
+    assert not gate.called("new", 150, 0.0)
+    gate.answered("b", 1400, 1.0)
+    assert list(gate.tick(5.0)) == []  # 500 too many: b is in a tool, and goes first
+    assert not gate.called("b", 1500, 6.0)
+    gate.answered("a", 950, 7.0)
+    assert list(gate.tick(10.0)) == ["new"]  # b asked, and does not fit
+    assert list(gate.ended("a")) == []
+    assert list(gate.tick(15.0)) == ["b"]
+
+
+def test_thunderagent_marks_who_is_in_the_engine_and_pauses_it_at_its_answer() -> None:
+    gate = ThunderAgent(1000)
+    assert gate.called("a", 300, 0.0)
+    assert gate.called("b", 400, 0.0)
+    assert gate.called("b", 900, 1.0)
+    assert list(gate.tick(5.0)) == []  # a has the fewest tokens, and then there is room
+    gate.answered("a", 310, 6.0)
+    assert not gate.called("a", 320, 7.0)
+    gate.answered("b", 950, 8.0)
+    assert gate.called("b", 960, 9.0)
+
+
+def test_thunderagents_decay_forgets_who_acts_for_long() -> None:
+    for decay, resumed in ((False, []), (True, ["b"])):
+        gate = ThunderAgent(1000, decay=decay)
+        assert gate.called("a", 600, 0.0)
+        assert not gate.called("b", 500, 0.0)
+        gate.answered("a", 620, 1.0)
+        assert list(gate.tick(5.0)) == resumed
+
+
+@pytest.mark.engine
+def test_continuum_pins_for_as_long_as_it_pays() -> None:
+    from agentrt.lab.engine.continuum import ToolTtl, memoryfulness
+
+    policy = ToolTtl(SchedulerConfig())
+    context = Context(("program", "a"), "t", tokens=40_000, gap="search")  # a second of prefill
+    for seconds in (0.2, 0.3, 0.3, 0.4, 30.0):
+        policy.gap_ended(context, seconds, returned=True)
+    context.since = 10.0
+    # Until .3 s three of five are back, which saves .6 s; until .4 s four: .8 - .4 is best.
+    assert not policy.expired(context, 10.35)
+    assert policy.expired(context, 10.41)
+    policy.waits.append(300.0)  # who loses its place waits for long: even 30 s pay
+    context.since = 20.0
+    assert not policy.expired(context, 49.0)
+    assert memoryfulness([5] * 3) == pytest.approx(1.0)
+    assert memoryfulness([1, 40, 3, 80]) < 0.6
+
+
+# -- what is counted -----------------------------------------------------------------------
+
+
+def test_a_context_counts_each_token_once() -> None:
+    first = CallShape(10, 150)
+    second = CallShape(20, 200, after=(0,), extends=0)
+    program = ProgramShape("p", "t", (first, second), system_tokens=100)
+    assert [added_tokens(program, index) for index in range(2)] == [60, 60]
+    assert context_tokens(program) == 120
+
+
+def test_tools_take_their_multiples_of_the_commonest() -> None:
+    some = generate("react", 20, 0)
+    assert with_tools(some, 0.0, 1)[0].calls[1].gap_s == 0
+    one, ten = (
+        [call for program in with_tools(some, tool_s, 1) for call in program.calls[1:]]
+        for tool_s in (1.0, 10.0)
+    )
+    assert {call.tool for call in one} == set(TOOLS)
+    assert [10 * call.gap_s for call in one] == pytest.approx([call.gap_s for call in ten])
+
+
+def test_the_best_cap_is_the_best_of_each_figure() -> None:
+    lower = ("ms_per_token", "mean_s", "p95_s", "p99_s", "makespan_s", "recomputed", "delay_s")
+
+    def cell(low: float, **more: float) -> dict[str, Any]:
+        return {**dict.fromkeys(lower, low), "hits": 1 - low / 10, **more}
+
+    found = {"stock": cell(4), "cap:2": cell(3, mean_s=8), "cap:9": cell(5, mean_s=2)}
+    best = with_best_cap(found)["best_cap"]
+    assert best == cell(3, mean_s=2)
+    assert "| best_cap" in table([found])
+    told = as_json({"workload": "w"}, [found, found])
+    assert (told["workload"], told["best_cap"]["mean_s"], told["stock"]["hits"]) == ("w", 2, 0.6)
