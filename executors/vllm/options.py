@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
 SCHEDULER = "agentrt.executors.vllm.scheduler.ProgramScheduler"
+_HOST_TIER = {
+    "eviction_policy": "ProgramCachePolicy",
+    "cache_policy_module_path": "agentrt.executors.vllm.host_tier",
+    "offload_prompt_only": False,
+}
 
 _ON_CPU_CONTEXT = 4096
 _GPUS = ("/dev/nvidiactl", "/dev/kfd")
@@ -115,6 +120,8 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     values.pop("reasoning_parser", None)  # set with the other parsers of the model's family
     values["model"] = model
     values |= _scheduling(options, values.get("additional_config") or {})
+    if options.scheduler.retention != "lru":
+        values |= _offloading(values)
     return AsyncEngineArgs(**values)
 
 
@@ -124,6 +131,21 @@ def _scheduling(options: EngineOptions, extra: Any) -> dict[str, Any]:
         raise ConfigError("vLLM's --additional-config takes a JSON object")
     ours = {**options.scheduler.to_dict(), "embedded": True}
     return {"scheduler_cls": SCHEDULER, "additional_config": {**extra, "agentrt": ours}}
+
+
+def _offloading(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Where vLLM offloads to host memory: by our policy, unless another is named, and with what
+    calls put out, which is a part of their program's next prompt.
+    """
+    from vllm.config import KVTransferConfig
+
+    transfer = values.get("kv_transfer_config")
+    by_size = values.get("kv_offloading_size") and values.get("kv_offloading_backend") != "lmcache"
+    if not by_size and (transfer is None or transfer.kv_connector != "OffloadingConnector"):
+        return {}
+    transfer = KVTransferConfig() if transfer is None else transfer
+    transfer.kv_connector_extra_config = {**_HOST_TIER, **transfer.kv_connector_extra_config}
+    return {"kv_transfer_config": transfer}
 
 
 def kv_events_config() -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.executors.identity import NESTED
+from agentrt.executors.vllm._compat.offloading import keys_of, policy_of
 from agentrt.executors.vllm._compat.pool import (
     all_blocks,
     cached_blocks,
@@ -25,6 +26,7 @@ from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_
 from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
+from agentrt.executors.vllm.host_tier import ProgramCachePolicy
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.retention import (
     Context,
@@ -67,6 +69,7 @@ class Retainer:
         self._history = PrefixHistory()
         self._calls: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
         self.queue: ProtectedFreeQueue | None = None
+        self.host: ProgramCachePolicy | None = None
         self.gaps: Gaps | None = None
         policy = policy or make_retention(config)
         if policy is None or not caches_prefixes(scheduler):
@@ -79,6 +82,10 @@ class Retainer:
             Ranking(self.contexts.rank),
             policy,
         )
+        host = policy_of(scheduler)
+        if isinstance(host, ProgramCachePolicy):
+            self.host = host
+            host.bind(self.contexts)
 
     @property
     def protected(self) -> int:
@@ -90,22 +97,36 @@ class Retainer:
         if self.queue is not None:
             self.queue.leave()
             self.queue = None
+        if self.host is not None:
+            self.host.bind(None)
+            self.host = None
+
+    def _changed(self, context: Context) -> None:
+        """A context stands elsewhere, in the engine's memory and in the host's."""
+        if self.queue is not None:
+            self.queue.changed(context)
+        if self.host is not None:
+            self.host.changed(context)
 
     def at(self, now: float) -> None:
         """It is ``now`` (seconds, the scheduler's clock)."""
         self.now = now
         if self.queue is not None:
             self.queue.now = now
+        if self.host is not None:
+            self.host.now = now
 
     # -- calls -------------------------------------------------------------------------
 
-    def call_arrived(self, row: ProgramRow, now: float) -> Context | None:
+    def call_arrived(self, row: ProgramRow, request: Request, now: float) -> Context | None:
         """A program's call came; its context, to be given back when the call has ended."""
         if self.queue is None:
             return None
         self.at(now)
         context = self.contexts.call_arrived(row, now)
-        self.queue.changed(context)
+        if self.host is not None:
+            self.host.call_arrived(request.request_id, context)
+        self._changed(context)
         return context
 
     def known_tokens(self, row: ProgramRow, request: Request) -> int:
@@ -145,7 +166,7 @@ class Retainer:
         if context is not None and self.queue is not None:
             self.contexts.call_ended(context, now)
             self._remember(request)
-            self.queue.changed(context)
+            self._changed(context)
 
     def _remember(self, request: Request) -> None:
         """Keep a call's hashes for when its program drops what it had computed."""
@@ -186,7 +207,7 @@ class Retainer:
             return
         self.at(now)
         for context in self.contexts.program_ended(row.program_id, now):
-            self.queue.changed(context)
+            self._changed(context)
 
     def members_changed(self, changed: Mapping[str, bool]) -> None:
         """These programs came into the working set, or left it: their blocks go sooner then."""
@@ -226,7 +247,7 @@ class Retainer:
             else:
                 raise ConfigError(f"unknown notification {what!r} of program {program_id}")
             if context is not None:
-                self.queue.changed(context)
+                self._changed(context)
 
     def _drop(self, program_id: str, call_id: str, kept: int = 0) -> Context | None:
         """What a call had computed after its first tokens, no one will come back for."""
@@ -236,6 +257,8 @@ class Retainer:
         first = kept // hash_block_size(self._scheduler)  # a block with more is its own
         blocks = find_cached(self._scheduler, hashes[first:])
         self.queue.give_up(blocks[::-1], context)
+        if self.host is not None:
+            self.host.give_up(keys_of(self._scheduler, hashes[first:]), context)
         return context
 
     def cache_emptied(self) -> None:

@@ -294,7 +294,7 @@ class ProgramScheduler(AsyncScheduler):
         self.table.call_arrived(row, request.request_id, now)
         account = Account(identity, self.steps)
         if not identity.lone:
-            account.context = self.retainer.call_arrived(row, now)
+            account.context = self.retainer.call_arrived(row, request, now)
             account.returned_tokens = self.retainer.known_tokens(row, request)
         self._accounts[request.request_id] = account
         call = self.queues.add(

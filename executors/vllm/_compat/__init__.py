@@ -7,6 +7,7 @@ One module for each thing of vLLM's that is reached into, and a new line belongs
   promised), its settings, and what its steps held.
 - `requests`: a request, and its sampling parameters.
 - `pool`: the KV-cache manager, its block pool, and the queue of free blocks.
+- `offloading`: host memory's policy (loaded by name; vLLM calls its interface experimental).
 - `seeds`: what a CPU's model runner does with a seeded request's samples that do not count.
 - `prefixes`: block hashes, the map of them, and the publisher of KV events.
 - `grammars`: how structured outputs are checked, and the threads that compile them.

@@ -67,6 +67,21 @@ CALLED = {
         "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.get_all_free_blocks": "self",
         "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.iter_blocks_after": "self cursor",
     },
+    "offloading": {
+        "v1.kv_offload.base:make_offload_key": "block_hash group_idx",
+        "v1.kv_offload.cpu.policies.base:order_request_keys": "key_groups req_context",
+        "v1.kv_offload.cpu.policies.base:CachePolicy.insert": (
+            "self key chunk | self key chunk req_context"  # 0.33
+        ),
+        "v1.kv_offload.cpu.policies.base:CachePolicy.evict": "self n protected",
+        "v1.kv_offload.cpu.policies.base:CachePolicy.on_store_miss": "self keys req_context",
+        "v1.kv_offload.cpu.policies.base:CachePolicy.on_request_finished": (
+            "self key_groups insertion_only_keys reused_keys req_context"
+        ),
+        "v1.kv_offload.cpu.policies.factory:CachePolicyFactory.get_cache_policy_cls": (
+            "name module_path"
+        ),
+    },
     "prefixes": {
         "utils.hashing:get_hash_fn_by_name": "hash_fn_name",
         "v1.core.kv_cache_utils:init_none_hash": "hash_fn",

@@ -1,0 +1,35 @@
+"""vLLM's offloading of KV blocks to host memory: its policy's base class, and where a policy is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext, make_offload_key
+from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
+
+if TYPE_CHECKING:
+    from agentrt.executors.vllm._compat.scheduling import Scheduler
+
+__all__ = ["CachePolicy", "ChunkStatus", "OffloadKey", "ReqContext"]  # vLLM's own
+
+
+def policy_of(scheduler: Scheduler) -> CachePolicy | None:
+    """The policy of the scheduler's host memory; None where it does not offload there."""
+    connector: Any = getattr(scheduler, "connector", None)
+    manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
+    return getattr(manager, "_policy", None)
+
+
+def in_prefix_order(
+    groups: Sequence[Sequence[OffloadKey]], context: ReqContext
+) -> list[OffloadKey]:
+    """A request's keys, of all kinds of its cache, from the beginning of its prompt on."""
+    return order_request_keys(groups, context)
+
+
+def keys_of(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[OffloadKey]:
+    """What host memory knows these block hashes by, of all kinds of its cache."""
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    groups = [one.kv_cache_group_id for one in managers]
+    return [make_offload_key(value, group) for value in hashes for group in groups]

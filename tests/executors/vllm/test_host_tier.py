@@ -1,0 +1,245 @@
+"""Which blocks leave host memory first: vLLM's manager with our policy, beside its own `lru`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext, make_offload_key
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
+from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
+
+from agentrt.executors.vllm.host_tier import ProgramCachePolicy
+from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.retention import Context, Contexts, make_retention
+from agentrt.scheduler.table import ProcessTable, ProgramRow
+
+pytestmark = pytest.mark.engine
+
+
+def keys(*names: object) -> list[OffloadKey]:
+    return [make_offload_key(f"{name}".encode(), 0) for name in names]
+
+
+class Watched(ProgramCachePolicy):
+    """Checks whose chunks it evicts."""
+
+    def evict(
+        self, n: int, protected: set[OffloadKey]
+    ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
+        owners = {key: self._owner[key] for key in self._evictable - protected}
+        found = super().evict(n, protected)
+        lost = {owners.pop(key) for key, _ in found or ()}
+        kept = set(owners.values()) - lost
+        if lost - {None}:
+            assert None not in owners.values()
+        assert all(self._order(one) <= self._order(other) for one in lost for other in kept)
+        return found
+
+    def _order(self, context: Context | None) -> tuple[float, ...]:
+        return () if context is None else self._rank(context, self.now)
+
+
+class HostMemory:
+    """vLLM's manager of so many chunks with our policy, and contexts that retention ranks."""
+
+    def __init__(
+        self,
+        chunks: int,
+        *,
+        is_bound: bool = True,
+        policy: type[ProgramCachePolicy] = ProgramCachePolicy,
+    ) -> None:
+        self.manager = CPUOffloadingManager(chunks, policy.__name__, policy.__module__)
+        made = self.manager._policy
+        assert isinstance(made, ProgramCachePolicy)
+        self.policy = made
+        retention = make_retention(SchedulerConfig(retention="cost"))
+        assert retention is not None
+        self.contexts = Contexts(retention)
+        self.table = ProcessTable()
+        if is_bound:
+            self.policy.bind(self.contexts)
+
+    def row(self, program: str) -> ProgramRow:
+        found = self.table.get(program)
+        return found or self.table.start_program(program, "agent", 0.0)
+
+    def call(self, program: str, names: Iterable[object], now: float) -> list[OffloadKey]:
+        """A call computes and stores these; what had to go for them."""
+        self.policy.now = now
+        context = self.contexts.call_arrived(self.row(program), now)
+        request = ReqContext(f"{program}@{now}")
+        self.policy.call_arrived(request.req_id, context)
+        self.policy.changed(context)
+        self.manager.on_new_request(request)
+        gone = self.store(request, names)
+        self.contexts.call_ended(context, now)
+        self.policy.changed(context)
+        self.manager.on_request_finished(request)
+        return gone
+
+    def store(self, request: ReqContext, names: Iterable[object]) -> list[OffloadKey]:
+        prepared = self.manager.prepare_store(keys(*names), request)
+        assert prepared is not None
+        self.manager.complete_store(prepared.keys_to_store, request)
+        return prepared.evicted_keys
+
+    def told(self, what: str, program: str, now: float) -> None:
+        self.policy.now = now
+        more = ["tool"] if what == "tool_started" else []
+        found: Any = getattr(self.contexts, what)(program, *more, now)
+        for context in found if isinstance(found, list) else [found]:
+            self.policy.changed(context)
+
+
+def blocks(name: str, count: int = 4) -> list[str]:
+    return [f"{name}{n}" for n in range(count)]
+
+
+def test_the_ended_go_first_then_who_waits_for_a_human_then_the_last_of_who_is_in_a_tool() -> None:
+    host = HostMemory(16)
+    for now, name in enumerate("abcd"):
+        assert host.call(name, blocks(name), now) == []
+    host.told("tool_started", "a", 4.0)
+    host.told("human_asked", "b", 4.0)
+    host.told("tool_started", "c", 5.0)
+    host.told("program_ended", "d", 5.0)
+    # Least recently used would be a's.
+    assert host.call("e", blocks("e"), 6.0) == keys("d3", "d2", "d1", "d0")
+    assert host.call("f", blocks("f", 6), 7.0)[:4] == keys("b3", "b2", "b1", "b0")
+    host.told("program_ended", "e", 8.0)
+    host.told("program_ended", "f", 8.0)
+    assert all(host.policy.get(key) for key in keys(*blocks("a")))
+
+
+def test_what_two_programs_use_is_shared_and_stays() -> None:
+    host = HostMemory(8)
+    system = blocks("system", 2)
+    host.call("a", [*system, "a0"], 0.0)
+    host.call("b", [*system, "b0"], 1.0)
+    host.told("program_ended", "a", 2.0)
+    host.told("human_asked", "b", 2.0)
+    gone = host.call("c", blocks("c", 6), 3.0)
+    assert set(gone) == set(keys("a0", "b0"))
+
+
+def test_what_a_program_drops_goes_first() -> None:
+    host = HostMemory(8)
+    host.call("a", blocks("a"), 0.0)
+    host.call("b", blocks("b"), 1.0)
+    context = host.contexts.get("b")
+    assert context is not None
+    host.policy.give_up(keys("b2", "b3", "a0"), context)  # a0 is not b's
+    assert set(host.call("c", blocks("c", 2), 2.0)) == set(keys("b2", "b3"))
+
+
+def test_what_is_read_or_asked_for_stays_and_a_store_without_room_changes_nothing() -> None:
+    host = HostMemory(4)
+    host.call("a", blocks("a"), 0.0)
+    host.told("program_ended", "a", 1.0)
+    reading, storing = ReqContext("reading"), ReqContext("storing")
+    host.manager.prepare_load(keys("a3", "a2"), reading)
+    assert host.manager.prepare_store(keys("x", "y", "z"), storing) is None
+    assert host.manager.prepare_store(keys("a1", "x", "y"), storing) is None
+    assert host.store(storing, ["a1", "x"]) == keys("a0")
+    host.manager.complete_load(keys("a3", "a2"), reading)
+    assert host.store(storing, ["y", "z"]) == keys("a3", "a2")
+
+
+def test_an_emptied_cache_holds_nothing() -> None:
+    host = HostMemory(8)
+    host.call("a", blocks("a"), 0.0)
+    host.policy.clear()
+    assert host.policy.get(keys("a0")[0]) is None
+    assert host.policy.evict(1, set()) is None
+    host.policy.bind(None)
+    assert host.policy.evict(0, set()) == []
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.lists(st.integers(0, 11), min_size=1, max_size=5, unique=True)),
+    max_size=30,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_without_contexts_it_is_vllms_lru(steps: list[tuple[int, list[int]]]) -> None:
+    ours = HostMemory(8, is_bound=False).manager
+    theirs = CPUOffloadingManager(8, "lru")
+    assert isinstance(theirs._policy, LRUCachePolicy)
+    for number, (kind, names) in enumerate(steps):
+        answers: list[Any] = []
+        for manager in (ours, theirs):
+            request = ReqContext(f"{number}")
+            manager.on_new_request(request)
+            wanted = keys(*names)
+            if kind == 0:
+                wanted = [key for key in wanted if manager._policy.get(key)]
+                manager.prepare_load(wanted, request)
+                manager.complete_load(wanted, request)
+                answers.append(wanted)
+            else:
+                prepared = manager.prepare_store(wanted, request)
+                answers.append(None if prepared is None else prepared.evicted_keys)
+                if prepared is not None:
+                    done = kind < 3
+                    manager.complete_store(prepared.keys_to_store, request, success=done)
+            manager.on_request_finished(request)
+        assert answers[0] == answers[1]
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["call", "call", "call", "tool_started", "human_asked", "program_ended"]),
+        st.sampled_from("abcd"),
+        st.integers(1, 5),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(EVENTS)
+def test_nothing_goes_before_what_ranks_lower(events: list[tuple[str, str, int]]) -> None:
+    """Whatever happens, who keeps chunks ranks above who loses some; each chunk is on one list."""
+    host = HostMemory(9, policy=Watched)
+    policy = host.policy
+    for now, (what, program, size) in enumerate(events, 1):
+        if what == "call":
+            host.call(program, ["system", *blocks(program, size)], now)
+        elif host.contexts.get(program) is not None:
+            host.told(what, program, now)
+        listed = [key for own in policy._lists.values() for key in own]
+        assert sorted(listed) == sorted(policy._chunks)
+        assert {one for one in policy._lists if one is not None} == set(policy._ranking._valid)
+        if what == "call":
+            assert not policy._calls
+            assert not policy._coming
+
+
+def extra(*flags: str, retention: str = "cost") -> dict[str, object]:
+    options = EngineOptions(
+        "m", flags=flags, scheduler=SchedulerConfig(policy="atlas", retention=retention)
+    )
+    transfer = engine_args(options, "m", on_gpu=False).kv_transfer_config
+    return {} if transfer is None else transfer.kv_connector_extra_config
+
+
+def test_vllm_is_told_of_the_policy_where_it_offloads_and_retention_is_ours() -> None:
+    size = ("--kv-offloading-size", "2")
+    ours = extra(*size)
+    assert ours["eviction_policy"] == "ProgramCachePolicy"
+    assert ours["offload_prompt_only"] is False
+    assert extra(*size, retention="lru") == {}
+    assert extra() == {}
+    assert extra(*size, "--kv-offloading-backend", "lmcache") == {}
+    named = '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", '
+    own = named + '"kv_connector_extra_config": {"cpu_bytes_to_use": 1, "eviction_policy": "arc"}}'
+    assert extra("--kv-transfer-config", own)["eviction_policy"] == "arc"
