@@ -1,4 +1,4 @@
-"""`agentrt bench decisions` and `memory` from end to end, at small sizes."""
+"""`agentrt bench decisions`, `scheduler` and `memory` from end to end, at small sizes."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ def test_decisions_of_some_policies(capsys: pytest.CaptureFixture[str]) -> None:
         (["memory", "--contender", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
         (["memory", "--contender", "cap:0"], ["no contender is named 'cap:0'", "cap:N"]),
         (["memory", "--trace", "none.jsonl"], ["'none.jsonl' does not exist"]),
+        (["scheduler", "--cases", "fcfs+mru"], ["--cases 'fcfs+mru'", "lru, ttl, cost"]),
+        (["scheduler", "--running", "few"], ["--running 'few'", "positive numbers"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

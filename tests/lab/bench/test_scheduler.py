@@ -1,0 +1,49 @@
+"""The benchmark of the scheduler's CPU time: what runs and what is counted, never how fast."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.bench.scheduler import ASKED, CASES, Load, measure, settings_of
+
+pytestmark = pytest.mark.engine
+
+
+def test_programs_end_and_others_take_their_place() -> None:
+    ended = {}
+    for case in ("stock", "fcfs"):
+        load = Load(case, 2, 1, 0)
+        figures = load.run(500)
+        ended[case] = figures["ends"]
+        assert len(load.engine.requests) == 3
+        assert figures["step_us"] == pytest.approx(sum(figures[f"{name}_us"] for name in ASKED))
+        if case == "fcfs":
+            assert isinstance(load.engine.scheduler, ProgramScheduler)
+            assert len(load.engine.scheduler.table) == 3
+            assert figures["control_us"] > 0
+    assert ended["stock"] == ended["fcfs"] > 0
+
+
+def test_cases_alternate_and_are_compared_with_stock() -> None:
+    options = {"seed": 0, "steps": 5, "repeat": 3}
+    measured = list(measure(["stock", "adaptive"], 2, 3, options))
+    names = [name for name, _ in measured]
+    assert sorted(names) == ["adaptive"] * 3 + ["stock"] * 3
+    assert names[:2] != names[2:4], "who goes first changes"
+    for (name, mine), (other, theirs) in list(pairwise(measured))[::2]:
+        figures = {name: mine, other: theirs}
+        ours, stock = figures["adaptive"], figures["stock"]
+        assert ours["step_to_stock"] == ours["step_us"] / stock["step_us"]
+        assert ours["added_us"] == ours["step_us"] - stock["step_us"]
+
+
+def test_a_case_names_a_policy_and_a_retention() -> None:
+    assert settings_of("fcfs") == {"policy": "fcfs", "retention": "lru"}
+    assert settings_of("adaptive+cost") == {"policy": "adaptive", "retention": "cost"}
+    assert all(settings_of(case) for case in CASES[1:])
+    with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
+        settings_of("lifo")
