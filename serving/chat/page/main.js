@@ -6,7 +6,7 @@ import { ask, attach, start } from "./api.js";
 import { Asks } from "./asks.js";
 import { Checkpoints } from "./checkpoints.js";
 import { Composer, formOf, takesMessages } from "./composer.js";
-import { Conversation, textOf } from "./conversation.js";
+import { Conversation } from "./conversation.js";
 import { Messages } from "./messages.js";
 import { Runs } from "./runs.js";
 import { Threads } from "./threads.js";
@@ -81,7 +81,6 @@ async function load(graph) {
   if (graph !== now.graph) return;
   now.isChat = takesMessages(schemas.input_schema);
   composer.show(formOf(schemas.input_schema), now.isChat);
-  byId("hint").hidden = !now.isChat;
 }
 
 // Opens the thread that the address names, or a new one.
@@ -98,6 +97,7 @@ const open = guarded(async () => {
     say(byId("title"), "New conversation");
     byId("welcome").replaceChildren(...welcome(now.graph, now.isChat));
     composer.focus();
+    runs.clear();
     await checkpoints.load(null);
     draw();
     return;
@@ -124,9 +124,11 @@ async function settle(thread) {
   conversation.open({ values: state.values, interrupts: state.interrupts, input: conversation.input });
   await Promise.all([checkpoints.load(thread), runs.show(thread)]);
   checkpoints.mark(state.checkpoint?.checkpoint_id);
-  say(byId("title"), textOf(conversation.messages[0]?.content).slice(0, 80) || now.graph.name);
+  say(byId("title"), titleOf());
   draw();
 }
+
+const titleOf = () => conversation.shown()[0]?.text.slice(0, 80) || now.graph.name;
 
 // -- runs -------------------------------------------------------------------------------------
 
@@ -155,15 +157,17 @@ function send() {
 
 // `said` goes back to where it was written if it does not reach the server.
 async function run(body, said) {
+  let thread = now.thread;
   now.running = true;
   fault(null);
   try {
-    const thread = now.thread ?? (await newThread());
+    thread ??= await newThread();
     const checkpoint = now.from?.checkpoint;
     now.from = null;
     const options = { assistant_id: now.graph.assistant_id, ...body, ...(checkpoint ? { checkpoint } : {}) };
     await follow(thread, (tell) => start(thread, options, tell));
   } catch (error) {
+    if (thread !== now.thread) return;
     if (said !== undefined && now.run === null) {
       conversation.again();
       composer.put(said);
@@ -177,6 +181,8 @@ async function run(body, said) {
 async function newThread() {
   const { thread_id: thread } = await ask("POST", "threads", {});
   now.thread = thread;
+  threads.mark(thread);
+  say(byId("title"), titleOf());
   history.pushState(null, "", `#${thread}`);
   return thread;
 }
@@ -184,7 +190,6 @@ async function newThread() {
 async function follow(thread, work) {
   now.running = true;
   now.run = null;
-  let isShown = false;
   let failed = null;
   const tell = (name, data) => {
     if (thread !== now.thread) return;
@@ -192,12 +197,9 @@ async function follow(thread, work) {
     else if (name === "metadata") {
       now.run = data.run_id;
       threads.refresh().catch(() => null);
+      runs.next(thread, () => now.running && now.run === data.run_id).catch(() => null);
     } else if (name === "error") failed = new Error(`The run failed: ${data.message ?? data.error}`);
-    else {
-      conversation.tell(name, data);
-      if (!isShown) runs.show(thread).catch(() => null);
-      isShown = true;
-    }
+    else conversation.tell(name, data);
     draw();
   };
   draw();

@@ -97,6 +97,8 @@ export class Messages {
     this.part("input", "you", input === undefined ? null : asText(input));
     this.part("steps", "steps", steps.length ? steps.map((step) => `✓ ${step}`).join("\n") : null);
     for (const message of growing.values()) this.part(message.id, "agent", asText(message.content));
+    const isQuiet = running && !steps.length && !growing.size;
+    this.part("working", "steps", isQuiet ? "It works; its calls are in the graph at the side." : null);
     const isEmpty = values === null || values === undefined || (typeof values === "object" && !Object.keys(values).length);
     this.part("result", "agent", isEmpty || running ? null : asText(values));
   }
@@ -113,6 +115,7 @@ export class Messages {
       this.extra.set(key, element);
       byId("messages").append(element);
     }
+    mark(element.firstElementChild, "class", /^[[{]/.test(text) ? "text json" : "text");
     say(element.firstElementChild, text);
   }
 }

@@ -1,10 +1,12 @@
 // What runs: the program's graph, drawn as the dashboard draws it.
 
-import { oncePerFrame } from "../dashboard/dom.js";
+import { byId, h, oncePerFrame, say } from "../dashboard/dom.js";
 import { Graph } from "../dashboard/graph.js";
 import { ask } from "./api.js";
 
 const TICK_MS = 500;
+const REST_MS = 250;
+const NOTHING = "The graph of calls and tools grows here while a run goes on.";
 
 export class Runs {
   constructor() {
@@ -29,5 +31,20 @@ export class Runs {
     const { programs, recent } = await ask("GET", `programs?session=${encodeURIComponent(thread)}`);
     const last = programs.at(-1) ?? recent[0];
     if (last && last.id !== this.graph.id) this.graph.choose(last.id);
+    return programs.length > 0;
+  }
+
+  // Shows the program that begins now, as long as `waits()`.
+  async next(thread, waits) {
+    while (waits() && !(await this.show(thread))) await new Promise((resolve) => setTimeout(resolve, REST_MS));
+  }
+
+  clear() {
+    this.graph.stop();
+    Object.assign(this.graph, { id: null, program: null, nodes: [], shape: "", facts: "" });
+    say(byId("program-title"), "Execution graph");
+    say(byId("program-facts"), "");
+    say(byId("node-facts"), "");
+    byId("graph").replaceChildren(h("p", { class: "empty" }, NOTHING));
   }
 }

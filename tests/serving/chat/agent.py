@@ -12,6 +12,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import interrupt
 
+from agentrt import Context, program
 from agentrt.executors.base import Chunk
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.request import Call, ToolCall
@@ -55,6 +56,14 @@ def agent_graph() -> StateGraph[Any]:
     builder.add_node("think", think).add_node("tools", ToolNode(TOOLS))
     builder.add_edge(START, "think").add_edge("tools", "think")
     return builder.add_conditional_edges("think", route, ["tools", END])
+
+
+@program
+async def held(ctx: Context, gate: str) -> str:
+    """A native program that asks the model, and waits at a gate."""
+    reply = await ctx.llm("hi")
+    await GATES.passing(gate)
+    return reply.text
 
 
 class ObligingExecutor(ScriptedExecutor):

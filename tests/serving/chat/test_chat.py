@@ -17,7 +17,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from agentrt.serving import chat, langgraph, observability
-from tests.serving.chat.agent import EVIL, ObligingExecutor, agent_graph
+from tests.serving.chat.agent import EVIL, ObligingExecutor, agent_graph, held
 from tests.serving.langgraph.graphs import GATES, approval, poem, steps_graph
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.observability.browser import Watched, opened_browser
@@ -32,7 +32,8 @@ APIS = (langgraph.api, None, observability.api, chat.api)
 @pytest.fixture(scope="module")
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     database: Path = tmp_path_factory.mktemp("server") / "agentrt.db"
-    things = {"agent": agent_graph(), "poem": poem, "approval": approval, "steps": steps_graph()}
+    programs = {"poem": poem, "approval": approval, "held": held}
+    things = {"agent": agent_graph(), **programs, "steps": steps_graph()}
     with serving(things, database, *APIS, executor=ObligingExecutor()) as it:
         yield it
 
@@ -178,6 +179,10 @@ async def test_the_page_is_served_as_the_dashboard_is_and_both_name_each_other(
         await expect(page.locator("#link")).to_have_text("live")
         await page.get_by_role("link", name="Chat").click()
         await expect(page.get_by_label("Message")).to_be_focused()
+        ground = page.locator("body")
+        await expect(ground).to_have_css("background-color", "rgb(245, 245, 242)")
+        await page.emulate_media(color_scheme="dark")
+        await expect(ground).to_have_css("background-color", "rgb(14, 16, 19)")
 
 
 async def test_programs_have_a_form_and_a_result(it: Serving, browser: Browser) -> None:
@@ -199,6 +204,23 @@ async def test_programs_have_a_form_and_a_result(it: Serving, browser: Browser) 
         await page.get_by_label("Input").fill('{"steps": ["in"]}')
         await page.get_by_role("button", name="Send").click()
         await expect(articles.last).to_contain_text('"last"')
+
+
+async def test_the_graph_of_a_program_grows_while_it_runs(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url) as page:
+        await page.get_by_label("Talk to").select_option("held")
+        await expect(page.get_by_role("heading", name="Talk to held")).to_be_visible()
+        await page.get_by_label("Input").fill("program")
+        await page.keyboard.press("Enter")
+        await GATES.reached("program")
+        await expect(page.locator("#program-facts")).to_contain_text("between calls")
+        await expect(page.locator("#graph .node")).to_have_count(1)
+        row = page.locator("#threads button").first
+        await expect(row).to_have_attribute("aria-current", "true")
+        GATES.open("program")
+        await expect(page.locator("article")).to_have_text(["program", said("hi")])
+        await page.get_by_role("button", name="New conversation").click()
+        await expect(page.locator("#graph .node")).to_have_count(0)
 
 
 async def test_errors_are_told_in_words(it: Serving, browser: Browser) -> None:
