@@ -1,4 +1,4 @@
-"""What docs/mqtt.md says holds: its schemas, its worker, its rules for Mosquitto, its commands."""
+"""What docs/mqtt*.md say: schemas, a worker, rules for Mosquitto, commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.processes import ROOT, workers
 from tests.integrations.mqtt.side import calling, until
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "mqtt.md").read_text("utf-8")
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = "".join((DOCS / name).read_text("utf-8") for name in ("mqtt.md", "mqtt-protocol.md"))
 MESSAGES = {
     "announcement": Announcement,
     "call": Request,
