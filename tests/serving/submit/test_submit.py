@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("pydantic_monty")
 
+from agentrt.errors import ToolArgumentsError
 from agentrt.request import Call
 from agentrt.runtime.events import Event
 from agentrt.runtime.run import Run
@@ -100,17 +101,52 @@ async def main(ctx):
     assert [(node.name, node.parents) for node in nodes] == [("generate", ())] * 2
 
 
-async def test_it_asks_a_human() -> None:
-    source = "async def main(ctx):\n    return await ctx.human('ok?', choices=['yes', 'no'])\n"
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ("choices=['yes', 'no']", "yes"),
+        ("schema={'type': 'object', 'properties': {'age': {'type': 'integer'}}}", {"age": 7}),
+    ],
+)
+async def test_it_asks_a_human(options: str, answer: Any) -> None:
+    source = f"async def main(ctx):\n    return await ctx.human('ok?', {options})\n"
     async with open_server(submit=True) as local:
         started = await local.client.post("/v1/programs", json={"source": source, "wait": False})
         url = f"/v1/programs/submitted/runs/{started.json()['id']}"
         await local.until(lambda: local.runtime.questions.open)
         [question] = local.runtime.questions.open.values()
-        local.runtime.questions.answer(question.id, "yes")
+        with pytest.raises(ToolArgumentsError, match="does not fit"):
+            local.runtime.questions.answer(question.id, 5)
+        local.runtime.questions.answer(question.id, answer)
         await local.until(lambda: not local.runtime.runs)
         run = (await local.client.get(url)).json()
-    assert (started.status_code, run["result"]) == (202, "yes")
+    assert (started.status_code, run["result"]) == (202, answer)
+
+
+async def test_it_constrains_what_a_context_generates() -> None:
+    """As requests do: the engine has the schema, the pattern, the choices or the grammar."""
+    source = """
+async def main(ctx):
+    context = await ctx.context("rivers of")
+    texts = choices("a", "b"), json_schema({"type": "integer"}), regex("x+"), ebnf('root ::= "y"')
+    for one in texts:
+        await context.generate(3, constrain=one)
+"""
+    asked: list[Any] = []
+
+    def script(call: Call) -> str:
+        assert call.spec.sampling is not None
+        asked.append(call.spec.sampling.constraint)
+        return "one two three"
+
+    async with open_server(script, submit=True) as local:
+        assert (await send(local, source))["state"] == "done"
+    assert [(one.kind, one.value) for one in asked] == [
+        ("choice", ["a", "b"]),
+        ("json", '{"type": "integer"}'),
+        ("regex", "x+"),
+        ("grammar", 'root ::= "y"'),
+    ]
 
 
 WRONG: list[tuple[str, int | None, str]] = [
@@ -141,7 +177,37 @@ WRONG: list[tuple[str, int | None, str]] = [
         3,
         "2048",
     ),
-    ("async def main(ctx):\n    await ctx.human('?', schema={})\n", 2, "no option 'schema'"),
+    (
+        "async def main(ctx):\n    await ctx.human('?', schema={'pattern': '(a*)*b'})\n",
+        2,
+        "no 'pattern'",
+    ),
+    (
+        "async def main(ctx):\n    await ctx.human('?', schema={'items': {'$ref': '#'}})\n",
+        2,
+        "no '$ref'",
+    ),
+    (
+        "async def main(ctx):\n    await ctx.human('?', schema={'properties': 5})\n",
+        2,
+        "a question's schema",
+    ),
+    (
+        (
+            "async def main(ctx):\n    c = await ctx.context('x')\n"
+            "    await c.generate(constrain=regex('a' * 5000))\n"
+        ),
+        3,
+        "4096",
+    ),
+    (
+        (
+            "async def main(ctx):\n    c = await ctx.context('x')\n"
+            "    await c.generate(constrain={'model': 'x'})\n"
+        ),
+        3,
+        "constrain= takes choices()",
+    ),
     ("async def main(ctx):\n    return _do('fork', 7, [])\n", 2, "there is no context 7"),
     (
         (
