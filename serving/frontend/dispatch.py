@@ -128,6 +128,8 @@ class FrontendApp:
         if path.startswith(_OF_RESPONSES):
             kept = self._store.get(tenant, path.removeprefix(_OF_RESPONSES).partition("/")[0])
             model = None if kept is None else kept.model
+        if not self._fronts:
+            raise HTTPException(404, "Not Found")
         if not model or len(self._fronts) == 1:
             return self._fronts[0]
         for front in self._fronts:

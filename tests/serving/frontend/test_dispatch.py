@@ -143,6 +143,19 @@ async def test_bodies_that_are_no_json_are_refused_or_left_to_vllm() -> None:
         assert (await http.get("/nothing")).json() == {"detail": "Not Found"}
 
 
+async def test_without_a_front_end_every_path_of_vllm_is_not_found() -> None:
+    async with Runtime(ScriptedExecutor()) as runtime:
+        server = Server(runtime, ("big",), tenants=Tenants(time.monotonic))
+        async with (
+            opened_app(server, [programs], FrontendApp(server, [])) as app,
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://localhost"
+            ) as http,
+        ):
+            for answer in (await http.get("/nothing"), await http.post("/v1/embeddings", json={})):
+                assert answer.status_code == 404
+
+
 async def test_a_bug_before_vllm_is_a_500_in_the_form_of_the_api() -> None:
     async with Runtime(ScriptedExecutor()) as runtime:
         server = Server(runtime, ("big",), tenants=Tenants(time.monotonic))
