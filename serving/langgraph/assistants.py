@@ -68,7 +68,8 @@ class Assistants:
         key = str(body.assistant_id or uuid4())
         content = {name: getattr(body, name) for name in _CONTENT}
         content["name"] = body.name or "Untitled"
-        content |= {"config": body.config.given(), "metadata": value["metadata"]}
+        content["metadata"] = value["metadata"]
+        content["config"], content["context"] = in_both(body.config.given(), body.context)
         try:
             async with self._database.writing() as connection:
                 await _add(connection, caller.tenant, key, content)
@@ -79,15 +80,12 @@ class Assistants:
         return JSON(await self.find(caller.tenant, key))
 
     async def search(self, body: bodies.AssistantSearch, caller: CallerDep) -> JSON:
-        """Assistants that fit. X-Pagination-Next is where the next ones begin, if there are."""
+        """Assistants that fit."""
         only = await caller.authorize("assistants", "search", body.model_dump())
         await self._add_defaults(caller.tenant)
-        more = body.model_copy(update={"limit": body.limit + 1})
         conditions = _matching(caller.tenant, body, only)
-        rows = await self._database.search(assistants, conditions, "assistant_id", more)
-        found = [_json(row, body.select) for row in rows[: body.limit]]
-        following = {"X-Pagination-Next": str(body.offset + body.limit)}
-        return JSON(found, headers=following if len(rows) > body.limit else {})
+        rows, headers = await self._database.page(assistants, conditions, "assistant_id", body)
+        return JSON([_json(row, body.select) for row in rows], headers=headers)
 
     async def count(self, body: bodies.AssistantCount, caller: CallerDep) -> JSON:
         """How many fit."""
@@ -112,8 +110,7 @@ class Assistants:
         old = await self.find(tenant, key, only)
         content = {name: old[name] for name in _CONTENT}
         content |= body.model_dump(exclude_unset=True, exclude_none=True)
-        if body.config is not None:
-            content["config"] = body.config.given()
+        content["config"], content["context"] = _changed_settings(old, body)
         content["metadata"] = {**old["metadata"], **(body.metadata or {})}
         async with self._database.writing() as connection:
             last = sa.select(sa.func.max(versions.c.version)).where(*_is(versions, tenant, key))
@@ -148,8 +145,11 @@ class Assistants:
         if not isinstance(xray, bool) and not 0 <= xray <= 32:
             raise invalid("xray: true, false, or a depth of up to 32")
         async with self._graph(caller, assistant_id) as (_, graph):
-            drawn = await graph.aget_graph(xray=xray)
-        return JSON(drawn.to_json())
+            drawn = (await graph.aget_graph(xray=xray)).to_json()
+        for node in drawn["nodes"]:
+            if isinstance(node.get("data"), dict):
+                node["data"].pop("id", None)  # where its class is in LangGraph's own modules
+        return JSON(drawn)
 
     async def schemas(self, assistant_id: UUID, caller: CallerDep) -> JSON:
         """The JSON schemas of an assistant's graph."""
@@ -211,21 +211,22 @@ class Assistants:
         return _json(row)
 
     def _id_of(self, name: str) -> str:
-        """The id that clients mean by ``name``: a graph's name, or an id. Raises 404."""
+        """The id that clients mean by ``name``: a graph's name, or an id. Raises 422."""
         if name in self._graphs:
             return default_assistant(name)
         try:
             return str(UUID(name))
         except ValueError:
-            raise self._no_graph(name) from None
+            raise invalid(
+                f"assistant {name!r}: neither an id nor a graph's name; {self._known()}"
+            ) from None
 
     def _check_graph(self, graph_id: str) -> None:
         if graph_id not in self._graphs:
-            raise self._no_graph(graph_id)
+            raise HTTPException(404, f"graph {graph_id!r} not found; {self._known()}")
 
-    def _no_graph(self, name: str) -> HTTPException:
-        known = ", ".join(self._graphs.names()) or "none"
-        return not_found("graph", f"{name} (there is: {known})")
+    def _known(self) -> str:
+        return f"the graphs are {', '.join(self._graphs.names()) or 'none'}"
 
     async def _read(self, caller: Caller, name: str) -> dict[str, Any]:
         key = UUID(self._id_of(name))
@@ -281,6 +282,21 @@ async def _add(
     row = {"tenant": tenant, "assistant_id": key, "version": 1, "created_at": now, **content}
     await connection.execute(sa.insert(assistants).values(**row, updated_at=now))
     await connection.execute(sa.insert(versions).values(row))
+
+
+def _changed_settings(
+    old: Mapping[str, Any], body: bodies.AssistantPatch
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config and the context: what is given of one is in both, and replaces what was there."""
+    config, context = old["config"], old["context"]
+    if body.config is not None:
+        config = body.config.given()
+        context = config.get("configurable", context)
+    if body.context is not None:
+        context = body.context
+        if body.config is None:
+            config = {**config, "configurable": {}}
+    return in_both(config, context)
 
 
 def _set_latest(tenant: str, key: str, content: Mapping[str, Any]) -> sa.Update:

@@ -95,7 +95,9 @@ def run_config(record: RunRecord) -> RunnableConfig:
     if record.kwargs.get("strict_resume"):
         configurable[STRICT_RESUME] = True
     metadata = {**given.pop("metadata", {}), **record.metadata, **about}
+    metadata["run_attempt"] = record.attempt
     own: RunnableConfig = {
+        "run_name": given.pop("run_name", record.graph_id),
         "run_id": UUID(record.run_id),
         "configurable": configurable,
         "metadata": metadata,

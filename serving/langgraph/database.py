@@ -132,6 +132,15 @@ class Database:
         query = sa.select(table).where(*conditions).order_by(order, table.c[key])
         return await self.rows(query.limit(page.limit).offset(page.offset))
 
+    async def page(
+        self, table: sa.Table, conditions: Sequence[sa.ColumnElement[bool]], key: str, page: Any
+    ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
+        """As `search`, and a header that says where the next page begins, if there is one."""
+        more = page.model_copy(update={"limit": page.limit + 1})
+        rows = await self.search(table, conditions, key, more)
+        following = {"X-Pagination-Next": str(page.offset + page.limit)}
+        return rows[: page.limit], following if len(rows) > page.limit else {}
+
     async def write(self, *statements: sa.Executable) -> None:
         """Execute the statements in one transaction."""
         async with self.writing() as connection:

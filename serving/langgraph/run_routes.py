@@ -68,7 +68,7 @@ class RunRoutes:
         add(_RUN, self.delete, methods=["DELETE"], status_code=204)
         add(f"{_RUN}/join", self.join, response_model=None)
         add(f"{_RUN}/stream", self.join_stream, response_model=None)
-        add(f"{_RUN}/cancel", self.cancel, methods=["POST"])
+        add(f"{_RUN}/cancel", self.cancel, methods=["POST"], response_model=None)
         add("/threads/{thread_id}/stream", self.thread_stream, response_model=None)
 
     async def of_thread(
@@ -108,7 +108,7 @@ class RunRoutes:
         row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
         _check_ended(row)
         result = row._mapping["result"]
-        return JSON(None if result is None else json.loads(result), headers=headers_of(row))
+        return JSON(None if result is None else json.loads(result), headers=headers_of(row, "join"))
 
     async def join_stream(
         self,
@@ -148,7 +148,7 @@ class RunRoutes:
         caller: CallerDep,
         wait: bool = False,
         action: Action = "interrupt",
-    ) -> JSON:
+    ) -> Response:
         """Stop a run; with ``rollback``, make it as if it had never been. One that has not
         begun has ended when this returns.
         """
@@ -159,7 +159,9 @@ class RunRoutes:
                 await live.ended()
         elif not await self._end_orphan(row):
             raise conflict(f"run {run_id} has ended")
-        return JSON({})
+        if not wait:
+            return Response(status_code=202)
+        return JSON({}, headers=headers_of(row, "join"))
 
     async def cancel_many(
         self, body: RunCancel, caller: CallerDep, action: Action = "interrupt"

@@ -214,11 +214,20 @@ async def _new_run(
         "assistant_id": assistant["assistant_id"],
         "graph_id": assistant["graph_id"],
         "multitask_strategy": strategy,
-        "metadata": value["metadata"],
+        "metadata": {**body.config.metadata, **value["metadata"]},
         "start_at": time.time() + body.after_seconds,
     }
     temporary = isinstance(body, LoneRunBody | BatchRunBody) and body.on_completion == "delete"
-    return NewRun(thread, columns, kwargs, temporary, value["if_not_exists"] == "create"), only
+    new = NewRun(
+        thread,
+        columns,
+        kwargs,
+        temporary,
+        value["if_not_exists"] == "create",
+        inherited=assistant["metadata"],
+        given=body.config.given(),
+    )
+    return new, only
 
 
 def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -51,8 +51,9 @@ class RunRecord:
 class NewRun:
     """A run to be created, in ``thread`` or in a new one, which may be ``temporary``.
 
-    ``make_thread``: the thread is created if it does not exist. ``answers`` is the id of the
-    interrupt that the run answers, if it must be open.
+    ``make_thread``: the thread is created if it does not exist. ``inherited`` is the metadata
+    of its assistant, and ``given`` the config of its body. ``answers`` is the id of the interrupt
+    that the run answers, if it must be open.
     """
 
     thread: UUID | None
@@ -60,6 +61,8 @@ class NewRun:
     kwargs: Fields
     temporary: bool
     make_thread: bool
+    inherited: Fields = field(default_factory=dict)
+    given: Fields = field(default_factory=dict)
     answers: str | None = None
 
 
@@ -118,6 +121,8 @@ class Runs:
         async with self._database.writing() as connection:
             before = await self._prepare_thread(connection, thread, new, only)
             by_task = before._mapping["interrupts"]
+            own = {**before._mapping["metadata"], **_about(new), **new.columns["metadata"]}
+            row["metadata"] = {**new.inherited, **own}
             found = (await connection.execute(active.order_by(runs.c.number))).all()
             others = [one.run_id for one in found]
             if new.answers is not None and not is_open(
@@ -154,9 +159,12 @@ class Runs:
                     await add_thread(connection, tenant, thread, given)
                     await self._quotas.new_thread(connection, tenant)
         row = await find_thread(connection, tenant, thread, only, lock=True)
-        about = {name: new.columns[name] for name in ("graph_id", "assistant_id")}
-        metadata = {**row._mapping["metadata"], **about}
-        changed = {"status": "busy", "metadata": metadata, "updated_at": time.time()}
+        changed = {
+            "status": "busy",
+            "metadata": {**row._mapping["metadata"], **_about(new)},
+            "config": {"configurable": {}, **new.given},
+            "updated_at": time.time(),
+        }
         await change_thread(connection, thread, changed)
         return row
 
@@ -231,6 +239,10 @@ class Runs:
             sa.delete(events).where(events.c.run_id == run_id),
             sa.delete(runs).where(runs.c.run_id == run_id),
         )
+
+
+def _about(new: NewRun) -> dict[str, Any]:
+    return {name: new.columns[name] for name in ("graph_id", "assistant_id")}
 
 
 def _changed(run_id: str, **values: Any) -> sa.Update:

@@ -3,7 +3,7 @@
     values, updates, custom, tasks, checkpoints, debug    as LangGraph has them
     messages-tuple    LangGraph's "messages": a token's chunk and its metadata
     messages          whole messages as they grow: messages/metadata, /partial, /complete
-    events            LangChain's events, all of them
+    events            LangChain's events; those of the graph itself are in the other modes
 
 The namespace of a subgraph follows the event's name, after "|".
 """
@@ -52,11 +52,11 @@ class StreamAdapter:
         options = {**options, "stream_mode": self._langgraph_modes(), "subgraphs": self._subgraphs}
         if "events" in self._modes:
             async for event in graph.astream_events(given, config, version="v2", **options):
-                yield "events", event
-                chunk = event["data"].get("chunk")
-                if event["event"] == "on_chain_stream" and not event["parent_ids"]:
-                    for part in self._events_of(chunk):
-                        yield part
+                if event["event"] != "on_chain_stream" or event["parent_ids"]:
+                    yield "events", event
+                    continue
+                for part in self._events_of(event["data"].get("chunk")):
+                    yield part
         else:
             async for chunk in graph.astream(given, config, **options):
                 for part in self._events_of(chunk):

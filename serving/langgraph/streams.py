@@ -32,7 +32,6 @@ PING_S = 15
 SEND_S = 60
 """How long a client may not read before it counts as gone."""
 _PAGE = 500
-_ALWAYS = {"metadata", "error"}
 PROTOCOL = "protocol"
 """The name of events in the streaming protocol's form, for its own clients alone."""
 
@@ -241,7 +240,7 @@ def event_stream(
             async for one in source:
                 if one.event == PROTOCOL:
                     continue
-                if modes is None or mode_of(one.event) in {*modes, *_ALWAYS}:
+                if modes is None or mode_of(one.event) in {*modes, "error"}:
                     yield as_sse(one, numbered=numbered)
             over = True
         except FellBehindError as error:

@@ -92,7 +92,8 @@ class ThreadRoutes:
     async def search(self, body: bodies.ThreadSearch, caller: CallerDep) -> JSON:
         """Threads that fit."""
         only = await caller.authorize("threads", "search", body.model_dump())
-        return JSON(await self._all.search(caller.tenant, body, only))
+        found, headers = await self._all.search(caller.tenant, body, only)
+        return JSON(found, headers=headers)
 
     async def count(self, body: bodies.ThreadCount, caller: CallerDep) -> JSON:
         """How many fit."""
@@ -104,8 +105,8 @@ class ThreadRoutes:
         pruned = 0
         for key in dict.fromkeys(body.thread_ids):
             only = await caller.authorize("threads", "delete", {"thread_id": key})
-            found = bodies.ThreadSearch(ids=[key])
-            if not await self._all.search(caller.tenant, found, only):
+            found, _ = await self._all.search(caller.tenant, bodies.ThreadSearch(ids=[key]), only)
+            if not found:
                 continue
             if body.strategy == "delete":
                 await self._forget(str(key))

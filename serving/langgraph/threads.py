@@ -94,13 +94,13 @@ class Threads:
 
     async def search(
         self, tenant: str, body: bodies.ThreadSearch, only: Filter
-    ) -> list[dict[str, Any]]:
-        """A page of those that match."""
+    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """A page of those that match, and its headers."""
         conditions = _matching(tenant, body, only)
         if body.ids is not None:
             conditions.append(threads.c.thread_id.in_([str(one) for one in body.ids]))
-        rows = await self._database.search(threads, conditions, "thread_id", body)
-        return [_found(thread_json(row), body) for row in rows]
+        rows, headers = await self._database.page(threads, conditions, "thread_id", body)
+        return [_found(thread_json(row), body) for row in rows], headers
 
     async def count(self, tenant: str, body: bodies.ThreadCount, only: Filter) -> int:
         """How many match."""

@@ -27,7 +27,7 @@ async def node(it: Serving, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
     ("scenario", "result"),
     [
         ("batch", [["updates"], DONE]),
-        ("join_stream", ["metadata", "updates", "updates", "updates"]),
+        ("join_stream", ["updates", "updates", "updates"]),
         ("cancel", ["interrupted", {}]),
         ("store", [None, {"n": 1}, True]),
         ("search", {"last": "last", "n": 1}),

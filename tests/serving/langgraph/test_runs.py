@@ -164,7 +164,8 @@ async def test_a_runs_config_context_and_metadata_reach_its_graph(
         thread, "steps", input=IN, metadata={"color": "red"}, config={"tags": ["t"]}
     )
     await client.runs.join(thread, run["run_id"])
-    assert run["metadata"] == {"color": "red"}
+    inherited = {"created_by": "system", "graph_id": "steps", "assistant_id": run["assistant_id"]}
+    assert run["metadata"] == {**inherited, "color": "red"}
     state = await client.threads.get_state(thread)
     assert state["metadata"] is not None
     assert (state["metadata"]["color"], state["metadata"]["run_id"]) == ("red", run["run_id"])

@@ -181,7 +181,7 @@ async def test_a_graph_tells_its_form(client: LangGraphClient) -> None:
     assert list(await client.assistants.get_subgraphs("steps")) == ["sub"]
     assert list(await client.assistants.get_subgraphs("steps", "sub")) == ["sub"]
     assert await client.assistants.get_subgraphs("ask") == {}
-    with pytest.raises(NotFoundError, match="there is: steps, ask"):
+    with pytest.raises(UnprocessableEntityError, match="the graphs are steps, ask"):
         await client.assistants.get("nothing of the kind")
     with pytest.raises(NotFoundError, match="graph"):
         await client.assistants.create("nothing of the kind")
