@@ -12,7 +12,7 @@ NEXT_BIN := .venv-vllm-$(NEXT)/bin
 NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
 
-.PHONY: test-differential help setup setup-next demo test test-engine test-rest test-next mutate lint format clean
+.PHONY: test-differential record-reference help setup setup-next demo test test-engine test-rest test-next mutate lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ test-differential: $(INSTALLED) ## Compare with vLLM's own server once more, wit
 
 test-rest: $(INSTALLED)
 	$(BIN)/pytest --ignore tests/engine
+
+# URL: LangGraph's own server, fresh; docs/langgraph-differences.md.
+record-reference: $(INSTALLED)
+	$(BIN)/python -m tests.serving.langgraph.corpus $(URL)
 
 test-next: $(NEXT_INSTALLED) ## Run the tests that touch vLLM on its next version
 	$(NEXT_BIN)/pytest tests/executors tests/serving tests/lab/engine tests/engine

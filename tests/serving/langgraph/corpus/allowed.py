@@ -1,0 +1,184 @@
+"""The differences from the reference that are meant to be: what, and why.
+
+`docs/langgraph-differences.md` shows them. A place is the request, where in the answer, what is
+there, and what is here; ``*`` stands for anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.serving.langgraph.corpus.differences import Difference
+
+PAGE = Path(__file__).parents[4] / "docs/langgraph-differences.md"
+Place = tuple[str, str, str, str]
+
+
+class Allowed(NamedTuple):
+    """One difference, how often the corpus meets it, and the places where it shows."""
+
+    kind: str
+    there: str
+    here: str
+    times: int
+    places: tuple[Place, ...]
+
+    def covers(self, one: Difference) -> bool:
+        """Whether this is why it differs."""
+        return any(_fits(place, one) for place in self.places)
+
+
+def _each(
+    places: Iterable[str], where: Iterable[str], there: str = "*", here: str = "*"
+) -> tuple[Place, ...]:
+    return tuple((asked, one, there, here) for asked in places for one in where)
+
+
+_SHAPE = ("config_schema*", "state_schema.*", "graph_id")
+_INNER = ("checkpoint_map", "checkpoint_ns", "langgraph_*")
+_MOVED = ("body[].thread_id", "asked", "*location", "body.__error__", "body.steps")
+_SELECTING = ("states_read POST */checkpoint", "states_past POST *", "states_read GET */state?*")
+_IN_STREAM = ("events[][].checkpoint", "events[][].parent_checkpoint")
+_OWN_GRAPH = ("body.metadata.assistant_id", "body.metadata.graph_id")
+_ITEM = ("body.items[].key", "body.items[].namespace[]", "body.items[].value.n")
+
+ALLOWED = (
+    # -- refused here -----------------------------------------------------------------------
+    Allowed("better", "fields that would have no effect are accepted", "422, which names the field",
+            15, (("*", "status", "200", "422"),)),
+    Allowed("different", "400 or 404 for a body that cannot be carried out", "422",
+            12, (("*", "status", "400", "422"), ("*", "status", "404", "422"))),
+    Allowed("better", "a failure of the server: 500", "an answer, or 422",
+            6, (("*", "status", "500", "200"), ("*", "status", "500", "422"))),
+    Allowed("better", "a thread's id that is no UUID: 201, and an error", "422",
+            1, (("* POST /threads", "status", "201", "422"),)),
+    Allowed("absent", "items of the store may have a `ttl`", "422",
+            2, (("* PUT /store/items", "status", "204", "422"),
+                ("store_expiry GET *", "body", '{"created_at"*', "null"))),
+    Allowed("absent", "runs by the clock", "404", 3, (("* /runs/crons*", "status", "*", "404"),)),
+    Allowed("different", "404 for a path that has other methods", "405",
+            1, (("* POST /ok", "status", "404", "405"),)),
+    Allowed("different", "to cancel what has ended: 404", "409: the run is there",
+            1, (("* POST *cancel*", "status", "404", "409"),)),
+    Allowed("different", "to copy what is not there: 409", "404",
+            2, (("* POST *copy", "status", "409", "404"),)),
+    # -- taken here -------------------------------------------------------------------------
+    Allowed("better", "an assistant is named by its id alone", "by its graph's name, too",
+            3, (("* GET /assistants/*", "status", "422", "200"),)),
+    Allowed("better", "`context` and `configurable` together are refused", "both have an effect",
+            1, (("* POST *runs/wait", "status", "400", "200"),)),
+    Allowed("better", "a search that finds nothing, or by metadata: 404 or 422", "a list",
+            3, (("assistants_* POST *", "status", "404", "200"),
+                ("states_past POST */history", "status", "422", "200"))),
+    Allowed("better", "the server in memory has no `keep_latest`", "the past goes",
+            2, (("* POST /threads/prune", "status", "422", "200"),
+                ("threads_pruned POST */history", "body", "*", "*"))),
+    Allowed("better", "a run or a state that is not there: 200", "404",
+            6, (("* GET /threads/{id}/*", "status", "200", "404"),
+                ("* POST /threads/{id}/state/checkpoint", "status", "200", "404"))),
+    Allowed("better", "`select` of a state has no effect", "only what was asked for",
+            36, _each(_SELECTING, ("body.*", "body[].*"), "*", "absent")),
+    # -- assistants -------------------------------------------------------------------------
+    Allowed("better", "to make a version the latest leaves the last one's graph and context",
+            "they are of that version",
+            6, _each(("assistants_changed *",), ("body.graph_id", "body.context.who"))),
+    Allowed("different", "schemas of a state are named by the graph",
+            "by the class; a graph without settings has an empty schema of them",
+            40, _each(("assistants_graphs * /assistants/*",), [f"body.{one}" for one in _SHAPE]
+                      + [f"body.sub.{one}" for one in _SHAPE])),
+    Allowed("different", "`X-Pagination-Total` counts up to the page", "there is none",
+            34, (("* POST */search", "x-pagination-total", "*", "absent"),)),
+    # -- runs -------------------------------------------------------------------------------
+    Allowed("better", "the stream of a run without a thread has a `Location` that leads nowhere",
+            "it can be joined, and clients look at how it ended",
+            63, (("* POST /runs/stream", "*location", '"/runs/*', '"/threads/*'),
+                 ("* GET /threads/{id}/runs/{id}", "request", "not asked", "asked"))),
+    Allowed("better", "a run without a thread streams no checkpoints", "they are streamed",
+            4, (("* POST /runs/stream", "events", "*", "*checkpoint*"),)),
+    Allowed("better", "`checkpoints` say where they are in their `config` alone",
+            "as in the history: `checkpoint`, `parent_checkpoint`",
+            10, _each(("streams_of_several *",), _IN_STREAM, "absent")),
+    Allowed("different", "keys of the server's own in the `config` of a checkpoint", "none",
+            27, (("streams_of_several *", "events[][].*config.configurable.*", "*", "absent"),)),
+    Allowed("different", "`lc_versions` of what is installed there", "here",
+            7, (("streams_of_messages *", "*lc_versions.*", "*", "*"),)),
+    Allowed("better", "`thread_id` in a batch has no effect", "the run is in that thread",
+            8, (*_each(("runs_in_batches *",), _MOVED),
+                ("runs_in_batches *", "body[].metadata.graph_id", "absent", "*"))),
+    Allowed("better", "a thread, and its runs, are of its first run's graph", "of their own run's",
+            8, _each(("runs_after_others *",), _OWN_GRAPH)),
+    Allowed("better", "a run that waits ends without the values that are known", "with them",
+            2, (("interrupts_of_several POST *", "body.steps", "*", '["in"*'),)),
+    Allowed("better", "an answer where nothing was asked fails in a new thread",
+            "the graph begins, as by LangGraph itself",
+            4, (("interrupts_commanded POST *", "body.__error__", "*TypeError*", "absent"),
+                ("interrupts_commanded POST *", "body.steps", "absent", "*"))),
+    Allowed("better", "`command` has no effect beside `input`", "422: give one",
+            1, (("interrupts_commanded POST *", "body.steps", "*last\"]", "*last\"]"),)),
+    Allowed("better", "", "`cancel_reason`: why a run was stopped",
+            57, (("*", "*cancel_reason", "absent", "*"),)),
+    Allowed("different", "a run has a `langsmith_session_name`", "there is no LangSmith",
+            57, (("*", "*langsmith_session_name", "null", "absent"),)),
+    # -- threads and states -----------------------------------------------------------------
+    Allowed("better", "a copy has no values, status and interrupts until its first run", "it has",
+            7, (*_each(("threads_copied *",), ("body.values",), "absent", "{*"),
+                *_each(("threads_copied *",), ("body.interrupts.<>",)),
+                ("threads_copied *", "body.interrupts", "absent", '{"*'),
+                ("threads_copied *", "body.status", '"idle"', '"interrupted"'))),
+    Allowed("different", "keys of a thread without a value are left out", "they are null or empty",
+            142, (("*", "body*.error", "absent", "null"),
+                  ("*", "body*.interrupts", "absent", "{}"),
+                  ("*", "body*.values", "absent", "null"))),
+    Allowed("different", "an interrupt in a state has no `response_schema`", "it may be null",
+            31, (("*", "*response_schema", "absent", "null"),)),
+    Allowed("better", "`metadata` and `checkpoint` of a thread without a state are null",
+            "objects, as `RemoteGraph` needs them",
+            6, (("* GET */state?*", "body.metadata", "null", "{}"),
+                ("* GET */state?*", "body.checkpoint", "null", '{"checkpoint_id": null*'))),
+    Allowed("better", "a run that was rolled back leaves an error in its thread", "nothing",
+            1, (("runs_cancelled GET *", "body.error", "*UserRollback*", "null"),)),
+    Allowed("different", "a state's metadata has what the server knows of its place and its user",
+            "what LangGraph's own checkpointers keep",
+            83, (*_each(("*",), [f"*metadata.{one}" for one in _INNER], "*", "absent"),
+                 ("*", "*metadata.user_id", '""', "absent"),
+                 ("*", "*metadata.checkpoint_id", "*", "absent"))),
+    Allowed("better", "a task's `checkpoint` is null where its state is shown", "it is there, too",
+            1, (("states_inside GET *", "body.tasks[].checkpoint", "null", "{*"),)),
+    Allowed("better", "a checkpoint by its id has no `checkpoint_ns`", "it has",
+            1, (("states_read GET *", "body.checkpoint.checkpoint_ns", "absent", '""'),)),
+    Allowed("different", "a state that nobody's run has made has a `graph_id`", "it has none",
+            5, (("threads_made *", "*metadata.graph_id", "*", "absent"),
+                ("states_written *", "*metadata.graph_id", "*", "absent"))),
+    # -- the rest ---------------------------------------------------------------------------
+    Allowed("different", "the store lists the oldest first, with a `score`", "the newest",
+            29, (("store_* *", "body.items[].score", "null", "absent"),
+                 *_each(("store_searched *",), _ITEM))),
+    Allowed("different", "errors of the store may be bare texts", "`detail`, as everywhere",
+            3, (("store_items *", "body", '"<>"', '{"detail"*'),)),
+    Allowed("different", "`/info` and `/ok` are of that server", "of this one",
+            11, _each(("server_itself GET /info", "server_itself GET /ok"), ("body.*",))),
+)  # fmt: skip
+
+
+def allowed(one: Difference) -> Allowed | None:
+    """Why a difference may be, or None: it may not."""
+    return next((why for why in ALLOWED if why.covers(one)), None)
+
+
+def table() -> str:
+    """The differences as a table of the documentation."""
+    rows = [f"| {one.kind} | {one.there} | {one.here} | {one.times} |" for one in ALLOWED]
+    return "\n".join(["| | the reference | here | times |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _fits(place: Place, one: Difference) -> bool:
+    return all(_pattern(text).fullmatch(part) for text, part in zip(place, one, strict=True))
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)

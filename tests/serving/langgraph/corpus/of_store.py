@@ -1,0 +1,116 @@
+"""Asks for the store, for crons, and for what a server says of itself."""
+
+from __future__ import annotations
+
+from tests.serving.langgraph.corpus.asking import NOBODY, Asking
+
+
+async def store_items(c: Asking) -> None:
+    """Put, read, put again, deleted."""
+    await c.store.get_item(["items"], key="k")
+    await c.store.put_item(["items"], key="k", value={"v": 1, "deep": {"er": [None, 2.5]}})
+    await c.store.get_item(["items"], key="k")
+    await c.store.put_item(["items"], key="k", value={"v": 2})
+    await c.store.get_item(["items"], key="k")
+    await c.store.put_item(["items", "sub"], key="é k/1", value={}, index=False)
+    await c.store.get_item(["items", "sub"], key="é k/1")
+    await c.store.put_item(["items", "sub"], key="i", value={"t": "x"}, index=["t"])
+    await c.store.delete_item(["items"], key="k")
+    await c.store.get_item(["items"], key="k")
+    await c.store.delete_item(["items"], key="k")
+    await c.refused(
+        c.store.put_item(["langgraph", "x"], key="k", value={}),
+        c.http.put("/store/items", json={"namespace": ["a.b"], "key": "k", "value": {}}),
+        c.http.put("/store/items", json={"namespace": [""], "key": "k", "value": {}}),
+        c.http.put("/store/items", json={"namespace": [], "key": "k", "value": {}}),
+        c.http.put("/store/items", json={"namespace": ["a"], "value": {}}),
+        c.http.put("/store/items", json={"namespace": ["a"], "key": 3, "value": {}}),
+        c.http.put("/store/items", json={"namespace": ["a"], "key": "k", "value": 3}),
+        c.http.put("/store/items", json={"namespace": "a", "key": "k", "value": {}}),
+        c.http.get("/store/items"),
+        c.http.get("/store/items", params={"namespace": "items"}),
+        c.http.delete("/store/items", json={}),
+    )
+
+
+async def store_searched(c: Asking) -> None:
+    """Searched by namespaces and by values."""
+    for n in range(3):
+        await c.store.put_item(["search", f"s{n}"], key=f"k{n}", value={"n": n, "of": "all"})
+    await c.store.search_items(["search"], limit=10)
+    await c.store.search_items(["search", "s1"])
+    await c.store.search_items(["search"], filter={"n": 1})
+    await c.store.search_items(["search"], filter={"n": {"$gte": 1}, "of": "all"})
+    await c.store.search_items(["search"], filter={"n": {"$ne": 1}})
+    await c.store.search_items(["search"], filter={"n": 7})
+    await c.store.search_items(["search"], limit=1, offset=1)
+    await c.store.search_items(["no", "such"])
+    await c.refused(
+        c.http.post("/store/items/search", json={"limit": 0}),
+        c.http.post("/store/items/search", json={"limit": 100000}),
+        c.http.post("/store/items/search", json={"namespace_prefix": "search"}),
+        c.http.post("/store/items/search", json={"filter": 3}),
+        c.store.search_items(["search"], filter={"n": {"$almost": 1}}),
+        c.store.search_items(["search"], query="by meaning", limit=1),
+    )
+
+
+async def store_namespaces(c: Asking) -> None:
+    """Listed by their beginnings, ends and depths."""
+    for names in (["names", "a", "x"], ["names", "b", "x"], ["names", "b", "y", "z"]):
+        await c.store.put_item(names, key="k", value={})
+    await c.store.list_namespaces(prefix=["names"])
+    await c.store.list_namespaces(prefix=["names"], suffix=["x"])
+    await c.store.list_namespaces(prefix=["names"], max_depth=2)
+    await c.store.list_namespaces(prefix=["names", "b"], limit=1)
+    await c.store.list_namespaces(prefix=["names"], limit=1, offset=2)
+    await c.store.list_namespaces(prefix=["no"])
+    await c.store.list_namespaces(prefix=["names", "*", "x"])
+    await c.refused(
+        c.http.post("/store/namespaces", json={"limit": 0}),
+        c.http.post("/store/namespaces", json={"max_depth": 0}),
+        c.http.post("/store/namespaces", json={"prefix": "names"}),
+    )
+
+
+async def store_of_graphs(c: Asking) -> None:
+    """What graphs put there, clients read."""
+    for who in ("Sam", "Sam", "Sue"):
+        await c.runs.wait(None, "memory", input={"steps": []}, context={"who": who})
+    await c.store.get_item(["visits"], key="Sue")
+    await c.store.search_items(["visits"], filter={"visits": 2})
+
+
+async def store_expiry(c: Asking) -> None:
+    """Items that are to go by themselves."""
+    await c.refused(
+        c.store.put_item(["ttl"], key="k", value={"v": 1}, ttl=60),
+        c.store.get_item(["ttl"], key="k", refresh_ttl=True),
+        c.store.search_items(["ttl"], refresh_ttl=False),
+        c.threads.create(ttl=60),
+        c.threads.create(ttl={"strategy": "delete", "ttl": 60}),
+    )
+
+
+async def crons(c: Asking) -> None:
+    """Runs by the clock."""
+    await c.refused(
+        c.crons.create("steps", schedule="0 0 1 1 *", input={"steps": []}),
+        c.crons.search(assistant_id="steps"),
+        c.crons.count(),
+        c.crons.update(NOBODY, schedule="0 0 2 1 *"),
+        c.crons.delete(NOBODY),
+    )
+
+
+async def server_itself(c: Asking) -> None:
+    """Whether it lives, what it is, and what it says to what is not there."""
+    await c.http.get("/ok")
+    await c.http.get("/info")
+    await c.refused(
+        c.http.get("/no/such/path"),
+        c.http.post("/ok", json={}),
+        c.http.put("/threads", json={}),
+        c.http.get("/assistants"),
+        c.http.get(f"/threads/{NOBODY}/storage"),
+    )
