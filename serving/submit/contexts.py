@@ -8,7 +8,7 @@ from typing import Any
 from agentrt.contexts import TokenContext
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.program import Context
-from agentrt.serving.submit.checks import check_bounded, checked, token_limit
+from agentrt.serving.submit.checks import check_bounded, checked, constraint, token_limit
 from agentrt.serving.submit.limits import TokenBudget
 
 _MOST_IDS = 4_000_000
@@ -16,7 +16,7 @@ _MOST_IDS = 4_000_000
 _MOST_LIKELY = 64
 _OPTIONS = (
     *("max_tokens", "stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed"),
-    *("logprobs", "allowed", "ignore_eos"),
+    *("logprobs", "allowed", "ignore_eos", "constrain"),
 )
 
 
@@ -105,6 +105,8 @@ class HeldContexts:
         chosen = checked("generate", options, _OPTIONS)
         if not 0 <= (chosen.get("logprobs") or 0) <= _MOST_LIKELY:
             raise ConfigError(f"logprobs must be from 0 to {_MOST_LIKELY}")
+        if chosen.get("constrain") is not None:
+            chosen["constrain"] = constraint(chosen["constrain"])
         wanted = self._tokens.reserve(token_limit(chosen.pop("max_tokens", 256)))
         used = wanted
         try:

@@ -10,7 +10,13 @@ from agentrt.errors import AgentrtError, ConfigError
 from agentrt.program import Context
 from agentrt.program.options import LLMOptions, make_request
 from agentrt.request import Reply, ToolSpec
-from agentrt.serving.submit.checks import check_bounded, check_size, checked, token_limit
+from agentrt.serving.submit.checks import (
+    check_bounded,
+    check_simple,
+    check_size,
+    checked,
+    token_limit,
+)
 from agentrt.serving.submit.contexts import HeldContexts
 from agentrt.serving.submit.limits import TokenBudget
 
@@ -18,8 +24,7 @@ _DEFAULT_TOKENS = 256
 _MOST_CHOICES = 128
 _REFUSED_S = 0.02
 """A program that asks for what is refused, again and again, waits so long each time."""
-_HUMAN_OPTIONS = ("choices", "timeout", "default")
-"""No schema: checking an answer by a stranger's patterns could take for ever."""
+_HUMAN_OPTIONS = ("choices", "schema", "timeout", "default")
 
 
 class HostCalls:
@@ -80,6 +85,8 @@ class HostCalls:
 
     async def _human(self, target: int, question: str, **options: Any) -> Any:
         chosen = checked("human", options, _HUMAN_OPTIONS)
+        if chosen.get("schema") is not None:
+            check_simple(chosen["schema"])
         return await self._ctx.human(str(question), **chosen)
 
 

@@ -136,6 +136,26 @@ class Context:
         return await _ask("human", 0, [question], options)
 
 
+def choices(*texts: str) -> dict[str, Any]:
+    """For ``constrain=``: one of these texts."""
+    return {"choice": list(texts)}
+
+
+def json_schema(schema: Any) -> dict[str, Any]:
+    """For ``constrain=``: JSON that fits a schema."""
+    return {"json": schema}
+
+
+def regex(pattern: str) -> dict[str, Any]:
+    """For ``constrain=``: text that a regular expression matches whole."""
+    return {"regex": pattern}
+
+
+def ebnf(grammar: str) -> dict[str, Any]:
+    """For ``constrain=``: text of a grammar, whose first rule is ``root``."""
+    return {"grammar": grammar}
+
+
 def program(function: Any) -> Any:
     """The mark of a program, which files have; here it changes nothing."""
     return function
