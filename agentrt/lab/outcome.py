@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,7 @@ class Summary:
 
     ``token_latency_s`` is the paper's program-level token latency (Agentix, §6.2):
     a program's latency over the tokens that it generated, averaged over programs.
+    ``unloaded_token_s`` is what it would be if each program were alone.
     ``slowdown`` is latency over the program's own ideal, averaged. ``mean_steps`` and
     ``p95_steps`` are latencies in engine steps. ``balance`` is the busiest engine's busy time
     over the mean of all. ``steady_per_s`` counts the programs that ended before the last one
@@ -79,6 +81,7 @@ class Summary:
     balance: float = 1.0
     steady_per_s: float | None = None
     offered_per_s: float | None = None
+    unloaded_token_s: float = math.nan
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -130,6 +133,7 @@ def summarize(
         **({} if counts is None else _of_engine(outcomes, counts)),
         steady_per_s=sum(o.ended_s <= last for o in outcomes) / paced_s if paced_s else None,
         offered_per_s=n / paced_s if paced_s else None,
+        unloaded_token_s=sum(o.ideal_s / o.output_tokens for o in outcomes) / n,
         balance=max(busy_s) * len(busy_s) / sum(busy_s) if any(busy_s) else 1.0,
     )
 
@@ -174,3 +178,7 @@ class Ran:
     def summary(self) -> Summary:
         """Its figures."""
         return summarize(self.outcomes, self.counts if self.engines else None, self.busy_s)
+
+    def summary_of(self, type: str) -> Summary:
+        """The figures of the programs of one type alone, without the engines' counts."""
+        return summarize([outcome for outcome in self.outcomes if outcome.type == type])

@@ -54,6 +54,7 @@ from agentrt.request import CallReport
 from agentrt.scheduler.admission import Admission, Capacity, make_admission
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 from agentrt.scheduler.victims import Room
@@ -95,12 +96,15 @@ class ProgramScheduler(AsyncScheduler):
         self.retainer = Retainer(self, SchedulerConfig())
         self.use(SchedulerConfig.from_dict(settings))
 
-    def use(self, config: SchedulerConfig) -> None:
-        """Start over with other settings, unless they are refused. No call may be unfinished."""
+    def use(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
+        """Start over with other settings, unless they are refused. No call may be unfinished.
+
+        A ``policy`` that no name stands for can be given beside them.
+        """
         slots = self.max_num_running_reqs
         capacity = Capacity(all_blocks(self), self.block_size, slots)
         self.admission = admission = make_admission(config, capacity)
-        queues = LevelQueues(config, slots=slots, admission=admission)
+        queues = LevelQueues(config, policy, slots=slots, admission=admission)
         self.memory = Memory(queues.policy, config.history)
         self.retainer.close()
         self.retainer = Retainer(self, config)

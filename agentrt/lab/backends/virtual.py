@@ -18,17 +18,18 @@ from agentrt.lab.backends.base import Backend, CallEnded, Replicas
 from agentrt.lab.driver import Progress, drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import EngineCounts, VirtualEngine, VirtualOptions
+from agentrt.lab.oracles import KNOWING, Laws, make_policy
 from agentrt.lab.outcome import Ran
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.runs.contenders import Stock
 from agentrt.lab.runs.machine import cached_tokens, prompt_tokens
-from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import CallReport
 from agentrt.router import RouterCall
 from agentrt.router.kv_events import KVEventBatch, KVEventStream, short
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
-from agentrt.scheduler.table import ProgramTotals
+from agentrt.scheduler.table import ProgramRow, ProgramTotals
 
 
 @dataclass(slots=True, eq=False)
@@ -65,14 +66,27 @@ class Virtual(Backend):
         config = scheduling.scheduling if isinstance(scheduling, Stock) else scheduling
         self._replicas: Replicas | None = None
         reads = False
+        # Beside a full batch of others that decode.
+        self._token_s = step_time.base_s + options.max_num_seqs * step_time.per_decode_s
+        self._left_s: dict[str, float] = {}
+        self._laws = Laws(self._token_s)
+        policy = None
+        if isinstance(config, SchedulerConfig) and config.policy in KNOWING:
+            policy = make_policy(config, self.remaining_s, self._laws)
         if router is not None:
             assert isinstance(config, SchedulerConfig)
-            self._replicas = Replicas(router, replicas, options.max_num_seqs, level_ends(config))
+            ends = level_ends(config) if policy is None else ()
+            self._replicas = Replicas(router, replicas, options.max_num_seqs, ends)
             reads = self._replicas.dispatcher.router.reads_blocks
         self.lanes = [
             _Lane(
                 VirtualEngine(
-                    config, options, step_time, kv_events=reads, scheduler_cls=scheduler_cls
+                    config,
+                    options,
+                    step_time,
+                    kv_events=reads,
+                    scheduler_cls=scheduler_cls,
+                    policy=policy,
                 )
             )
             for _ in range(replicas)
@@ -136,9 +150,18 @@ class Virtual(Backend):
             )
         return max(ends)
 
+    def remaining_s(self, row: ProgramRow) -> float:
+        """What a clairvoyant knows: about the seconds of service that a program still needs."""
+        return self._left_s.get(row.program_id, 0.0) - (row.attained_s - row.service_s)
+
+    def _service_s(self, program: ProgramShape, call: CallShape) -> float:
+        fresh = prompt_tokens(call) - cached_tokens(program, call)
+        return call.output_tokens * self._token_s + fresh * self._step_time.per_prefill_token_s
+
     # -- calls and programs ------------------------------------------------------------
 
     def expect(self, program: ProgramShape) -> None:
+        self._laws.add(program)
         most = self._options.max_model_len
         for index, call in enumerate(program.calls):
             prompt = prompt_tokens(call)
@@ -150,6 +173,14 @@ class Virtual(Backend):
                     f"{most}; raise kv_blocks and max_model_len, or "
                     f"scale the program's tokens by {most / needed:.2f} or less"
                 )
+
+    def program_started(self, live: LiveProgram) -> None:
+        needs_s = sum(self._service_s(live.shape, call) for call in live.shape.calls)
+        self._left_s[live.row.program_id] = needs_s
+
+    def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
+        done_s = self._service_s(live.shape, live.shape.calls[index])
+        self._left_s[live.row.program_id] -= done_s
 
     def submit(self, live: LiveProgram, index: int) -> None:
         call = live.call(index, 0 if self._stock is None else self._stock.priority(live, index))
@@ -185,6 +216,7 @@ class Virtual(Backend):
             lane.engine.boundary(program_id, what, name)
 
     def program_ended(self, live: LiveProgram) -> None:
+        del self._left_s[live.row.program_id]
         totals = ProgramTotals.of(live.row)
         had = self._had(totals.program_id)
         if self._replicas is not None:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from agentrt.executors.vllm.retention import Retainer
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.retention import Context
 from agentrt.scheduler.retention.context import BETWEEN, HUMAN, RETURNED, SESSION, Key
 from agentrt.scheduler.retention.policies import Rank, Retention
@@ -110,8 +111,8 @@ def memoryfulness(turns: Sequence[int]) -> float:
 class ContinuumScheduler(ProgramScheduler):
     """Our scheduler with that retention in place of its own."""
 
-    def use(self, config: SchedulerConfig) -> None:
-        super().use(config)
+    def use(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
+        super().use(config, policy)
         self.retainer.close()
         self._ttl = ToolTtl(config)
         self.retainer = Retainer(self, config, self._ttl)

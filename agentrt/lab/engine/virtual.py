@@ -8,7 +8,7 @@ vLLM's. A `StepTimeModel` says how long each step would have taken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +24,7 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.request import Call, CallReport, Usage
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ class VirtualEngine:
     which then runs as it is. Ours decides exactly as that with policy ``fcfs``. With
     ``kv_events`` ours tells what its prefix cache holds: ``events`` are those of the last
     step. ``busy_s`` are the seconds that its steps have taken. ``scheduler_cls`` is a subclass
-    that takes our scheduler's place.
+    that takes our scheduler's place, and a ``policy`` that knows more than an engine is told
+    that of the one that ``scheduling`` names.
     """
 
     def __init__(
@@ -119,9 +121,10 @@ class VirtualEngine:
         *,
         kv_events: bool = False,
         scheduler_cls: type[Any] | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.options = options
-        self.scheduler = _scheduler(scheduling, options, scheduler_cls, kv_events=kv_events)
+        self.scheduler = _scheduler(scheduling, options, scheduler_cls, policy, kv_events=kv_events)
         self.events: list[KVEventBatch] = []
         self.busy_s = 0.0
         self.counts = EngineCounts()
@@ -210,6 +213,7 @@ def _scheduler(
     scheduling: SchedulerConfig | StockPolicy,
     options: VirtualOptions,
     ours: type[Any] | None,
+    policy: Policy | None,
     *,
     kv_events: bool,
 ) -> Any:
@@ -218,8 +222,9 @@ def _scheduler(
     cls: Any = stock_scheduler()
     how: dict[str, Any] = {"policy": scheduling}
     if isinstance(scheduling, SchedulerConfig):
-        cls, how = ours or ProgramScheduler, {"settings": scheduling.to_dict()}
-    return make_scheduler(
+        named = scheduling if policy is None else replace(scheduling, policy="fcfs")
+        cls, how = ours or ProgramScheduler, {"settings": named.to_dict()}
+    scheduler = make_scheduler(
         cls,
         max_num_seqs=options.max_num_seqs,
         blocks=options.kv_blocks,
@@ -229,6 +234,9 @@ def _scheduler(
         kv_events=kv_events,
         **how,
     )
+    if policy is not None:
+        scheduler.use(scheduling, policy)
+    return scheduler
 
 
 def output_token(call_id: str, index: int) -> int:

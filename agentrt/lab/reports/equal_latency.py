@@ -107,6 +107,8 @@ def at_equal_latency(
                     tuple(crossing(curve, level_s) for curve in curves)
                     for curves in _curves(mine, base, measure, of_medians)
                 ]
+                if not pairs:  # stopped before any seed had all loads
+                    continue
                 answers.append(
                     Carried(
                         workload,

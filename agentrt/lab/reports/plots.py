@@ -84,7 +84,7 @@ def draw_curves(
     for row, measure in enumerate(measures):
         for column, source in enumerate(sources):
             axis = axes[row][column]
-            _draw_panel(axis, [c for c in cells if c.setting.source.name == source], measure)
+            draw_panel(axis, [c for c in cells if c.setting.source.name == source], measure)
             axis.set_ylabel((MEASURES | OF_ENGINE)[measure] if column == 0 else "")
             axis.set_title(source if row == 0 else "")
     lines = axes[-1][0].get_legend_handles_labels()
@@ -92,7 +92,8 @@ def draw_curves(
     figure.savefig(path)
 
 
-def _draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
+def draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
+    """A measure against the load, a line per policy."""
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):

@@ -10,6 +10,7 @@ from typing import Any
 from agentrt.lab.reports.compare import MEASURES, OF_ENGINE, SHARES, Cell
 from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
 from agentrt.lab.runs.grid import RunSpec
+from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Source
 
 ALL = {**MEASURES, **OF_ENGINE}
@@ -110,19 +111,46 @@ def vllm_version() -> str:
     return "unknown"
 
 
+def about_scales(source: Source) -> str:
+    """What programs were multiplied by."""
+    return (
+        f"prompts x {source.context_scale:g}, outputs x {source.output_scale:g}, "
+        f"gaps x {source.gap_scale:g}"
+    )
+
+
+_VIRTUAL = """**Virtual time**: the real scheduler and KV-cache manager of vLLM {}, no model; the
+times of its steps are {}. The machine that it ran on does not matter."""
+_SIZES = "Engine: {} batch slots, {} KV blocks of 16 tokens, {} tokens a step at most."
+
+
+_STEPS_ALONE = """**Step simulator**: {} batch slots; every step takes {:.2f} ms and gives each
+running call a token. No memory, no prefill, no model: the order of calls alone."""
+
+
+def about_engine(machine: Machine) -> str:
+    """The simulated engine, in two sentences."""
+    if machine.depth == "steps":
+        return _STEPS_ALONE.format(machine.batch, 1000 * machine.step_s)
+    times = machine.step_time()
+    if times.model == times.hardware:
+        measured = "made up, after an 8B model on a large GPU"
+    else:
+        measured = f"those measured of {times.model} on {times.hardware}"
+    sizes = machine.batch, machine.kv_blocks, machine.max_num_batched_tokens
+    return f"{_VIRTUAL.format(vllm_version(), measured)}\n{_SIZES.format(*sizes)}"
+
+
 def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
     """The programs, how they were scaled, and over what the medians are."""
     cut = "" if source.cut.calls is None else f"; at most {source.cut.calls} calls"
     room = "" if source.cut.tokens is None else f"; no call above {source.cut.tokens} tokens"
-    scale = (
-        f"prompts x {source.context_scale:g}, outputs x {source.output_scale:g}, "
-        f"gaps x {source.gap_scale:g}"
-    )
     repeats = f"One repeat (seed {seeds[0]})"
     if len(seeds) > 1:
         repeats = f"{len(seeds)} repeats (seeds {seeds[0]}-{seeds[-1]}): medians (least-most)"
     return (
-        f"Workload: {source.name}, {programs} programs a run; {scale}{cut}{room}. {repeats}; "
+        f"Workload: {source.name}, {programs} programs a run; "
+        f"{about_scales(source)}{cut}{room}. {repeats}; "
         "ratios are to stock in the same repeat, and in all but throughput below 1 is better."
     )
 

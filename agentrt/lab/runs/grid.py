@@ -7,17 +7,16 @@ same times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import TypeVar
 
-from agentrt.errors import ConfigError, InvariantError
+from agentrt.errors import InvariantError
 from agentrt.lab.backends.base import Backend
 from agentrt.lab.backends.steps import Steps
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import Progress, drive
-from agentrt.lab.oracles import KNOWING
 from agentrt.lab.outcome import Summary
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import Machine
@@ -36,21 +35,14 @@ class RunSpec:
     contender: Contender
     machine: Machine
 
-    def __post_init__(self) -> None:
-        policy = self.contender.scheduler.policy
-        if self.machine.depth == "virtual" and policy in KNOWING:
-            raise ConfigError(
-                f"policy {policy!r} knows the future, and the engine's own scheduler, which "
-                "depth 'virtual' runs, is not told it; leave it out, or use depth 'steps'"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A run and what came of it."""
+    """A run and what came of it, in all and by its programs' type."""
 
     spec: RunSpec
     summary: Summary
+    by_type: Mapping[str, Summary] = field(default_factory=dict)
 
 
 def grid(
@@ -75,7 +67,9 @@ def turns(everyone: Sequence[One], repeat: int) -> list[One]:
 
 def do(spec: RunSpec, progress: Progress | None = None) -> RunResult:
     """Do a run, in this process."""
-    return RunResult(spec, drive(_backend(spec), arrivals(spec), progress).summary())
+    ran = drive(_backend(spec), arrivals(spec), progress)
+    types = sorted({outcome.type for outcome in ran.outcomes})
+    return RunResult(spec, ran.summary(), {name: ran.summary_of(name) for name in types})
 
 
 def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:

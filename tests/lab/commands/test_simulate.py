@@ -284,10 +284,6 @@ def _group(leader: int) -> list[int]:
         (["run", "--step-model", "x.json"], ["--step-model is for --depth virtual"]),
         (["run", "--depth", "virtual", "--step-ms", "9"], ["--step-ms is for --depth steps"]),
         (["run", "--depth", "virtual", "--step-model", "x.json"], ["x.json", "calibrate"]),
-        (
-            ["run", "--depth", "virtual", "--policy", "srpt"],
-            ["'srpt' knows the future", "use depth 'steps'"],
-        ),
         (["sweep", "--trace", "missing.jsonl"], ["missing.jsonl"]),
         (["sweep", "--load", "0.8", "b"], ["load 'b'"]),
         (["sweep", "--programs", "0"], ["--programs '0'"]),

@@ -9,13 +9,8 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.runs import machine as module
-from agentrt.lab.runs.contenders import policies
-from agentrt.lab.runs.grid import grid
 from agentrt.lab.runs.machine import Machine, cached_tokens
-from agentrt.lab.runs.pressure import Pressure
-from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads import CallShape, ProgramShape
-from agentrt.scheduler import SchedulerConfig
 
 CHAT = ProgramShape(
     "chat",
@@ -63,9 +58,3 @@ def test_without_vllm_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"vLLM is not installed; install agentrt\[engine\]"):
         Machine(depth="virtual")
-
-
-def test_the_engine_is_not_told_the_future() -> None:
-    setting = Setting(Source("react"), Pressure("load", 0.9), 3)
-    with pytest.raises(ConfigError, match="policy 'srpt' knows the future"):
-        grid([setting], policies(["srpt"], SchedulerConfig()), [0], Machine(depth="virtual"))

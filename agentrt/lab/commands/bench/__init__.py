@@ -21,6 +21,7 @@ BENCHMARKS = {
     "eager": ("agentrt.lab.bench.eager", "Tools that start while the model still writes."),
     "interrupts": ("agentrt.lab.bench.interrupts", "Tools' calls beside the bare libraries'."),
     "memory": ("agentrt.lab.bench.memory", "Programs whose contexts do not fit the KV cache."),
+    "paper": ("agentrt.lab.bench.paper", "The paper's figures: load at equal latency, and more."),
     "scheduler": ("agentrt.lab.bench.scheduler", "The CPU time of a step, beside vLLM's own."),
     "serve": ("agentrt.lab.bench.serving", "agentrt serve and vLLM's own server under load."),
     "submit": ("agentrt.lab.bench.submit", "Programs that clients send: starts, and neighbours."),

@@ -9,7 +9,7 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import Asked, Measured
 from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.reports.policies import about_workload, vllm_version
+from agentrt.lab.reports.policies import about_engine, about_workload, vllm_version
 from agentrt.lab.runs.grid import grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting
@@ -21,10 +21,6 @@ _FLAGS = {
     "--max-num-batched-tokens": "max_num_batched_tokens",
 }
 """Those of vLLM's flags that mean something without an engine."""
-
-_VIRTUAL = """**Virtual time**: the real scheduler and KV-cache manager of vLLM {}, no model; the
-times of its steps are {}. The machine that it ran on does not matter."""
-_SIZES = "Engine: {} batch slots, {} KV blocks of 16 tokens, {} tokens a step at most."
 
 
 def measure(asked: Asked) -> Measured:
@@ -61,14 +57,5 @@ def _about(machine: Machine) -> dict[str, Any]:
 
 
 def _head(asked: Asked, machine: Machine) -> str:
-    times = machine.step_time()
-    if times.model == times.hardware:
-        measured = "made up, after an 8B model on a large GPU"
-    else:
-        measured = f"those measured of {times.model} on {times.hardware}"
-    lines = (
-        _VIRTUAL.format(vllm_version(), measured),
-        _SIZES.format(machine.batch, machine.kv_blocks, machine.max_num_batched_tokens),
-        about_workload(asked.source, asked.programs, asked.seeds),
-    )
-    return "\n".join(lines)
+    workload = about_workload(asked.source, asked.programs, asked.seeds)
+    return f"{about_engine(machine)}\n{workload}"

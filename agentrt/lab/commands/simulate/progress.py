@@ -27,10 +27,12 @@ Meter = Callable[[int, int], None]
 
 
 def do_runs(
-    specs: Sequence[RunSpec], jobs: int | None
+    specs: Sequence[RunSpec],
+    jobs: int | None,
+    keep: Callable[[RunResult], None] = lambda result: None,
 ) -> tuple[list[RunResult], StoppedError | None]:
     """Do the runs, in one process per core unless told. A signal ends them early: it comes with
-    the results so far.
+    the results so far. Each of them is given to ``keep`` at once.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
     done: list[RunResult] = []
@@ -43,6 +45,7 @@ def do_runs(
         ):
             for result in results:
                 done.append(result)
+                keep(result)
                 meter(0, 1)
     except StoppedError as stop:
         text = f"{stop}: {len(done)} of {len(specs)} runs were done"
