@@ -125,6 +125,33 @@ def _event(method: str, data: Any, namespace: Sequence[str] = ()) -> dict[str, A
     }
 
 
+# -- the graphs of a run ------------------------------------------------------------------
+
+
+class Tree:
+    """The graph of a run with those inside it, as their lifecycles tell. ``root`` is JSON."""
+
+    def __init__(self, graph_id: str) -> None:
+        self.root = _branch([], "started", graph_id)
+        self._known: dict[tuple[str, ...], Any] = {(): self.root}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take in an event of the run."""
+        if event["method"] != "lifecycle":
+            return
+        place, data = tuple(event["params"]["namespace"]), event["params"]["data"]
+        if place not in self._known:
+            name = data.get("graph_name") or place[-1].partition(":")[0]
+            self._known[place] = _branch(place, "started", name)
+            above = [place[:n] for n in range(len(place)) if place[:n] in self._known]
+            self._known[above[-1]].setdefault("children", []).append(self._known[place])
+        self._known[place]["status"] = data["event"]
+
+
+def _branch(place: Sequence[str], status: str, graph_name: str) -> dict[str, Any]:
+    return {"namespace": list(place), "status": status, "graph_name": graph_name}
+
+
 # -- what a client listens to -------------------------------------------------------------
 
 

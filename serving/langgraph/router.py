@@ -14,6 +14,7 @@ from langgraph_sdk import Auth
 from agentrt import __version__
 from agentrt.serving.langgraph.auth import authenticate
 from agentrt.serving.langgraph.outages import DiskRoom
+from agentrt.serving.langgraph.protocol_commands import ProtocolCommands
 from agentrt.serving.langgraph.protocol_routes import ProtocolRoutes
 from agentrt.serving.langgraph.questions import ThreadQuestions
 from agentrt.serving.langgraph.quotas import Quotas
@@ -66,10 +67,11 @@ def _routes(
     )
     state.assistants.add_to(guarded)
     # The more specific path comes first: /threads/search is no thread.
-    ThreadRoutes(state, queue).add_to(guarded)
+    threads = ThreadRoutes(state, queue)
+    threads.add_to(guarded)
     starts.add_to(guarded)
     RunRoutes(state, queue).add_to(guarded)
-    ProtocolRoutes(state, queue, starts).add_to(guarded)
+    ProtocolRoutes(state, queue, ProtocolCommands(state, starts, threads)).add_to(guarded)
     StoreRoutes(state.storage, Quotas(state.server)).add_to(guarded)
     router = APIRouter()
     router.include_router(public)

@@ -18,7 +18,7 @@ from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.bodies import Checkpoint
+from agentrt.serving.langgraph.bodies import Checkpoint, Object
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.tenant_state import TenantState
@@ -160,7 +160,7 @@ class ThreadRoutes:
         self, thread_id: UUID, caller: CallerDep, subgraphs: bool = False, select: _Select = None
     ) -> JSON:
         """A thread's state now."""
-        return await self._answer(caller, thread_id, Checkpoint(), subgraphs, select)
+        return JSON(await self.state(caller, thread_id, Checkpoint(), subgraphs, select))
 
     async def get_state_at(
         self,
@@ -172,11 +172,12 @@ class ThreadRoutes:
     ) -> JSON:
         """A thread's state at a checkpoint."""
         checkpoint = Checkpoint(checkpoint_id=checkpoint_id)
-        return await self._answer(caller, thread_id, checkpoint, subgraphs, select)
+        return JSON(await self.state(caller, thread_id, checkpoint, subgraphs, select))
 
     async def state_at(self, thread_id: UUID, body: bodies.StateAt, caller: CallerDep) -> JSON:
         """A thread's state at a checkpoint, also one of a subgraph."""
-        return await self._answer(caller, thread_id, body.checkpoint, body.subgraphs, body.select)
+        at, subgraphs = body.checkpoint, body.subgraphs
+        return JSON(await self.state(caller, thread_id, at, subgraphs, body.select))
 
     async def update_state(
         self, thread_id: UUID, body: bodies.StateUpdate, caller: CallerDep
@@ -209,6 +210,10 @@ class ThreadRoutes:
 
     async def history(self, thread_id: UUID, body: bodies.History, caller: CallerDep) -> JSON:
         """A thread's states, the last one first."""
+        return JSON(await self.states(thread_id, body, caller))
+
+    async def states(self, thread_id: UUID, body: bodies.History, caller: Caller) -> list[Object]:
+        """A thread's states, the last one first."""
         config = _config(thread_id, body.checkpoint or Checkpoint())
         before = body.before
         if isinstance(before, UUID):
@@ -216,7 +221,7 @@ class ThreadRoutes:
         earlier = _config(thread_id, before) if before and before.checkpoint_id else None
         async with self._graph(caller, thread_id, "read") as graph:
             if graph is None:
-                return JSON([])
+                return []
             found = graph.aget_state_history(
                 config, filter=body.metadata, before=earlier, limit=body.limit
             )
@@ -224,7 +229,7 @@ class ThreadRoutes:
                 states = [one async for one in found]
             except ValueError as error:
                 raise invalid(str(error)) from error
-        return JSON([state_json(one, str(thread_id), body.select) for one in states])
+        return [state_json(one, str(thread_id), body.select) for one in states]
 
     # -- inside ------------------------------------------------------------------------
 
@@ -241,14 +246,15 @@ class ThreadRoutes:
         if self._queue.is_running(str(key)):
             raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
 
-    async def _answer(
+    async def state(
         self,
         caller: Caller,
         thread_id: UUID,
         checkpoint: Checkpoint,
-        subgraphs: bool,
-        select: Sequence[str] | None,
-    ) -> JSON:
+        subgraphs: bool = False,
+        select: Sequence[str] | None = None,
+    ) -> Object:
+        """A thread's state at a place. Raises 404 where there is none."""
         config = _config(thread_id, checkpoint)
         async with self._graph(caller, thread_id, "read") as graph:
             if graph is None:
@@ -260,7 +266,7 @@ class ThreadRoutes:
                     raise not_found("checkpoint_ns", f"{error}") from error
         if state.created_at is None and checkpoint.checkpoint_id:
             raise not_found("checkpoint", checkpoint.checkpoint_id)
-        return JSON(state_json(state, str(thread_id), select))
+        return state_json(state, str(thread_id), select)
 
     @asynccontextmanager
     async def _graph(

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -179,6 +179,43 @@ async def test_checkpoints_say_where_to_go_back_to(http: httpx.AsyncClient) -> N
     assert [one["checkpoint"]["checkpoint_id"] for one in history] == ids[::-1]
 
 
+async def test_the_state_is_told_and_a_run_forks_from_a_checkpoint(http: httpx.AsyncClient) -> None:
+    thread = str(uuid4())
+    await start(http, thread, "ask", IN)
+    events = await until(http, thread, "interrupted", channels=["checkpoints", "lifecycle"])
+    places = [told(one)[1] for one in events if one["method"] == "checkpoints"]
+    state = (await command(http, thread, "state.get", namespace=[]))["result"]
+    assert state["values"] == {"steps": ["in", "first"]}
+    assert state["checkpoint"] == {"id": places[-1]["id"], "ns": ""}
+    some = (await command(http, thread, "state.get", namespace=[], keys=["none"]))["result"]
+    assert some["values"] == {}
+    none = await command(http, thread, "state.get", namespace=["none:1"])
+    assert none["error"] == "no_such_namespace"
+    listed = await command(http, thread, "state.listCheckpoints", limit=2)
+    ids = [one["id"] for one in listed["result"]["checkpoints"]]
+    assert ids == [one["id"] for one in places[::-1]][:2]
+    older = await command(http, thread, "state.listCheckpoints", before=ids[-1])
+    (first,) = older["result"]["checkpoints"]
+    assert (first["id"], first["step"]) == (places[0]["id"], -1)
+    forked = await command(http, thread, "state.fork", checkpoint_id=ids[-1])
+    assert forked["result"]["thread_id"] == thread
+    since = forked["meta"]["applied_through_seq"]
+    again = await until(http, thread, "interrupted", since=since, channels=VALUES)
+    assert told(again[-2])[1] == {"steps": ["in", "first"]}
+
+
+async def test_the_graphs_of_a_run_are_a_tree(http: httpx.AsyncClient) -> None:
+    thread = str(uuid4())
+    run = await start(http, thread, "nested")
+    await until(http, thread, "completed")
+    tree = (await command(http, thread, "agent.getTree", run_id=run))["result"]["tree"]
+    (inside,) = tree.pop("children")
+    assert tree == {"namespace": [], "status": "completed", "graph_name": "nested"}
+    assert inside["status"] == "completed"
+    assert inside["namespace"][0].startswith("sub:")
+    assert (await command(http, thread, "agent.getTree"))["result"]["tree"]["children"] == [inside]
+
+
 async def test_several_questions_are_answered_at_once(http: httpx.AsyncClient) -> None:
     thread = str(uuid4())
     await start(http, thread, "fan", {"steps": ["in"]})
@@ -269,7 +306,13 @@ async def test_older_clients_follow_such_a_run_to_its_end(
     ("method", "params", "code"),
     [
         ("run.begin", {}, "unknown_command"),
-        ("state.get", {"namespace": []}, "not_supported"),
+        ("input.inject", {"namespace": [], "message": {}}, "not_supported"),
+        ("state.get", {"keys": "steps"}, "invalid_argument"),
+        ("state.listCheckpoints", {"limit": 0}, "invalid_argument"),
+        ("state.fork", {}, "invalid_argument"),
+        ("state.fork", {"checkpoint_id": str(UUID(int=1))}, "no_such_checkpoint"),
+        ("agent.getTree", {}, "no_such_run"),
+        ("agent.getTree", {"run_id": str(UUID(int=1))}, "no_such_run"),
         ("run.start", {"input": {}}, "invalid_argument"),
         ("run.start", {"assistant_id": "none"}, "unknown_error"),
         ("run.start", {"assistant_id": "steps", "teapot": 1}, "invalid_argument"),

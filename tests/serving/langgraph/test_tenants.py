@@ -106,8 +106,19 @@ async def test_events_of_a_thread_of_another_are_not_heard(
     for _ in range(2):
         await command(mine, thread, "run.start", assistant_id="steps", input=IN)
     await listening
-    taken = await command(eve, thread, "run.start", assistant_id="steps", input=IN)
-    assert (taken["type"], "not found" in taken["message"]) == ("error", True)
+    (place,) = (await command(mine, thread, "state.listCheckpoints", limit=1))["result"][
+        "checkpoints"
+    ]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("run.start", {"assistant_id": "steps", "input": IN}),
+        ("state.get", {}),
+        ("state.listCheckpoints", {}),
+        ("state.fork", {"checkpoint_id": place["id"]}),
+        ("agent.getTree", {}),
+    ]
+    for method, params in asked:
+        taken = await command(eve, thread, method, **params)
+        assert (taken["type"], "not found" in taken["message"]) == ("error", True), method
     hearing.append(asyncio.create_task(until(eve, thread, "completed")))
     assert await until(mine, thread, "completed", "completed") == listening.result()
     for task in hearing:
