@@ -10,7 +10,7 @@ from agentrt.errors import ConfigError
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.admission import Capacity, make_admission
 from agentrt.scheduler.admission.cap import Cap
-from agentrt.scheduler.admission.memory import WorkingSet
+from agentrt.scheduler.admission.memory import FIFO_EVERY, WorkingSet
 from tests.scheduler.admitting import Admitting
 
 ROOM = Capacity(100, 16, 8)
@@ -61,13 +61,13 @@ def test_a_cap_lets_in_so_many_programs_in_the_order_of_their_arrival() -> None:
 
 
 def test_programs_come_in_while_their_contexts_fit() -> None:
-    """100 blocks, a tenth of them kept: three calls of 15 blocks with 16 for their output do not
-    all fit beside each other.
+    """Of 100 blocks, 5 are kept free. Three calls of 24 blocks, with 8 for half of what a call is
+    thought to generate and one for its rest, do not all fit beside each other.
     """
     engine = Admitting("memory")
-    a, b, c = (engine.arrive(name, 15 * 16) for name in "abc")
+    a, b, c = (engine.arrive(name, 24 * 16) for name in "abc")
     assert engine.step() == [a, b]
-    assert working_set(engine).claimed == 2 * 32
+    assert working_set(engine).claimed == 2 * 33
     engine.end(a)
     engine.end_program("a")
     assert engine.step() == [c], "the output of a call of the type is known to be short by now"
@@ -75,7 +75,7 @@ def test_programs_come_in_while_their_contexts_fit() -> None:
 
 def test_a_member_goes_on_and_its_children_with_it() -> None:
     engine = Admitting("memory")
-    a, b, _c = (engine.arrive(name, 15 * 16) for name in "abc")
+    a, b, _c = (engine.arrive(name, 24 * 16) for name in "abc")
     engine.step()
     child = engine.arrive("a", 16)
     assert engine.step() == [child]
@@ -114,7 +114,7 @@ def test_with_nothing_running_the_first_comes_in_whatever_it_needs() -> None:
     engine = Admitting("memory")
     large = engine.arrive("a", 1000 * 16)
     assert engine.step() == [large]
-    assert working_set(engine).claimed == 90
+    assert working_set(engine).claimed == 95
     engine.end(large)
     engine.end_program("a")
     assert working_set(engine).claimed == working_set(engine).members == 0
@@ -151,3 +151,23 @@ def test_the_prefix_that_a_type_shares_is_counted_once() -> None:
         engine.arrive(name, 37 * 16, fresh=True)
     engine.step()
     assert working_set(engine).members == 3
+
+
+def test_a_large_program_is_passed_by_so_many_others_at_most() -> None:
+    """Small ones keep coming, and the policy prefers the small."""
+    engine = Admitting("memory", policy="srtf", slots=4)
+    small = [engine.arrive(f"s{n}", 20 * 16) for n in range(4)]
+    large = engine.arrive("large", 50 * 16)
+    passed = 0
+    for n in range(4, 200):
+        began = engine.step()
+        if large in began:
+            break
+        passed += len(began)
+        small.append(engine.arrive(f"s{n}", 20 * 16))
+        oldest = engine.running[0].call_id
+        engine.end(oldest)
+        engine.end_program(oldest.partition("/")[0])
+    else:
+        pytest.fail("the large one never came in")
+    assert FIFO_EVERY - 4 <= passed < FIFO_EVERY

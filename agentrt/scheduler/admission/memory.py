@@ -22,12 +22,17 @@ from agentrt.scheduler.table import ProgramRow
 if TYPE_CHECKING:
     from agentrt.scheduler.call import QueuedCall
 
-_HEADROOM = 0.1
+_HEADROOM = 0.05
 """Share of the cache that nobody is let in for: what the members will add goes there."""
-_TURN = 4.0
+_OUTPUT = 0.5
+"""Of the calls' expected output so much is claimed: on the way, each has half of it on average."""
+_TURN = 8.0
 """A member is served for so many times what its context takes to compute before it gives way."""
-_FIFO_EVERY = 8
-"""Every eighth program that comes in is the one that has waited the longest."""
+FIFO_EVERY = 32
+"""Every so manieth program that comes in is the one that has waited the longest.
+
+So a program is passed by at most so many others for each that waited before it, and for itself.
+"""
 _SLACK = 64
 
 
@@ -58,7 +63,10 @@ class _Program:
 
 
 class WorkingSet(Admission):
-    """The members' claims stay within the KV cache, up to what they outgrow it by."""
+    """The members' claims stay within the KV cache, up to what they outgrow it by.
+
+    ``claimed`` are their blocks; ``came_in`` counts the programs that ever became members.
+    """
 
     name: ClassVar[str] = "memory"
 
@@ -66,7 +74,7 @@ class WorkingSet(Admission):
         super().__init__(config, capacity)
         self.growth = Growth()
         self.costs = StepCost()
-        self.claimed = 0
+        self.claimed = self.came_in = 0
         self._budget = int(capacity.blocks * (1.0 - _HEADROOM))
         self._programs: dict[str, _Program] = {}
         self._members: set[_Program] = set()
@@ -74,12 +82,16 @@ class WorkingSet(Admission):
         """By type: how many members share a prefix, and the blocks that it is counted with."""
         self._leaving: list[tuple[float, int, int, _Program]] = []
         self._line: list[tuple[float, int, QueuedCall]] = []
-        self._came_in = self._serial = 0
+        self._serial = 0
 
     @property
     def members(self) -> int:
         """How many programs are in the set."""
         return len(self._members)
+
+    def has(self, program_id: str) -> bool:
+        """Whether a program is in the set."""
+        return (found := self._programs.get(program_id)) is not None and found.member
 
     # -- calls -------------------------------------------------------------------------
 
@@ -119,7 +131,7 @@ class WorkingSet(Admission):
         self._goes_away(program, None, now)
 
     def _adds(self, program: _Program, call: QueuedCall, found: int) -> int:
-        return max(call.prompt_tokens - found, 0) + self.growth.output(program.kind)
+        return max(call.prompt_tokens - found, 0) + int(_OUTPUT * self.growth.output(program.kind))
 
     # -- programs ----------------------------------------------------------------------
 
@@ -222,7 +234,7 @@ class WorkingSet(Admission):
 
     @property
     def _for_age(self) -> bool:
-        return self._came_in % _FIFO_EVERY == _FIFO_EVERY - 1
+        return self.came_in % FIFO_EVERY == FIFO_EVERY - 1
 
     def wait(self, call: QueuedCall) -> None:
         super().wait(call)
@@ -269,7 +281,7 @@ class WorkingSet(Admission):
             return
         program.member, program.served_s = True, program.row.attained_s
         self._members.add(program)
-        self._came_in += 1
+        self.came_in += 1
         self.claimed += program.claim
         self.changed[program.row.program_id] = True
         if program.shared:
