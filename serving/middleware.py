@@ -5,19 +5,21 @@ Then its route.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from urllib.parse import unquote
 from uuid import uuid4
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentrt.serving.bodies import MOST_OBJECTS, MOST_OBJECTS_ASKED, BoundedBody, TooLargeError
 from agentrt.serving.error_responses import error_response
 from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError
+from agentrt.serving.tenants.loop import LoopShares
 
 DEFAULT_TENANT = "default"
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ok", "/dashboard", "/favicon.ico"})
@@ -30,11 +32,6 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MCP_PATH = "/mcp"
 _QUESTIONS = "/v1/questions/"
 _DRAIN_RETRY_S = "5"
-MOST_VALUES = 512 * 1024
-"""Values in the JSON of a body, counted before it is parsed by what stands between them, wherever
-it stands. Parsing so many takes some 50 ms, in which the server does nothing else.
-"""
-_BETWEEN_VALUES = (b",", b"[", b"{")
 _BEARER = "bearer "
 
 
@@ -58,6 +55,7 @@ class Middleware:
         self._server = server
         self._origins = origins
         self._direct = direct
+        self._shares = LoopShares()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,7 +64,6 @@ class Middleware:
         headers = dict(reversed(scope["headers"]))
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
-        bounded = _BoundedBody(receive, self._server.bounds.body_bytes, headers)
         is_begun = False
 
         async def send_with_id(message: Message) -> None:
@@ -78,9 +75,13 @@ class Middleware:
             await send(message)
 
         path = scope["path"]
-        app = self._check(scope, headers) or self._direct.get(path, self._app)
         try:
-            await app(scope, bounded.receive, send_with_id)
+            if (refusal := self._check(scope, headers)) is not None:
+                await refusal(scope, receive, send_with_id)
+            elif _is_open(path):
+                await self._app(scope, receive, send_with_id)
+            else:
+                await self._admit(scope, receive, send_with_id, headers)
         except Exception:  # a bug of ours: the log gets its traceback, the client nothing of it
             if not is_begun:
                 await server_failed(path)(scope, receive, send_with_id)
@@ -97,7 +98,7 @@ class Middleware:
                 code="stopping",
                 headers={"retry-after": _DRAIN_RETRY_S, "connection": "close"},
             )
-        is_open = path in OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
+        is_open = _is_open(path)
         if not is_open and (why := self._origins.refusal(headers)) is not None:
             return error_response(path, 403, why, code="foreign_origin")
         tenant = self._tenant(headers, is_open=is_open)
@@ -118,15 +119,26 @@ class Middleware:
             except BusyError as error:
                 wait = {"retry-after": str(error.retry_after)}
                 return error_response(path, 429, str(error), code="rate_limited", headers=wait)
-        return self._check_length(path, headers)
-
-    def _check_length(self, path: str, headers: dict[bytes, bytes]) -> ASGIApp | None:
-        most = self._server.bounds.body_bytes
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length[:20]) > most:
-            error = TooLargeError(f"is larger than {most} bytes")
-            return error_response(path, 413, error.detail, code="body_too_large")
         return None
+
+    async def _admit(
+        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+    ) -> None:
+        """Let the path's application answer, when its tenant's turn has come."""
+        path = scope["path"]
+        app = self._direct.get(path)
+        most = MOST_OBJECTS if app is None else MOST_OBJECTS_ASKED
+        body = BoundedBody(receive, path, headers, self._server.bounds.body_bytes, most)
+        tenant = scope["state"]["tenant"]
+        answer: Callable[[], Awaitable[None]]
+        answer = partial(app or self._app, scope, body.receive, send)
+        if body.is_large:
+            try:
+                await self._shares.run(tenant, body.read)
+            except TooLargeError as error:
+                refusal = error_response(path, 413, error.detail, code="body_too_large")
+                answer = partial(refusal, scope, receive, send)
+        await self._shares.run(tenant, answer, body.size)
 
     def _tenant(self, headers: dict[bytes, bytes], *, is_open: bool) -> str | None:
         """The tenant of the request's key; on a server without keys, the one that it names."""
@@ -137,26 +149,8 @@ class Middleware:
         return DEFAULT_TENANT if tenant is None and is_open else tenant
 
 
-class _BoundedBody:
-    """A request's body as it comes; `receive` raises `TooLargeError`."""
-
-    def __init__(self, receive: Receive, most: int, headers: Mapping[bytes, bytes]) -> None:
-        self._receive = receive
-        self._most = most
-        self._is_form = headers.get(b"content-type", b"").startswith(b"multipart/")
-        self._bytes = self._values = 0
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        piece = message.get("body", b"")
-        self._bytes += len(piece)
-        if self._bytes > self._most:
-            raise TooLargeError(f"is larger than {self._most} bytes")
-        if not self._is_form:
-            self._values += sum(map(piece.count, _BETWEEN_VALUES))
-        if self._values > MOST_VALUES:
-            raise TooLargeError(f"has more than {MOST_VALUES} values")
-        return message
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
 
 
 def _goes_on(method: str, path: str) -> bool:
@@ -167,16 +161,6 @@ def _goes_on(method: str, path: str) -> bool:
 def server_failed(path: str) -> Response:
     """The answer to a request that a bug of ours ended."""
     return error_response(path, 500, "the server failed", code="internal_error")
-
-
-class TooLargeError(HTTPException):
-    """The body is larger than the server takes; ``fault`` says in what."""
-
-    def __init__(self, fault: str) -> None:
-        message = f"the request's body {fault}; send less"
-        # The connection stays open, and the rest is read and dropped until the request times
-        # out: closing it would reset it, and the client would never see this answer.
-        super().__init__(413, message)
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError
 from agentrt.executors.base import Chunk
@@ -21,16 +21,13 @@ class RequestCaller:
     """Makes the calls of one request of a client's program, which has been entered.
 
     Calls that run beside each other are siblings; one that begins when others have ended comes
-    after these. ``rendered`` is told of each that is made. ``is_gone`` says that nobody waits for
-    the answer any more, and ``error`` is what a call of it came to, if any failed.
+    after these. ``is_gone`` says that nobody waits for the answer any more,
+    and ``error`` is what a call of it came to, if any failed.
     """
 
-    def __init__(
-        self, runtime: Runtime, entry: Entry, rendered: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, runtime: Runtime, entry: Entry) -> None:
         self._runtime = runtime
         self._entry = entry
-        self._rendered = rendered
         self._emitter = runtime.emitter(entry.program.run)
         self._open: set[AsyncGenerator[Chunk, None]] = set()
         self._over = asyncio.Event()
@@ -48,7 +45,6 @@ class RequestCaller:
         Raises `CallTimeoutError` at the program's deadline, and `CalledOffError` when the program
         is ended.
         """
-        self._rendered()
         run = self._entry.program.run
         if run.ended_at is not None:
             raise CalledOffError(run.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from fastapi import FastAPI
@@ -18,7 +18,6 @@ from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.error_responses import in_form_of
 from agentrt.serving.frontend.bounds import check_bounds
 from agentrt.serving.frontend.exchange import Exchange
-from agentrt.serving.frontend.large import LargeRequests
 from agentrt.serving.frontend.paths import is_public, makes_calls
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
 from agentrt.serving.frontend.strict import KnownFields
@@ -59,7 +58,6 @@ class FrontendApp:
         self._fronts = tuple(fronts)
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
-        self._large = LargeRequests()
         self._store = ResponseStore(server.runtime.now)
         for front in fronts:
             if (responses := front.app.state.openai_serving_responses) is not None:
@@ -87,19 +85,6 @@ class FrontendApp:
             await response(request.scope, request.receive, send)
             return
         body = await request.body() if request.method == "POST" else b""
-        async with self._large.turn(tenant, len(body)) as over:
-            await self._hand_on(request, send, body, over)
-
-    async def _hand_on(
-        self, request: Request, send: Send, body: bytes, over: Callable[[], None]
-    ) -> None:
-        """Let the model's front end answer; ``over`` is told when it has read the request."""
-        path, tenant = request.scope["path"], tenant_of(request)
-
-        async def send_over(message: Message) -> None:
-            over()
-            await send(message)
-
         fields = _fields(request, body)
         for known in self._known[:1]:  # all front ends have the same routes
             known.check(path, fields)
@@ -110,14 +95,14 @@ class FrontendApp:
         try:
             handed = _handed_on(request), _replay(body, request.receive)
             if request.method != "POST":
-                await front.app(*handed, send_over)
+                await front.app(*handed, send)
             elif makes_calls(path):
                 check_bounds(path, fields)
                 exchange = Exchange(self._server, self._store, tenant, path, fields)
-                await exchange.run(front.app, *handed, send_over, over)
+                await exchange.run(front.app, *handed, send)
             else:
                 self._server.tenants.ask(tenant)
-                await front.app(*handed, send_over)
+                await front.app(*handed, send)
         finally:
             ASKING.reset(token)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,15 +62,14 @@ class Exchange:
         scope: Scope,
         receive: Receive,
         send: Send,
-        rendered: Callable[[], None] = lambda: None,
     ) -> None:
-        """Let ``app`` answer; ``rendered`` is told when it has made a call.
+        """Let ``app`` answer.
 
         Before it begins, raises `BusyError` where the tenant is at a limit, and `ApiError` where
         its program is over.
         """
         self._entry = self._enter(Headers(scope=scope))
-        caller = self._caller = RequestCaller(self.server.runtime, self._entry, rendered)
+        caller = self._caller = RequestCaller(self.server.runtime, self._entry)
 
         async def receive_watched() -> Message:
             message = await receive()

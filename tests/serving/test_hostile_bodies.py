@@ -6,21 +6,23 @@ The servers' `Watchdog` fails a request that holds the event loop.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.types import Message
 
+from agentrt.serving.bodies import MOST_OBJECTS, MOST_VALUES, JSONCount
 from agentrt.serving.langgraph.responses import BadJSONError, check_json
-from agentrt.serving.middleware import MOST_VALUES
 from tests.serving.langgraph.graphs import poem
 from tests.serving.langgraph.serve import serving
 from tests.serving.watchdog import LIMIT_S, Watchdog
 
 KEY = "k" * 2_100_000
-MANY = MOST_VALUES - 8
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +36,55 @@ def search(metadata: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("path", "body", "status"),
     [
-        (search(f'{{"{KEY}": [{",".join("1" * MANY)}]}}'), 422),
-        (search(f'{{"{KEY}": [{",".join(["[]"] * (MANY // 2))}]}}'), 422),
-        (search(f'{{"a": [{",".join("1" * MOST_VALUES)}]}}'), 413),
-        (search("[" * 100_000 + "]" * 100_000), 422),
+        ("/threads/search", search(f'{{"{KEY}": 1}}'), 413),
+        ("/threads/search", search('{"a": [' + ",".join(["[1]"] * 8000) + "]}"), 422),
+        ("/threads", search(f'{{"a": [{",".join("1" * MOST_VALUES)}]}}'), 413),
+        ("/threads", search(f'{{"a": [{",".join(["[]"] * MOST_OBJECTS)}]}}'), 413),
+        ("/threads", search("[" * 30_000 + "]" * 30_000), 422),
     ],
-    ids=["long key, many elements", "long key, many lists", "too many values", "deep"],
+    ids=["long filter", "filter of lists", "many values", "many lists", "deep"],
 )
-def test_a_hostile_filter_is_refused_at_once(url: str, body: bytes, status: int) -> None:
+def test_a_hostile_body_is_refused_at_once(url: str, path: str, body: bytes, status: int) -> None:
     kind = {"content-type": "application/json"}
-    answer = httpx.post(f"{url}/threads/search", content=body, headers=kind, timeout=30)
+    answer = httpx.post(f"{url}{path}", content=body, headers=kind, timeout=30)
     assert answer.status_code == status, answer.text[:200]
     assert len(answer.content) < 1000
+
+
+def test_a_body_without_its_length_is_as_bounded(url: str) -> None:
+    pieces = [b'{"metadata": {"a": [', *[b"[],"] * 2 * MOST_OBJECTS]
+    answer = httpx.post(f"{url}/threads", content=iter(pieces), timeout=30)
+    assert (answer.status_code, "objects and lists" in answer.text) == (413, True)
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text('a"\\,[{}]'),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text('"\\{,'), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def counted(value: Any) -> tuple[int, int]:
+    """Commas, objects and lists together; objects and lists."""
+    if not isinstance(value, dict | list):
+        return 0, 0
+    inner = [counted(one) for one in (value.values() if isinstance(value, dict) else value)]
+    values, objects = (sum(column) for column in zip((0, 0), *inner, strict=True))
+    return values + 1 + max(0, len(value) - 1), objects + 1
+
+
+@given(JSON, st.lists(st.integers(1, 40), max_size=8))
+def test_what_json_holds_is_counted_wherever_it_is_cut(value: Any, cuts: list[int]) -> None:
+    count, left = JSONCount(), json.dumps(value).encode()
+    for length in cuts:
+        count.feed(left[:length])
+        left = left[length:]
+    count.feed(left)
+    assert (count.values, count.objects) == counted(value)
 
 
 def test_only_the_value_at_fault_is_named() -> None:

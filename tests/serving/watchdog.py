@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrt.serving import app as served
+from agentrt.serving.tenants.loop import Stepped
 
 LIMIT_S = 0.25
 """CPU time that a request may take at a stretch. On an idle machine what the largest bounds let
@@ -35,11 +36,11 @@ class Watchdog:
     held: list[tuple[float, str]] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        steps = _Steps(self.app(scope, receive, send))
+        steps: list[float] = []
         try:
-            await steps
+            await Stepped(self.app(scope, receive, send), steps.append, _cpu_s)
         finally:
-            self.held.append((steps.longest_s, f"{scope.get('method')} {scope.get('path')}"))
+            self.held.append((max(steps), f"{scope.get('method')} {scope.get('path')}"))
 
     def check(self) -> None:
         """Raise `AssertionError` if a request held the loop."""
@@ -54,30 +55,6 @@ async def opened_app(*args: Any, **options: Any) -> AsyncIterator[Watchdog]:
         watchdog = Watchdog(app)
         yield watchdog
     watchdog.check()
-
-
-class _Steps:
-    """Awaits a coroutine and times its steps, in seconds of this thread's CPU time."""
-
-    def __init__(self, coro: Any) -> None:
-        self._coro = coro
-        self.longest_s = 0.0
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        step, given = self._coro.send, None
-        while True:
-            began = _cpu_s()
-            try:
-                awaited = step(given)
-            except StopIteration:
-                return
-            finally:
-                self.longest_s = max(self.longest_s, _cpu_s() - began)
-            step, given = self._coro.send, None
-            try:
-                given = yield awaited
-            except BaseException as error:
-                step, given = self._coro.throw, error
 
 
 _COLLECTING = threading.local()

@@ -21,6 +21,7 @@ import httpx
 
 from agentrt.cli.signals import Interrupts
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.lab.bench.attacker import Spec, attacked
 from agentrt.lab.bench.attacks import ATTACKS, Attack
 from agentrt.lab.bench.results import Column, Results, ratios, show
 from agentrt.lab.bench.servers import AgentrtServer
@@ -44,6 +45,7 @@ COLUMNS = (
     Column("P50, s", "p50", "{:.3f}"),
     Column("P99, s", "p99", "{:.3f}"),
     Column("P99 / idle", "p99_to_idle", "{:.1f}"),
+    Column("P99, attack elsewhere, s", "p99_elsewhere", "{:.3f}"),
     Column("failed", "failed", "{:.0f}"),
     Column("attacker's answers", "answers", "{:.0f}"),
     Column("other 5xx", "faults", "{:.0f}"),
@@ -81,49 +83,52 @@ async def measure(
     measured: Results, attacks: Mapping[str, Attack], seconds: float, policy: str
 ) -> None:
     """Measure the short calls without an attack, and under each for so long."""
-    async with _servers(policy) as (victim, attacker):
+    async with _servers(policy) as (victim, url, key):
         await _short_calls(Short(), victim, time.monotonic() + 1.0)  # what is made at first
         base: dict[str, float] = {}
         for name, one in {IDLE: None, **attacks}.items():
             note(f"{name}: {seconds:.0f} s")
-            short, answers = Short(), Counter[int]()
-            until = time.monotonic() + seconds
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_short_calls(short, victim, until))
-                for number in range(0 if one is None else one.clients):
-                    assert one is not None
-                    group.create_task(_attack(one, number, attacker, answers, until))
+            spec = None if one is None else Spec(name, seconds, url, key)
+            short, answers = await _beside(spec, victim, seconds)
             figures = {**short.figures(), **_told(answers)}
             base = base or figures
+            if one is not None:
+                every_s = one.clients * seconds / max(1, answers.total())
+                short, _ = await _beside(Spec(name, seconds, every_s=every_s), victim, seconds)
+                figures["p99_elsewhere"] = short.figures()["p99"]
             measured.add(name, figures={**figures, **ratios(figures, base, ["p99"], "_to_idle")})
             await asyncio.sleep(_REST_S)
 
 
+async def _beside(
+    spec: Spec | None, victim: httpx.AsyncClient, seconds: float
+) -> tuple[Short, Counter[int]]:
+    """The short calls beside an attack, and the attacker's answers."""
+    short, begun = Short(), asyncio.Event()
+    if spec is None:
+        await _short_calls(short, victim, time.monotonic() + seconds)
+        return short, Counter()
+    attacking = asyncio.create_task(attacked(spec, begun))
+    await begun.wait()
+    await _short_calls(short, victim, time.monotonic() + seconds)
+    return short, await attacking
+
+
 @contextlib.asynccontextmanager
-async def _servers(policy: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
-    """A server, and a client of each of its two tenants."""
+async def _servers(policy: str) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
+    """A server: a client of its one tenant, its URL, and the key of the tenant that attacks."""
     with tempfile.TemporaryDirectory(prefix="agentrt-attack-") as folder:
         keys, model = Path(folder) / "keys.json", str(tiny_model(Path(folder) / "model"))
-        made = [new_key(keys, tenant) for tenant in ("victim", "attacker")]
+        victim, attacker = [new_key(keys, tenant) for tenant in ("victim", "attacker")]
         engine = EngineOptions(model, SLOTS, SchedulerConfig(policy=policy))
         prepare_environment(engine)
         more = ("--api-key-file", str(keys), "--max-calls", "256")
         async with AgentrtServer(engine, model, more=more) as server:
             await server.start()
             url = server.base_url.removesuffix("/v1")
-            async with contextlib.AsyncExitStack() as stack:
-                victim, attacker = [
-                    await stack.enter_async_context(
-                        httpx.AsyncClient(
-                            base_url=url,
-                            timeout=_CALL_S,
-                            headers={"authorization": f"Bearer {key}"},
-                            limits=httpx.Limits(max_connections=None),
-                        )
-                    )
-                    for key in made
-                ]
-                yield victim, attacker
+            own = {"authorization": f"Bearer {victim}"}
+            async with httpx.AsyncClient(base_url=url, timeout=_CALL_S, headers=own) as client:
+                yield client, url, attacker
 
 
 @dataclass(slots=True)
@@ -158,27 +163,6 @@ async def _short_calls(short: Short, client: httpx.AsyncClient, until: float) ->
         except httpx.HTTPError:
             short.failed += 1
         short.took_s.append(time.monotonic() - began)
-
-
-async def _attack(
-    one: Attack, number: int, client: httpx.AsyncClient, answers: Counter[int], until: float
-) -> None:
-    """Make the attack's request again and again; what still runs at the end is left."""
-    method, path, body = one.request(number)
-    kind = {"content-type": "application/json"}
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout_at(_on_loop(until)):
-            while True:
-                try:
-                    answer = await client.request(method, path, content=body, headers=kind)
-                    answers[answer.status_code] += 1
-                except httpx.HTTPError:
-                    answers[0] += 1
-                    await asyncio.sleep(0.01)
-
-
-def _on_loop(until: float) -> float:
-    return asyncio.get_running_loop().time() + until - time.monotonic()
 
 
 def _told(answers: Counter[int]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Any
 from agentrt.lab.bench.servers import AgentrtServer
 
 _CHAT = "/v1/chat/completions"
+_COMPLETIONS = "/v1/completions"
 _SEARCH = "/threads/search"
 _TEXT = "a b " * 1_000_000
 
@@ -64,8 +65,11 @@ def _text(text: str) -> Callable[[int], bytes]:
 
 
 _KEY = "k" * 2_000_000
+_LONG = [{"role": "user", "content": 'a "b" {c} ' * 100}] * 2000
 _ONES, _LISTS = ",".join("1" * 1_000_000), [[n] for n in range(8000)]
 _MANY = [{"role": "user", "content": "a"}] * 60_000
+_FEWER = _MANY[:20_000]
+_STATE = f'{{"metadata": {{"a": {[[n] for n in range(60_000)]}, "b": "\\ud800"}}}}'
 ATTACKS = {
     "many long choices": Attack(_CHAT, _chat(n=32, max_tokens=700, ignore_eos=True), 2),
     "a long prompt": Attack(_CHAT, _chat(_TEXT)),
@@ -73,9 +77,14 @@ ATTACKS = {
     "tokenize": Attack("/tokenize", _asked(prompt=_TEXT)),
     "60,000 messages": Attack(_CHAT, _asked(messages=_MANY)),
     "60,000 items": Attack("/v1/responses", _asked(input=_MANY)),
+    "20,000 messages": Attack(_CHAT, _asked(messages=_FEWER)),
+    "2,000 long messages": Attack(_CHAT, _asked(messages=_LONG)),
+    "500,000 tokens": Attack(_COMPLETIONS, _asked(prompt=[1] * 500_000)),
     "lists for messages": Attack(_CHAT, _asked(messages=[[]] * 50_000)),
     "grammars": Attack(_CHAT, _schema, 16),
     "a long key": Attack(_SEARCH, _text(f'{{"metadata": {{"{_KEY}": [{_ONES}]}}}}')),
     "a large filter": Attack(_SEARCH, _text(f'{{"metadata": {{"a": {_LISTS}}}}}')),
     "a deep body": Attack(_SEARCH, _text("[" * 500_000)),
+    "a state of 60,000 lists": Attack("/threads", _text(_STATE)),
+    "small requests": Attack(_SEARCH, _text("{}"), 16),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
@@ -12,6 +13,7 @@ import pytest
 
 from agentrt.cli.app import call
 from agentrt.lab.bench import attack
+from agentrt.lab.bench.attacker import Spec, attacked
 from agentrt.lab.bench.attacks import ATTACKS
 
 SHORT_S = 0.05
@@ -29,14 +31,17 @@ def serve(monkeypatch: pytest.MonkeyPatch, attackers: int, victims: int = 200) -
     """A server that answers at once: ``attackers`` and ``victims`` are the codes for each."""
 
     @asynccontextmanager
-    async def servers(policy: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
-        made = [
-            httpx.AsyncClient(base_url="http://x", transport=httpx.MockTransport(answering(code)))
-            for code in (victims, attackers)
-        ]
-        yield made[0], made[1]
+    async def servers(policy: str) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
+        transport = httpx.MockTransport(answering(victims))
+        yield httpx.AsyncClient(base_url="http://x", transport=transport), "http://x", "key"
+
+    async def attacked(spec: Spec, begun: asyncio.Event) -> Counter[int]:
+        begun.set()
+        assert spec.url is not None or spec.every_s == 8 * SHORT_S / 3
+        return Counter({attackers: 3})
 
     monkeypatch.setattr(attack, "_servers", servers)
+    monkeypatch.setattr(attack, "attacked", attacked)
     monkeypatch.setattr(attack, "QUICK_S", SHORT_S)
     monkeypatch.setattr(attack, "_REST_S", 0.0)
 
@@ -52,7 +57,8 @@ def test_short_calls_are_measured_without_an_attack_and_under_it(
     idle, under = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (idle["attack"], under["attack"]) == ("none", "a deep body")
     assert (idle["p99_to_idle"], idle["answers"]) == (1.0, 0)
-    assert under["answers"] > 0
+    assert under["answers"] == 3
+    assert under["p99_elsewhere"] > 0
     assert (under["faults"], under["failed"]) == (0, 0)
 
 
@@ -64,9 +70,17 @@ def test_a_server_that_fails_is_told_by_the_exit_code(
     assert call(ONE) == 1
 
 
+async def test_attackers_are_a_process_of_their_own() -> None:
+    """Without a server their requests go to somebody who reads them."""
+    begun = asyncio.Event()
+    answers = await attacked(Spec("a deep body", 0.5), begun)
+    assert begun.is_set()
+    assert set(answers) == {413}
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attacks_bodies_are_made_before_they_are_sent(name: str) -> None:
     method, path, body = ATTACKS[name].request(0)
     assert (method, path[0]) == ("POST", "/")
-    assert len(body) > 100
+    assert body
     assert ATTACKS[name].request(0)[2] == body

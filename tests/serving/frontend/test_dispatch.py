@@ -133,7 +133,7 @@ async def test_a_response_is_asked_for_where_it_was_made() -> None:
 async def test_bodies_that_are_no_json_are_refused_or_left_to_vllm() -> None:
     json_type = {"content-type": "application/json"}
     async with client() as http:
-        for body in (b"{", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 100_000):
+        for body in (b"{", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 10_000):
             at = "/v1/chat/completions"
             answer = await http.post(at, content=body, headers=json_type)
             assert answer.status_code == 400

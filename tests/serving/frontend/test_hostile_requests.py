@@ -16,7 +16,7 @@ from tests.serving.local import MODEL, open_server
 pytestmark = pytest.mark.engine
 
 TEXT = "a b " * 1_000_000
-MANY = [{"role": "user", "content": "a"}] * 60_000
+MANY = [{"role": "user", "content": "a"}] * 20_000
 LONG: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [{"role": "user", "content": TEXT}]}),
     (CHAT, {"messages": [{"role": "user", "content": TEXT}], "truncate_prompt_tokens": 5}),
@@ -27,21 +27,28 @@ LONG: list[tuple[str, dict[str, Any]]] = [
 ]
 CROWDED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": MANY}),
-    (CHAT, {"messages": [[]] * 100_000}),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 60_000}]}),
+    (CHAT, {"messages": [[]] * 20_000}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 20_000}]}),
     (MESSAGES, {"messages": MANY, "max_tokens": 5}),
     (RESPONSES, {"input": MANY}),
+]
+FULL: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": [[]] * 100_000}),
+    (RESPONSES, {"input": 3 * MANY}),
+    (MESSAGES, {"messages": 3 * MANY, "max_tokens": 5}),
 ]
 
 
 async def test_what_cannot_fit_is_refused_before_it_is_read() -> None:
     async with open_server() as local:
-        for cases, fault in ((LONG, "maximum context length"), (CROWDED, "at most")):
+        cases_of = {"maximum context length": LONG, "at most": CROWDED, "objects and lists": FULL}
+        for fault, cases in cases_of.items():
             for path, fields in cases:
                 body = json.dumps({"model": MODEL, **fields}).encode()
                 kind = {"content-type": "application/json"}
                 refused = await local.client.post(path, content=body, headers=kind)
-                assert refused.status_code == 400, (path, refused.text[:300])
+                status = 413 if cases is FULL else 400
+                assert refused.status_code == status, (path, refused.text[:300])
                 assert fault in refused.text, (path, refused.text[:300])
         await local.chat("hello")
         assert len(local.engine.calls) == 1
