@@ -88,9 +88,9 @@ def memory(**options: Any) -> None:
     """Programs whose contexts do not fit into the KV cache: stock, rivals, and our parts.
 
     In virtual time: vLLM's real scheduler and KV-cache manager, no model. The working set is the
-    peak of all live contexts; recomputed is the prefill beyond what ample memory needs; a delay is
-    a program's latency beyond its own with the engine to itself. best_cap is, figure by figure,
-    the best of all caps on programs at a time.
+    peak of all that is used again; recomputed is the prefill beyond what ample memory needs; a
+    delay is a program's latency beyond its own with the engine to itself. best_cap is, figure by
+    figure, the best of all caps on programs at a time.
     """
     plan = _plan(options)
     check_plot(options["plot"])

@@ -52,10 +52,10 @@ class Work:
 WORKS: Mapping[str, Work] = {
     "chat": Work("chat", 100, 2.0, scale=0.25, tokens=4096, blocks=1024),
     "assistant": Work("assistant", 80, 1.5, scale=0.5, tokens=4096),
-    "bfcl": Work("react", 48, 1.2, 1.0, tokens=3000, step_time=SMALL_CPU),
+    "bfcl": Work("react", 96, 2.0, 1.0, tokens=3000, step_time=SMALL_CPU),
     "coding": Work("coding", 30, 1.5, 0.1, tokens=14000),
-    "lats": Work("lats", 10, 1.5, 0.05),
-    "deep": Work("deep", 14, 1.5, 0.1, tokens=8192),
+    "lats": Work("lats", 12, 2.0, 0.05, tokens=2048),
+    "deep": Work("deep", 16, 2.0, 0.1, tokens=6000),
 }
 """By the names of ``agentrt bench memory``; chat is the KV-bound one."""
 

@@ -1,9 +1,11 @@
-"""How much memory programs want: the peak of all live contexts when nothing is ever evicted."""
+"""How much memory programs want: the most that they use again, when nothing is ever evicted."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
@@ -18,17 +20,34 @@ from agentrt.request import CallReport
 
 
 class _Watched(Virtual):
-    """Stock vLLM, with an eye on the tokens that live programs have computed."""
+    """Stock vLLM, with an eye on the tokens that will be used again, or are not done with."""
 
     peak = held = 0
+
+    def program_started(self, live: LiveProgram) -> None:
+        super().program_started(live)
+        self._left.update(
+            Counter(
+                (live.row.program_id, call.extends)
+                for call in live.shape.calls
+                if call.extends is not None
+            )
+        )
 
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
         self.held += added_tokens(live.shape, index)
         self.peak = max(self.peak, self.held)
+        last: int | None = index
+        while last is not None and not self._left[live.row.program_id, last]:
+            self.held -= added_tokens(live.shape, last)
+            last = live.shape.calls[last].extends
+            if last is not None:
+                self._left[live.row.program_id, last] -= 1
 
-    def program_ended(self, live: LiveProgram) -> None:
-        super().program_ended(live)
-        self.held -= context_tokens(live.shape)
+    @cached_property
+    def _left(self) -> Counter[tuple[str, int]]:
+        """By call: how many that extend it are still to be done with."""
+        return Counter()
 
 
 def added_tokens(program: ProgramShape, index: int) -> int:
@@ -45,7 +64,7 @@ def context_tokens(program: ProgramShape) -> int:
 def with_ample_memory(
     programs: Sequence[ProgramShape], options: VirtualOptions, step_time: StepTimeModel
 ) -> tuple[int, Ran]:
-    """The most tokens that live programs hold at a time, and the run on stock that showed it."""
+    """The most tokens at a time that are used again, and the run on stock that showed it."""
     tokens = sum(map(context_tokens, programs)) + _shared(programs)
     blocks = options.kv_blocks + tokens // options.block_size + sum(len(p.calls) for p in programs)
     backend = _Watched(Stock(), replace(options, kv_blocks=blocks), step_time)

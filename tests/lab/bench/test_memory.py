@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentrt.cli.app import call
 from agentrt.lab.backends.gates import Cap, ThunderAgent
+from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.reports.memory import as_json, table, with_best_cap
-from agentrt.lab.runs.working_set import added_tokens, context_tokens
+from agentrt.lab.runs.memory import GPU
+from agentrt.lab.runs.working_set import added_tokens, context_tokens, with_ample_memory
 from agentrt.lab.workloads.agents import TOOLS, with_tools
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
@@ -152,3 +155,16 @@ def test_the_best_cap_is_the_best_of_each_figure() -> None:
     assert "| best_cap" in table([found])
     told = as_json({"workload": "w"}, [found, found])
     assert (told["workload"], told["best_cap"]["mean_s"], told["stock"]["hits"]) == ("w", 2, 0.6)
+
+
+@pytest.mark.engine
+def test_the_working_set_is_what_is_used_again() -> None:
+    """A branch that nobody extends any more is no part of it, though its program lives on."""
+    root, leaf = CallShape(10, 90), CallShape(10, 190, after=(0,), extends=0)
+    last = CallShape(10, 30, after=(1,))
+    size = VirtualOptions(4, 64, 16, max_model_len=400)
+    wanted, ran = with_ample_memory([ProgramShape("p", "t", (root, leaf, last))], size, GPU)
+    assert (wanted, len(ran.outcomes)) == (200, 1)
+    again = replace(last, prompt_tokens=200, extends=0)
+    wanted, _ = with_ample_memory([ProgramShape("p", "t", (root, leaf, again))], size, GPU)
+    assert wanted == 210
