@@ -154,7 +154,7 @@ class Assistants:
     async def schemas(self, assistant_id: UUID, caller: CallerDep) -> JSON:
         """The JSON schemas of an assistant's graph."""
         async with self._graph(caller, str(assistant_id)) as (name, graph):
-            return JSON(schemas_of(graph, name))
+            return JSON({"graph_id": name, **schemas_of(graph, name)})
 
     async def subgraphs(self, assistant_id: str, caller: CallerDep, recurse: bool = False) -> JSON:
         """The schemas of the graphs inside."""

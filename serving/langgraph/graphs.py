@@ -6,13 +6,12 @@ graph's form or a thread's state is asked for. All other graphs are made once.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from langgraph.pregel.protocol import PregelProtocol
+from pydantic import create_model
 
 from agentrt.errors import AgentrtError, ProgramLoadError
 from agentrt.integrations.langgraph.factories import Access, Factory
@@ -113,30 +112,37 @@ async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Ac
         ) from error
 
 
-def schemas_of(graph: PregelProtocol[Any, Any, Any, Any], name: str) -> dict[str, Any]:
-    """The JSON schemas of a graph; None for what has none."""
+def schemas_of(graph: Any, name: str | None = None) -> dict[str, Any]:
+    """The JSON schemas of a graph; None for what has none. What a config may have as configurable
+    is what a context may have.
+    """
+    context = _schema(lambda: graph.get_context_jsonschema())
     return {
-        "graph_id": name,
-        "input_schema": _schema(graph, "get_input_jsonschema"),
-        "output_schema": _schema(graph, "get_output_jsonschema"),
-        "state_schema": _schema(graph, "get_output_jsonschema"),
-        "config_schema": _schema(graph, "get_config_jsonschema"),
-        "context_schema": _schema(graph, "get_context_jsonschema"),
+        "input_schema": _schema(lambda: graph.get_input_jsonschema()),
+        "output_schema": _schema(lambda: graph.get_output_jsonschema()),
+        "state_schema": _schema(lambda: _state_schema(graph, name)),
+        "config_schema": context or {},
+        "context_schema": context,
     }
 
 
-def _schema(graph: Any, method: str) -> dict[str, Any] | None:
+def _schema(asked: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
     """A schema, or None if pydantic cannot say it."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the API has a config schema, deprecated or not
-            schema: dict[str, Any] | None = getattr(graph, method)()
+        return asked()
     except Exception:  # whatever a type of the user's makes pydantic raise
         return None
+
+
+def _state_schema(graph: Any, name: str | None) -> dict[str, Any]:
+    """All values of a state, which may be more than a graph gives at its end."""
+    values: Any = {key: (graph.channels[key].ValueType, None) for key in graph.stream_channels_list}
+    model = create_model(graph.get_name("state", name=name), **values)
+    schema: dict[str, Any] = model.model_json_schema()
     return schema
 
 
 def subgraphs_of(graph: Graph, namespace: str | None, recurse: bool) -> dict[str, Any]:
     """The schemas of the graphs inside a graph, by their namespaces."""
     found = graph.get_subgraphs(namespace=namespace, recurse=recurse)
-    return {name: schemas_of(inner, inner.get_name()) for name, inner in found}
+    return {name: schemas_of(inner) for name, inner in found}
