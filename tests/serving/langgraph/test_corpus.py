@@ -1,4 +1,4 @@
-"""The corpus: what LangGraph's own server answered to the official client, and what this one does.
+"""The corpus: what LangGraph's own server answered to the official clients, and what this one does.
 
 ``python -m tests.serving.langgraph.corpus URL`` records the answers anew.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from tests.serving.langgraph.corpus.allowed import ALLOWED, PAGE, allowed, table
 from tests.serving.langgraph.corpus.differences import Difference, differences
-from tests.serving.langgraph.corpus.play import all_graphs, play, recorded
+from tests.serving.langgraph.corpus.play import all_graphs, play, play_javascript, recorded
 from tests.serving.langgraph.serve import serving
 from tests.serving.tenants.plain_keys import PlainKeys
 
@@ -24,7 +24,7 @@ async def test_answers_differ_from_the_references_where_they_are_meant_to(
     """Without keys, as a tenant, and as an operator."""
     keys = None if key is None else PlainKeys()
     with serving(all_graphs(), tmp_path / "agentrt.db", keys=keys) as it:
-        found = await play(it.url, key)
+        found = await play(it.url, key) | await play_javascript(it.url, tmp_path, key)
     theirs = recorded()
     assert found.keys() == theirs.keys()
     every = [one for name in theirs for one in differences(name, theirs[name], found[name])]

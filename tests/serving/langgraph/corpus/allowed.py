@@ -38,10 +38,10 @@ def _each(
     return tuple((asked, one, there, here) for asked in places for one in where)
 
 
-_SHAPE = ("config_schema*", "state_schema.*", "graph_id")
 _INNER = ("checkpoint_map", "checkpoint_ns", "langgraph_*")
 _MOVED = ("body[].thread_id", "asked", "*location", "body.__error__", "body.steps")
 _SELECTING = ("states_read POST */checkpoint", "states_past POST *", "states_read GET */state?*")
+_VERSIONED = ("body.graph_id", "*context.who")
 _IN_STREAM = ("events[][].checkpoint", "events[][].parent_checkpoint")
 _OWN_GRAPH = ("body.metadata.assistant_id", "body.metadata.graph_id")
 _ITEM = ("body.items[].key", "body.items[].namespace[]", "body.items[].value.n")
@@ -51,7 +51,7 @@ ALLOWED = (
     Allowed("better", "fields that would have no effect are accepted", "422, which names the field",
             15, (("*", "status", "200", "422"),)),
     Allowed("different", "400 or 404 for a body that cannot be carried out", "422",
-            12, (("*", "status", "400", "422"), ("*", "status", "404", "422"))),
+            13, (("*", "status", "400", "422"), ("*", "status", "404", "422"))),
     Allowed("better", "a failure of the server: 500", "an answer, or 422",
             6, (("*", "status", "500", "200"), ("*", "status", "500", "422"))),
     Allowed("better", "a thread's id that is no UUID: 201, and an error", "422",
@@ -65,7 +65,7 @@ ALLOWED = (
     Allowed("different", "to cancel what has ended: 404", "409: the run is there",
             1, (("* POST *cancel*", "status", "404", "409"),)),
     Allowed("different", "to copy what is not there: 409", "404",
-            2, (("* POST *copy", "status", "409", "404"),)),
+            3, (("* POST *copy", "status", "409", "404"),)),
     # -- taken here -------------------------------------------------------------------------
     Allowed("better", "an assistant is named by its id alone", "by its graph's name, too",
             3, (("* GET /assistants/*", "status", "422", "200"),)),
@@ -85,17 +85,13 @@ ALLOWED = (
     # -- assistants -------------------------------------------------------------------------
     Allowed("better", "to make a version the latest leaves the last one's graph and context",
             "they are of that version",
-            6, _each(("assistants_changed *",), ("body.graph_id", "body.context.who"))),
-    Allowed("different", "schemas of a state are named by the graph",
-            "by the class; a graph without settings has an empty schema of them",
-            40, _each(("assistants_graphs * /assistants/*",), [f"body.{one}" for one in _SHAPE]
-                      + [f"body.sub.{one}" for one in _SHAPE])),
+            8, _each(("assistants_changed *", "js_assistants *"), _VERSIONED)),
     Allowed("different", "`X-Pagination-Total` counts up to the page", "there is none",
-            34, (("* POST */search", "x-pagination-total", "*", "absent"),)),
+            40, (("* POST */search", "x-pagination-total", "*", "absent"),)),
     # -- runs -------------------------------------------------------------------------------
     Allowed("better", "the stream of a run without a thread has a `Location` that leads nowhere",
             "it can be joined, and clients look at how it ended",
-            63, (("* POST /runs/stream", "*location", '"/runs/*', '"/threads/*'),
+            66, (("* POST /runs/stream", "*location", '"/runs/*', '"/threads/*'),
                  ("* GET /threads/{id}/runs/{id}", "request", "not asked", "asked"))),
     Allowed("better", "a run without a thread streams no checkpoints", "they are streamed",
             4, (("* POST /runs/stream", "events", "*", "*checkpoint*"),)),
@@ -104,11 +100,9 @@ ALLOWED = (
             10, _each(("streams_of_several *",), _IN_STREAM, "absent")),
     Allowed("different", "keys of the server's own in the `config` of a checkpoint", "none",
             27, (("streams_of_several *", "events[][].*config.configurable.*", "*", "absent"),)),
-    Allowed("different", "`lc_versions` of what is installed there", "here",
-            7, (("streams_of_messages *", "*lc_versions.*", "*", "*"),)),
     Allowed("better", "`thread_id` in a batch has no effect", "the run is in that thread",
-            8, (*_each(("runs_in_batches *",), _MOVED),
-                ("runs_in_batches *", "body[].metadata.graph_id", "absent", "*"))),
+            9, (*_each(("runs_in_batches *",), _MOVED),
+                ("* POST /runs/batch", "body[].metadata.graph_id", "absent", "*"))),
     Allowed("better", "a thread, and its runs, are of its first run's graph", "of their own run's",
             8, _each(("runs_after_others *",), _OWN_GRAPH)),
     Allowed("better", "a run that waits ends without the values that are known", "with them",
@@ -120,21 +114,24 @@ ALLOWED = (
     Allowed("better", "`command` has no effect beside `input`", "422: give one",
             1, (("interrupts_commanded POST *", "body.steps", "*last\"]", "*last\"]"),)),
     Allowed("better", "", "`cancel_reason`: why a run was stopped",
-            57, (("*", "*cancel_reason", "absent", "*"),)),
+            80, (("*", "*cancel_reason", "absent", "*"),)),
     Allowed("different", "a run has a `langsmith_session_name`", "there is no LangSmith",
-            57, (("*", "*langsmith_session_name", "null", "absent"),)),
+            80, (("*", "*langsmith_session_name", "null", "absent"),)),
+    Allowed("better", "to join a stream with two modes gives nothing", "the events of both",
+            1, (("js_streams GET *stream?*", "events", "[]", "*"),)),
     # -- threads and states -----------------------------------------------------------------
     Allowed("better", "a copy has no values, status and interrupts until its first run", "it has",
-            7, (*_each(("threads_copied *",), ("body.values",), "absent", "{*"),
+            8, (("threads_copied *", "body.values", "absent", "{*"),
+                ("js_threads POST */copy", "body.values", "absent", "{*"),
                 *_each(("threads_copied *",), ("body.interrupts.<>",)),
                 ("threads_copied *", "body.interrupts", "absent", '{"*'),
                 ("threads_copied *", "body.status", '"idle"', '"interrupted"'))),
     Allowed("different", "keys of a thread without a value are left out", "they are null or empty",
-            142, (("*", "body*.error", "absent", "null"),
+            160, (("*", "body*.error", "absent", "null"),
                   ("*", "body*.interrupts", "absent", "{}"),
                   ("*", "body*.values", "absent", "null"))),
     Allowed("different", "an interrupt in a state has no `response_schema`", "it may be null",
-            31, (("*", "*response_schema", "absent", "null"),)),
+            32, (("*", "*response_schema", "absent", "null"),)),
     Allowed("better", "`metadata` and `checkpoint` of a thread without a state are null",
             "objects, as `RemoteGraph` needs them",
             6, (("* GET */state?*", "body.metadata", "null", "{}"),
@@ -143,24 +140,24 @@ ALLOWED = (
             1, (("runs_cancelled GET *", "body.error", "*UserRollback*", "null"),)),
     Allowed("different", "a state's metadata has what the server knows of its place and its user",
             "what LangGraph's own checkpointers keep",
-            83, (*_each(("*",), [f"*metadata.{one}" for one in _INNER], "*", "absent"),
+            97, (*_each(("*",), [f"*metadata.{one}" for one in _INNER], "*", "absent"),
                  ("*", "*metadata.user_id", '""', "absent"),
                  ("*", "*metadata.checkpoint_id", "*", "absent"))),
     Allowed("better", "a task's `checkpoint` is null where its state is shown", "it is there, too",
             1, (("states_inside GET *", "body.tasks[].checkpoint", "null", "{*"),)),
     Allowed("better", "a checkpoint by its id has no `checkpoint_ns`", "it has",
-            1, (("states_read GET *", "body.checkpoint.checkpoint_ns", "absent", '""'),)),
+            2, (("*states* GET *", "body.checkpoint.checkpoint_ns", "absent", '""'),)),
     Allowed("different", "a state that nobody's run has made has a `graph_id`", "it has none",
             5, (("threads_made *", "*metadata.graph_id", "*", "absent"),
                 ("states_written *", "*metadata.graph_id", "*", "absent"))),
     # -- the rest ---------------------------------------------------------------------------
     Allowed("different", "the store lists the oldest first, with a `score`", "the newest",
-            29, (("store_* *", "body.items[].score", "null", "absent"),
+            31, (("*store* *", "body.items[].score", "null", "absent"),
                  *_each(("store_searched *",), _ITEM))),
     Allowed("different", "errors of the store may be bare texts", "`detail`, as everywhere",
             3, (("store_items *", "body", '"<>"', '{"detail"*'),)),
     Allowed("different", "`/info` and `/ok` are of that server", "of this one",
-            11, _each(("server_itself GET /info", "server_itself GET /ok"), ("body.*",))),
+            10, _each(("server_itself GET /info", "server_itself GET /ok"), ("body.*",))),
 )  # fmt: skip
 
 

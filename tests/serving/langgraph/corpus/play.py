@@ -1,4 +1,7 @@
-"""All scenarios of the corpus, played against a server, and the record of a reference's answers."""
+"""All scenarios of the corpus, played against a server, and the record of a reference's answers.
+
+The Python client's are functions; the JavaScript client's are in a script of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.clients.processes import environment, script
 from tests.serving.langgraph.corpus import (
     graphs,
     of_assistants,
@@ -20,11 +24,16 @@ from tests.serving.langgraph.corpus import (
     of_threads,
 )
 from tests.serving.langgraph.corpus.asking import Asking, Scenario
-from tests.serving.langgraph.corpus.recorder import Answer
+from tests.serving.langgraph.corpus.recorder import Answer, Exchange
+from tests.serving.langgraph.corpus.shapes import Shapes
 
 RECORDED = Path(__file__).with_name("recorded.jsonl")
 _MODULES = (of_assistants, of_threads, of_states, of_store, of_runs, of_streams, of_interrupts)
 _AT_ONCE = 4
+JAVASCRIPT = tuple(
+    f"js_{of}"
+    for of in ("assistants", "threads", "states", "runs", "streams", "interrupts", "store")
+)
 
 
 def scenarios() -> dict[str, Scenario]:
@@ -41,6 +50,21 @@ def all_graphs() -> dict[str, Any]:
     """The graphs that the scenarios ask, by the names in ``langgraph.json``."""
     deployment = json.loads(RECORDED.with_name("langgraph.json").read_text())
     return {name: getattr(graphs, name) for name in deployment["graphs"]}
+
+
+async def play_javascript(url: str, home: Path, key: str | None = None) -> dict[str, list[Answer]]:
+    """The answers of a server to each scenario of the JavaScript client."""
+    environ = environment(home, AGENTRT_URL=url, AGENTRT_KEY=key or "")
+    found = {}
+    async with script("node/langgraph_corpus", environ) as running:
+        for name in JAVASCRIPT:
+            shapes = Shapes()
+            heard = [
+                Exchange(one["asked"], one["status"], one["headers"], one["body"].encode())
+                for one in await running.play(name)
+            ]
+            found[name] = [one.answer(shapes) for one in heard]
+    return found
 
 
 async def play(

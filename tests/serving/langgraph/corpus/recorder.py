@@ -24,7 +24,7 @@ class Exchange:
     asked: str
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytearray = field(default_factory=bytearray)
+    body: bytes = b""
     most: int | None = None
     """Of a stream that its client leaves: how many events it has read."""
 

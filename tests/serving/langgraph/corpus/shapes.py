@@ -18,6 +18,8 @@ _FOR_PEOPLE = {"detail", "message", "description", "traceback"}
 """Keys of texts that each server words as it likes."""
 _OF_THE_SERVER = re.compile(r"langgraph_(api_url|api_version|auth_.*|host|plan|request_id|version)")
 """Keys of metadata with which a server says what it is. They are left out."""
+_OPAQUE = {"kwargs", "lc_versions"}
+"""Objects that each server makes in its own way, or by what is installed."""
 _LONGEST = 60
 
 
@@ -30,8 +32,8 @@ class Shapes:
     def of(self, value: Any, key: str = "") -> Any:
         """The shape of a JSON value that is at ``key`` of an object."""
         match value:
-            case dict() if key == "kwargs":
-                return "<kwargs>"
+            case dict() if key in _OPAQUE:
+                return f"<{key}>"
             case dict():
                 kept = sorted(k for k in value if not _OF_THE_SERVER.fullmatch(k))
                 return {self.named(k): self.of(value[k], k) for k in kept}
@@ -47,6 +49,8 @@ class Shapes:
         """The shape of a text."""
         if _TIME.fullmatch(value):
             return "<time>"
+        if key.endswith("version"):
+            return "<version>"
         named = self.named(value)
         if key in _FOR_PEOPLE or len(named) > _LONGEST:
             return "<text>"
