@@ -88,8 +88,8 @@ def summary(errors: Sequence[Any]) -> str:
 
 
 def _field(location: Sequence[Any]) -> str:
-    named = [str(part) for part in location if part not in ("body", "query", "path")]
-    return ".".join(named) or str(location[0] if location else "request")
+    """The path of a field; what is first says where in the request it is."""
+    return ".".join(map(str, location[1:])) or str(location[0] if location else "request")
 
 
 def _fault(error: Any) -> str:
