@@ -14,8 +14,8 @@ export class Fault extends Error {
 }
 
 export async function ask(method, path, body) {
-  const response = await sent(method, path, body);
-  return response.status === 204 ? null : response.json();
+  const text = await (await sent(method, path, body)).text();
+  return text ? JSON.parse(text) : null;
 }
 
 // A run that begins: tells each event, and ends with the run. One whose connection breaks is
@@ -34,6 +34,7 @@ export async function start(thread, body, tell) {
 // A run that goes on already, from its first event.
 export async function attach(thread, run, tell) {
   if (run === null) throw new Fault(LOST);
+  tell("metadata", { run_id: run });
   for (let repeat = 0; repeat < REPEATS; repeat += 1) {
     if (repeat) await new Promise((resolve) => setTimeout(resolve, FIRST_REST_MS * 2 ** repeat));
     tell("again", null);
