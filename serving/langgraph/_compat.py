@@ -14,6 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from langchain_core.callbacks import BaseCallbackManager
+from langchain_core.runnables import RunnableConfig
+from langgraph.pregel._messages import StreamMessagesHandler
 from langgraph_sdk import Auth
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -28,6 +31,17 @@ RESUME = "__resume__"
 INTERRUPT = "__interrupt__"
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """The task that a command is written to, with answers that no task has taken yet."""
+
+# -- streams of messages ------------------------------------------------------------------
+
+
+def message_streams(config: RunnableConfig) -> list[StreamMessagesHandler]:
+    """What LangGraph streams the messages of a node with; none where nobody asked for them."""
+    callbacks = config.get("callbacks")
+    handlers = callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ()
+    # Its subclass is of the streaming protocol, and takes no tokens.
+    return [one for one in handlers if type(one) is StreamMessagesHandler]
+
 
 # -- authentication hooks -----------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""Native programs as graphs of LangGraph, each of one node.
+"""Native programs as graphs of LangGraph, each of one node. Its calls of the model stream their
+tokens to clients that ask for messages.
 
 `Context.human` becomes an interrupt of LangGraph: the run ends with the question, and the run that
 answers it starts the function again from its top, as LangGraph does with a node.
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any
 
+from langgraph.config import get_config
 from langgraph.func import entrypoint
 from langgraph.types import interrupt
 
@@ -25,6 +28,7 @@ from agentrt.program.results import Takes
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
 from agentrt.serving.langgraph.interrupts import EXPIRED
+from agentrt.serving.langgraph.tokens import TokenStream
 
 _PROGRAM: ContextVar[Context] = ContextVar("agentrt_native_program")
 _INPUT = "input"
@@ -36,7 +40,8 @@ def as_graph(program: Program, runtime: Runtime) -> Graph:
     async def run(given: dict[str, Any]) -> Any:
         outer = _PROGRAM.get()
         emitter = runtime.emitter(runtime.runs[outer.program_id])
-        context = Context(outer.program_id, outer.program_type, _InterruptingEmitter(emitter))
+        own = _InterruptingEmitter(emitter, TokenStream(get_config()))
+        context = Context(outer.program_id, outer.program_type, own)
         return await program(context, given[_INPUT])
 
     run.__name__ = run.__qualname__ = program.name
@@ -54,22 +59,30 @@ def native_input(given: Any) -> dict[str, Any]:
 
 
 class _InterruptingEmitter:
-    """An `Emitter` that asks humans through LangGraph's interrupts."""
+    """An `Emitter` that asks humans through LangGraph's interrupts, and tells ``tokens``."""
 
-    def __init__(self, inner: Emitter) -> None:
+    def __init__(self, inner: Emitter, tokens: TokenStream) -> None:
         self._inner = inner
+        self._tokens = tokens
 
     @property
     def contexts(self) -> TokenEmitter:
         return self._inner.contexts
 
     async def call(self, request: Mapping[str, Any], after: Iterable[Reply]) -> Reply:
-        return await self._inner.call(request, after)
+        if not self._tokens.heard or request.get("n", 1) != 1:
+            return await self._inner.call(request, after)
+        replies: list[Reply] = []
+        pieces = self._inner.stream(request, after, replies.append)
+        async with aclosing(self._tokens.of(pieces)) as told:
+            async for _ in told:
+                pass
+        return replies[0]
 
     def stream(
         self, request: Mapping[str, Any], after: Iterable[Reply], put: Callable[[Reply], None]
     ) -> AsyncIterator[Mapping[str, Any]]:
-        return self._inner.stream(request, after, put)
+        return self._tokens.of(self._inner.stream(request, after, put))
 
     async def takes(self, model: str | None) -> Takes:
         return await self._inner.takes(model)

@@ -217,6 +217,8 @@ async def test_the_graph_of_a_program_grows_while_it_runs(it: Serving, browser: 
         await expect(page.locator("#graph .node")).to_have_count(1)
         row = page.locator("#threads button").first
         await expect(row).to_have_attribute("aria-current", "true")
+        answer = page.locator("article[data-who=agent]")
+        await expect(answer).to_have_text(said("hi"))  # its tokens, before its result
         GATES.open("program")
         await expect(page.locator("article")).to_have_text(["program", said("hi")])
         await page.get_by_role("button", name="New conversation").click()
