@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from agentrt.errors import ConfigError
@@ -66,7 +65,7 @@ def _end(scheduler: Controlled, program: Any) -> None:
 def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
     """The report of an aborted call, once; else None."""
     report = scheduler.aborted.pop(str(call_id), None)
-    return None if report is None else asdict(report)
+    return None if report is None else report.to_dict()
 
 
 def _configure(scheduler: Controlled, settings: Any) -> dict[str, Any]:

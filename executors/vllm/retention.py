@@ -7,6 +7,7 @@ gives the time with each event.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,8 @@ from agentrt.scheduler.table import ProgramRow
 
 _HEADROOM = 0.1
 """Share of the cache that new calls leave to what the programs that are there will add."""
+_SHORT = 8
+"""Bytes of a block's hash that are kept: those of one number."""
 _CHAINS = 8
 """Calls of a program that are remembered: parallel branches return to different ones."""
 _CALLS = 2048
@@ -295,10 +298,11 @@ class PrefixHistory:
             if shared > common:
                 before, common = chain, shared
         common = min(common, computed)
-        chain = before[:common]
-        chain.extend(_short(value) for value in hashes[common:computed])
-        if len(before) == common and common:
-            chains.remove(before)  # it goes on in the new one
+        goes_on = 0 < len(before) == common
+        if goes_on:
+            chains.remove(before)
+        chain = before if goes_on else before[:common]
+        chain.frombytes(b"".join(value[:_SHORT] for value in hashes[common:computed]))
         chains.append(chain)
         if len(self._chains) > _PROGRAMS:
             self._chains.popitem(last=False)
@@ -315,6 +319,8 @@ class PrefixHistory:
 def _common(chain: array[int], hashes: Sequence[bytes]) -> int:
     """The length of the common beginning; equal at an index means equal before it."""
     low, high = 0, min(len(chain), len(hashes))
+    if high and chain[high - 1] == _short(hashes[high - 1]):
+        return high  # as it is where a program's call goes on from its last
     while low < high:
         middle = (low + high) // 2
         if chain[middle] == _short(hashes[middle]):
@@ -325,4 +331,4 @@ def _common(chain: array[int], hashes: Sequence[bytes]) -> int:
 
 
 def _short(value: bytes) -> int:
-    return int.from_bytes(value[:8])
+    return int.from_bytes(value[:_SHORT], sys.byteorder)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from agentrt.executors.identity import from_extra_args
@@ -170,7 +170,7 @@ class ProgramScheduler(AsyncScheduler):
     def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         delay, params = super()._connector_finished(request)
         if (report := self._close_account(request)) is not None:
-            params = {**(params or {}), SETTINGS: asdict(report)}
+            params = {**(params or {}), SETTINGS: report.to_dict()}
         return delay, params
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
@@ -184,7 +184,7 @@ class ProgramScheduler(AsyncScheduler):
         """Preempt running calls of a worse level for waiting calls of a better one."""
         calls = self.queues.calls
         if self._unsorted:
-            self.running.sort(key=lambda request: calls[request.request_id].key)
+            self.running.sort(key=partial(_key, calls))
             self._unsorted = False
         # Asked for its truth, the queue sets aside whom nobody should give way to.
         head = self.queues.head() if self.running and self.waiting else None
@@ -194,8 +194,10 @@ class ProgramScheduler(AsyncScheduler):
         if head.level >= calls[self.running[-1].request_id].level:
             return
         free = free_blocks(self)
+        running = (calls[request.request_id] for request in reversed(self.running))
+        worse = [*takewhile(lambda call: call.level > head.level, running)]
         victims = self.queues.victims(
-            [calls[request.request_id] for request in self.running],
+            worse[::-1],
             free_slots(self),
             free,
             Room(
@@ -265,11 +267,8 @@ class ProgramScheduler(AsyncScheduler):
         if self.admission is not None:
             tokens, count = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
             self.admission.step(seconds, tokens, count)
-        calls, charge = self.queues.calls, self.queues.charge
-        for request_id in output.num_scheduled_tokens:
-            call = calls.get(request_id)
-            if call is not None and charge(call, seconds, now):
-                self._unsorted = True
+        if self.queues.charge_step(output.num_scheduled_tokens, seconds, now):
+            self._unsorted = True
         if self.steps % _STALE_CHECK_STEPS == 0:
             for row in self.table.stale(now, self.config.stale_after_s):
                 self.table.end_program(row.program_id)
@@ -386,3 +385,9 @@ class ProgramScheduler(AsyncScheduler):
     def control(self, op: str, argument: Any = None) -> Any:
         """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
         return answer(self, op, argument)
+
+
+def _key(calls: Mapping[str, QueuedCall], request: Request) -> tuple[int, float, int]:
+    """What running calls are sorted by, in nearly every step: `QueuedCall.key`, without a call."""
+    call = calls[request.request_id]
+    return call.level, call.order, call.seq

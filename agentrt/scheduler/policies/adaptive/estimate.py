@@ -103,8 +103,16 @@ class History:
         for age in range(age_bin(total) + 1):
             for what in ("", *_hint(row)):
                 asked.setdefault((row.tenant, row.type, age, what), bin_edge(age))
+        cells = self._cells
         for key, attained in asked.items():
-            self._cell(key).add(max(total - attained, 0.0))
+            cell = cells.get(key)
+            if cell is None:
+                cell = cells[key] = Cell()
+            else:
+                cells.move_to_end(key)
+            cell.add(max(total - attained, 0.0))
+        while len(cells) > _CELLS:
+            cells.popitem(last=False)
 
     def forget(self, row: ProgramRow) -> None:
         """A program went away without an end to learn from."""
@@ -133,13 +141,6 @@ class History:
             asked.setdefault(key, row.attained_s)
         cell = self._cells.get(key)
         return estimate if cell is None else cell.refine(estimate)
-
-    def _cell(self, key: Key) -> Cell:
-        cell = self._cells.setdefault(key, Cell())
-        self._cells.move_to_end(key)
-        if len(self._cells) > _CELLS:
-            self._cells.popitem(last=False)
-        return cell
 
 
 def age_bin(seconds: float) -> int:
