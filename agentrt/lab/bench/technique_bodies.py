@@ -1,27 +1,11 @@
-"""Techniques as bodies over whatever has a context's operations: ours, or an HTTP client's."""
+"""Ways to think, and agents, as bodies over threads: our contexts, or an HTTP client's prompts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol, Self
 
-
-class Thread(Protocol):
-    """Text before a model."""
-
-    def fork(self) -> Self: ...
-
-    async def fill(self, text: str) -> None: ...
-
-    async def write(
-        self, tokens: int, *, temperature: float = 0.0, seed: int | None = None
-    ) -> str: ...
-
-    async def worth(self, text: str) -> float: ...
-
-    def drop(self) -> None: ...
-
+from agentrt.lab.bench.technique_threads import Thread
 
 Body = Callable[[Thread], Awaitable[object]]
 TOPICS = ("the sea", "old trains", "a clock", "wild horses")
@@ -99,7 +83,20 @@ async def skeleton_of_thought(thread: Thread) -> None:
     await asyncio.gather(*map(point, headings))
 
 
+async def look_up(what: str) -> str:
+    """A tool of an agent. What a real one takes, both sides wait for alike."""
+    return f"there are {len(what)} of them, and all is well"
+
+
 async def react(thread: Thread) -> None:
+    """Eight turns of a thought with an action, and the observation that a tool gives."""
+    for _ in range(8):
+        await thread.fill("\nThought and action:")
+        seen = await thread.tool(look_up, await thread.write(24))
+        await thread.fill(f"\nObservation: {seen}")
+
+
+async def react_by_scores(thread: Thread) -> None:
     """Five turns of a thought, an action that is chosen by its score, and an observation."""
     for turn in range(5):
         await thread.fill("\nThought:")
@@ -110,8 +107,16 @@ async def react(thread: Thread) -> None:
         await thread.fill(f"{chosen}\nObservation: it is number {turn}, and all is well there.")
 
 
+async def codeact(thread: Thread) -> None:
+    """Eight turns of code, and what it has printed."""
+    for _ in range(8):
+        await thread.fill("\nCode:")
+        printed = await thread.tool(look_up, await thread.write(16))
+        await thread.fill(f"\nOutput: {printed}")
+
+
 async def swarm(thread: Thread) -> None:
-    """Three rounds of four agents, who have heard each other."""
+    """Eight rounds of four agents, who have heard each other."""
 
     async def speak(part: str) -> str:
         own = thread.fork()
@@ -120,19 +125,34 @@ async def swarm(thread: Thread) -> None:
         own.drop()
         return words
 
-    for _ in range(3):
+    for _ in range(8):
         said = await asyncio.gather(*map(speak, TOPICS))
         await thread.fill(
             "".join(f"\n{topic}:{words}" for topic, words in zip(TOPICS, said, strict=True))
         )
 
 
-BODIES: dict[str, Body] = {
-    "text completion": completion,
-    "Tree of Thoughts": tree_of_thought,
-    "Recursion of Thought": recursion_of_thought,
-    "Graph of Thoughts": graph_of_thought,
-    "Skeleton of Thought": skeleton_of_thought,
-    "ReAct": react,
-    "swarm": swarm,
-}
+async def prefix_caching(thread: Thread) -> None:
+    """Three questions about a text that is kept."""
+    for question in ("Who wrote it?", "What is it about?", "How old is it?"):
+        own = await thread.kept()
+        await own.fill(f"\nQuestion: {question}\nAnswer:")
+        await own.write(24)
+        own.drop()
+
+
+async def modular_caching(thread: Thread) -> None:
+    """Four prompts of modules in one order, of which each two have some in common."""
+    modules = {
+        name: f"\nOf {name}: it is as it was, and is not as it was said.\n" * 8 for name in "ABC"
+    }
+    known = {"": thread}
+    for names in ("A", "AB", "ABC", "AC"):
+        for end in range(1, len(names) + 1):
+            if names[:end] not in known:
+                one = await known[names[: end - 1]].kept()
+                await one.fill(modules[names[end - 1]])
+                known[names[:end]] = one
+        own = known[names].fork()
+        await own.fill("\nSo:")
+        await own.write(16)

@@ -1,19 +1,24 @@
-"""``agentrt bench techniques``: ways to think as programs over contexts, beside an HTTP client's.
+"""``agentrt bench techniques``: techniques as programs over contexts, beside an HTTP client's.
 
-Both sides run the same bodies, with the same model and engine options, in turns: one over contexts
-of a runtime, whose engine is embedded, the other as a client of vLLM's own server, which sends the
-whole text with each call. What one repeat reads, no other has read.
+Both sides run the same bodies where a client can, and else what comes nearest, with the same model
+and engine options, in turns: one over contexts of a runtime, whose engine is embedded, the other
+as a client of vLLM's own server, which sends the whole prompt with each call. Attention that a
+program chooses is compared with plain code for transformers. What one repeat reads, no other has.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
+import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import click
 import httpx
@@ -21,14 +26,16 @@ import httpx
 from agentrt import Context, Runtime, program
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.signals import Interrupts
+from agentrt.executors.transformers import TransformersExecutor
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.bench.results import SPREAD, WHOLE, Column, Figures, Results, ratios, show
 from agentrt.lab.bench.servers import StockServer
-from agentrt.lab.bench.technique_bodies import BODIES, Body
-from agentrt.lab.bench.technique_threads import HttpThread, OurThread, counted
-from agentrt.lab.commands.options import count_option, json_option, model_option, note
+from agentrt.lab.bench.technique_attention import ATTENTIONS, PlainModel, PlainThread
+from agentrt.lab.bench.technique_table import OF_A_TRAINED_MODEL, TECHNIQUES, Technique
+from agentrt.lab.bench.technique_threads import GREEN, HttpClient, HttpThread, OurThread, Thread
+from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
 from agentrt.lab.runs.grid import turns
 from agentrt.testing.tinymodel import tiny_model
 
@@ -39,24 +46,56 @@ COLUMNS = (
     Column("steps / client", "steps_to_client"),
     Column("computed / client", "computed_to_client"),
     Column("time / client", "s_to_client", SPREAD),
+    Column("throughput / client", "per_s_to_client", SPREAD),
 )
+_RATIOS = ("steps", "computed", "s", "per_s")
 _TIMEOUT_S = 600.0
-_SEATS = 16
-Side = Callable[[Body, str], Awaitable[Figures]]
-"""Runs a body on a text; how long it took, and what the engine did."""
+_SEATS = 64
+_PROCESSOR = f"agentrt.lab.bench.technique_green:{GREEN}"
+Counts = Callable[[], Awaitable[tuple[float, float]]]
+"""Steps of an engine so far, and the tokens that it has computed in them."""
+
+
+class Side(NamedTuple):
+    """One side: it does a technique with a text, and counts what its engine does."""
+
+    run: Callable[[Technique, str], Awaitable[object]]
+    counted: Counts
 
 
 @click.command()
 @count_option("--repeat", default=5)
+@count_option("--concurrency", default=1, about="Programs at once, each with a text of its own.")
+@count_option(
+    "--round-trip",
+    default=0,
+    least=0,
+    metavar="MS",
+    about="Between the client and the server. A program is sent once.",
+)
+@many("--only", metavar="NAME…", help="These techniques.  [default: all]")
 @click.option("--quick", is_flag=True, help="With a tiny model, whose steps take milliseconds.")
 @model_option
 @json_option
 def techniques(**options: Any) -> None:
-    """Techniques over contexts, beside a client of vLLM's own server that does the same."""
+    """Techniques over contexts, beside a client of vLLM's own server that does the same.
+
+    Attention that a program chooses is beside plain code for transformers.
+    """
+    chosen, attentions = _chosen(TECHNIQUES, options), _chosen(ATTENTIONS, options)
+    if unknown := set(options["only"]) - {*chosen, *attentions}:
+        names = ", ".join({**TECHNIQUES, **ATTENTIONS})
+        raise click.UsageError(f"--only: no technique is named {min(unknown)!r}; there are {names}")
     measured = Results({"technique": "technique", "side": "side"})
+    bench = Bench(measured, options["repeat"], options["concurrency"], options["round_trip"] / 1e3)
     with _model(options) as model:
-        Interrupts(note).run(_measure(measured, model, options["repeat"]))
+        Interrupts(note).run(bench.measure(model, chosen, attentions))
     show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
+
+
+def _chosen(techniques: Mapping[str, Technique], options: Any) -> dict[str, Technique]:
+    only = options["only"] or {*techniques} - (OF_A_TRAINED_MODEL if options["quick"] else set())
+    return {name: one for name, one in techniques.items() if name in only}
 
 
 @contextlib.contextmanager
@@ -69,83 +108,109 @@ def _model(options: dict[str, Any]) -> Iterator[str]:
             yield options["model"] or default_model(note)
 
 
-async def _measure(measured: Results, model: str, repeats: int) -> None:
+class Bench(NamedTuple):
+    """How often, how many at once, and how far away the client is."""
+
+    measured: Results
+    repeats: int
+    at_once: int = 1
+    round_trip_s: float = 0.0
+
+    async def measure(
+        self, model: str, chosen: dict[str, Technique], attentions: dict[str, Technique]
+    ) -> None:
+        """Both comparisons."""
+        if chosen:
+            async with engines(model, self.round_trip_s) as sides:
+                await self.compare(chosen, sides)
+        if attentions:
+            plain = PlainModel(model)
+
+            async def run(technique: Technique, text: str) -> None:
+                await technique.theirs(cast(Thread, PlainThread(plain, text)))
+
+            async with Runtime(TransformersExecutor(model)) as runtime:
+                sides = {"client": Side(run, plain.counted), "contexts": ours(runtime)}
+                await self.compare(attentions, sides)
+
+    async def compare(self, techniques: Mapping[str, Technique], sides: Mapping[str, Side]) -> None:
+        """Let both sides do each technique in turns, so many times after a first one."""
+        self.measured.expect((name, side) for name in techniques for side in sides)
+        for name, repeat in product(techniques, range(-1, self.repeats)):
+            note(f"{name}: repeat {repeat + 1} of {self.repeats}")
+            texts = [text_of(name, repeat, index) for index in range(self.at_once)]
+            took = {
+                side: await timed(sides[side], techniques[name], texts)
+                for side in turns(list(sides), repeat)
+            }
+            for side, mine in took.items():
+                if repeat >= 0:  # before it, both warm up
+                    over = ratios(mine, took["client"], _RATIOS, "_to_client")
+                    self.measured.add(name, side, figures={**mine, **over})
+
+
+def text_of(name: str, repeat: int, index: int) -> str:
+    """Some 600 tokens that nobody has read."""
+    return f"{name}, {repeat}, {index}. " + "The river is wide, and the bridge is old. " * 55
+
+
+@contextlib.asynccontextmanager
+async def engines(model: str, round_trip_s: float) -> AsyncIterator[dict[str, Side]]:
+    """An embedded engine, and vLLM's own server with the same options."""
     options = EngineOptions(model, _SEATS)
     prepare_environment(options)
+    own = replace(options, flags=("--logits-processors", _PROCESSOR))
+    limits = httpx.Limits(max_connections=None)
     with EngineLog(verbose=False) as log:
         async with (
-            Runtime(VLLMEngine(options)) as runtime,
+            Runtime(VLLMEngine(own)) as runtime,
             StockServer(options, model, counts=True) as server,
         ):
             note("starting vLLM's own server")
             await server.start(log.collect)
-            async with httpx.AsyncClient(base_url=server.base_url, timeout=_TIMEOUT_S) as client:
-                await compare(
-                    measured, {"client": theirs(client), "contexts": ours(runtime)}, repeats
-                )
+            async with httpx.AsyncClient(
+                base_url=server.base_url, timeout=_TIMEOUT_S, limits=limits
+            ) as client:
+                yield {
+                    "client": theirs(HttpClient(client, round_trip_s)),
+                    "contexts": ours(runtime, round_trip_s),
+                }
 
 
-async def compare(measured: Results, sides: dict[str, Side], repeats: int) -> None:
-    """Let both sides do each technique in turns, so many times after a first one."""
-    measured.expect((name, side) for name in BODIES for side in sides)
-    for name, repeat in product(BODIES, range(-1, repeats)):
-        note(f"{name}: repeat {repeat + 1} of {repeats}")
-        took = {
-            side: await sides[side](BODIES[name], text_of(name, repeat))
-            for side in turns(list(sides), repeat)
-        }
-        for side, mine in took.items():
-            if repeat >= 0:  # before it, both warm up
-                over = ratios(mine, took["client"], ["steps", "computed", "s"], "_to_client")
-                measured.add(name, side, figures={**mine, **over})
-
-
-def text_of(name: str, repeat: int) -> str:
-    """Some 600 tokens that nobody has read."""
-    return f"{name}, number {repeat}. " + "The river is wide, and the bridge is old. " * 55
-
-
-def ours(runtime: Runtime) -> Side:
+def ours(runtime: Runtime, round_trip_s: float = 0.0) -> Side:
     """Programs over contexts of ``runtime``."""
 
-    async def run(body: Body, text: str) -> Figures:
+    async def run(technique: Technique, text: str) -> None:
         @program
-        async def technique(ctx: Context) -> None:
-            await body(OurThread(await ctx.context(text)))
+        async def body(ctx: Context) -> None:
+            await technique.ours(OurThread(ctx, await ctx.context(text)))
 
-        async with timed(lambda: counts(runtime)) as figures:
-            await runtime.start(technique).wait()
-        return figures
+        await asyncio.sleep(round_trip_s)
+        await runtime.start(body).wait()
 
-    return run
+    async def count() -> tuple[float, float]:
+        found = await runtime.executor.snapshot()
+        return found["steps"], found.get("computed_tokens", math.nan)
+
+    return Side(run, count)
 
 
-def theirs(client: httpx.AsyncClient) -> Side:
+def theirs(client: HttpClient) -> Side:
     """A client of vLLM's own server."""
-
-    async def run(body: Body, text: str) -> Figures:
-        async with timed(lambda: counted(client)) as figures:
-            await body(HttpThread(client, text))
-        return figures
-
-    return run
+    return Side(lambda technique, text: technique.theirs(HttpThread(client, text)), client.counted)
 
 
-async def counts(runtime: Runtime) -> tuple[float, float]:
-    """Steps of the embedded engine so far, and tokens that it has computed in them."""
-    found = await runtime.executor.snapshot()
-    return found["steps"], found["computed_tokens"]
-
-
-@contextlib.asynccontextmanager
-async def timed(
-    count: Callable[[], Awaitable[tuple[float, float]]],
-) -> AsyncIterator[dict[str, float]]:
-    """Seconds, steps and computed tokens of what happens meanwhile."""
-    figures: dict[str, float] = {}
-    steps, computed = await count()
+async def timed(side: Side, technique: Technique, texts: Sequence[str]) -> Figures:
+    """How long each program took, how many there were a second, and what the engine did."""
+    steps, computed = await side.counted()
     began = time.perf_counter()
-    yield figures
-    figures["s"] = time.perf_counter() - began
-    after = await count()
-    figures["steps"], figures["computed"] = after[0] - steps, after[1] - computed
+
+    async def one(text: str) -> float:
+        await side.run(technique, text)
+        return time.perf_counter() - began
+
+    took = await asyncio.gather(*map(one, texts))
+    per_s = len(texts) / (time.perf_counter() - began)
+    after = await side.counted()
+    done = {"steps": after[0] - steps, "computed": after[1] - computed}
+    return {"s": statistics.mean(took), "per_s": per_s, **done}
