@@ -20,6 +20,8 @@ from agentrt.executors.transformers.model import CausalModel
 from agentrt.request import Call, CallReport, Reply
 
 T = TypeVar("T")
+_ALONE_S = 0.05
+"""A call that is alone takes steps for so long at once."""
 _NOT_RUNNING = "the transformers executor is not running"
 
 
@@ -104,7 +106,7 @@ class TransformersExecutor(Executor):
         try:
             async with self._seats:
                 turn.arrived_step = self.steps + 1
-                async for step in self._steps(turn):
+                async for step in self._steps(turn, stream=stream):
                     if decoding.reason:
                         text = step.text if stream else decoding.text
                         ids = step.token_ids if stream else tuple(decoding.ids)
@@ -116,14 +118,24 @@ class TransformersExecutor(Executor):
             if not decoding.reason:
                 self._cut_off[call.call_id] = turn.report()
 
-    async def _steps(self, turn: _Turn) -> AsyncGenerator[Step, None]:
+    async def _steps(self, turn: _Turn, *, stream: bool) -> AsyncGenerator[Step, None]:
         steps = turn.decoding.steps()
         try:
             while not turn.decoding.reason:
-                yield await self._in_thread(lambda: self._step(turn, steps))
+                yield await self._in_thread(lambda: self._some(turn, steps, stream=stream))
         finally:
             if self._thread is not None:
                 self._thread.submit(steps.close)  # after a step that is under way, if one is
+
+    def _some(self, turn: _Turn, steps: Generator[Step, None, None], *, stream: bool) -> Step:
+        """In the thread: a step; more of them where nobody waits for one, or for its text."""
+        until = time.monotonic() + _ALONE_S
+        step = self._step(turn, steps)
+        while not (stream or turn.decoding.reason or len(self._turns) > 1):
+            if time.monotonic() > until:
+                break
+            step = self._step(turn, steps)
+        return step
 
     def _step(self, turn: _Turn, steps: Generator[Step, None, None]) -> Step:
         """In the thread: one forward of the model."""
