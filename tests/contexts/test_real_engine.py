@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from agentrt import Context, Runtime, program
 from agentrt.contexts import TokenContext
+from agentrt.errors import UnknownContextError
+from agentrt.serving.tenants import Tenants
+from agentrt.serving.tenants.admission import AdmissionController
 from tests.contexts.real import computed, engine_of, fresh, run
+from tests.engine.lent import Lent
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 WORDS = [1000 + 7 * n for n in range(100)]
@@ -210,3 +215,33 @@ async def test_a_dropped_context_gives_its_blocks_back_and_leaves_what_others_ha
         await protected(0)
 
     await run(token_runtime, body)
+
+
+async def test_two_tenants_share_neither_blocks_nor_names(token_runtime: Runtime) -> None:
+    """1. Both read the same tokens, and save them. 2. The first one again, which finds its own."""
+    await fresh(token_runtime)
+
+    @program
+    async def reads(ctx: Context) -> tuple[int, int]:
+        context = await ctx.context(WORDS)
+        await context.save("words")
+        scores = await context.score(DRAFT)
+        done = await context.generate(1, ignore_eos=True)
+        return scores.report.cached_tokens, done.report.cached_tokens
+
+    @program
+    async def forgets(ctx: Context) -> int:
+        context = await ctx.open("words")
+        await ctx.forget("words")
+        return len(context)
+
+    lent = Lent(engine_of(token_runtime))
+    async with Runtime(AdmissionController(lent, Tenants(time.monotonic), isolate=True)) as runtime:
+        cached = [
+            await runtime.start(reads, tenant=name).wait() for name in ("anna", "ben", "anna")
+        ]
+        lengths = [await runtime.start(forgets, tenant=name).wait() for name in ("anna", "ben")]
+        with pytest.raises(UnknownContextError, match="saved are: none"):
+            await runtime.start(forgets, tenant="ben").wait()
+    assert cached == [(0, 96), (0, 96), (96, 96)]
+    assert lengths == [100, 100]
