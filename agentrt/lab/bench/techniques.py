@@ -51,7 +51,7 @@ COLUMNS = (
 _RATIOS = ("steps", "computed", "s", "per_s")
 _TIMEOUT_S = 600.0
 _SEATS = 64
-_PROCESSOR = f"agentrt.lab.bench.technique_green:{GREEN}"
+_PROCESSOR = f"agentrt.lab.engine.green_list:{GREEN}"
 Counts = Callable[[], Awaitable[tuple[float, float]]]
 """Steps of an engine so far, and the tokens that it has computed in them."""
 

@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 
-class GreenList(AdapterLogitsProcessor):  # type: ignore[misc]  # vLLM has no types here
+class GreenList(AdapterLogitsProcessor):
     """Every other token gains ``delta``."""
 
     def is_argmax_invariant(self) -> bool:
