@@ -206,3 +206,21 @@ async def runs_left(c: Asking) -> None:
     [run] = await c.runs.list(thread)
     await c.threads.delete(thread)
     await c.refused(c.runs.get(thread, run["run_id"]), c.threads.get(thread))
+
+
+async def runs_cancelled_by_leaving(c: Asking) -> None:
+    """Whose client goes away, and who asked for their end then; or who did not."""
+    thread = await c.thread()
+    parts = c.runs.stream(thread, "wait", input=IN, stream_mode="updates", on_disconnect="cancel")
+    await c.first(parts, "updates")
+    [run] = await c.runs.list(thread)
+    await parts.aclose()
+    await c.runs.join(thread, run["run_id"])
+    await c.threads.get_state(thread)
+    thread = await c.thread()
+    parts = c.runs.stream(thread, "wait", input=IN, stream_mode="updates", on_disconnect="continue")
+    await c.first(parts, "updates")
+    await parts.aclose()
+    [run] = await c.runs.list(thread, status="running")
+    await c.runs.cancel(thread, run["run_id"], wait=True)
+    await c.threads.get(thread)

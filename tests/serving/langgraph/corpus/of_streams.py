@@ -13,6 +13,12 @@ async def streams_of_modes(c: Asking) -> None:
         await all_of(c.runs.stream(None, "steps", input=IN, stream_mode=mode))
 
 
+async def streams_of_other_modes(c: Asking) -> None:
+    """Modes of newer clients, in older streams."""
+    for mode in ("tools", "lifecycle"):
+        await c.refused(all_of(c.runs.stream(None, "chat", input=HI, stream_mode=mode)))
+
+
 async def streams_of_messages(c: Asking) -> None:
     """A model's tokens."""
     for mode in ("messages", "messages-tuple", "values", "updates", ["messages", "values"]):
