@@ -92,7 +92,9 @@ class Contender:
         if self.stock is not None:
             return self.stock.name
         kept = "" if self.scheduler.retention == "lru" else f"+{self.scheduler.retention}"
-        return self.scheduler.policy + kept + (HINTED if self.hints is not None else "")
+        let_in = "" if self.scheduler.admission == "off" else f"+{self.scheduler.admission}"
+        told = HINTED if self.hints is not None else ""
+        return f"{self.scheduler.policy}{kept}{let_in}{told}"
 
 
 def policies(
@@ -109,9 +111,12 @@ def policies(
 
 
 def contenders(
-    names: Sequence[str], retentions: Sequence[str], scheduler: SchedulerConfig
+    names: Sequence[str],
+    retentions: Sequence[str],
+    scheduler: SchedulerConfig,
+    admissions: Sequence[str] = ("off",),
 ) -> list[Contender]:
-    """``stock``, and those named; each of our policies under every retention.
+    """``stock``, and those named; each of our policies under every retention and admission.
 
     Raises `ConfigError` for a name that is neither vLLM's own nor a policy of ours.
     """
@@ -122,7 +127,7 @@ def contenders(
     found = [Contender(scheduler, Stock.named(name)) for name in names if name in stock_names()]
     ours = [name for name in names if name not in stock_names()]
     found += [
-        Contender(replace(scheduler, policy=name, retention=retention))
-        for name, retention in product(ours, retentions)
+        Contender(replace(scheduler, policy=name, retention=retention, admission=admission))
+        for name, retention, admission in product(ours, retentions, admissions)
     ]
     return [Contender(scheduler, Stock()), *(one for one in found if one.name != STOCK)]

@@ -48,6 +48,13 @@ def test_stock_comes_first_and_each_of_ours_under_every_retention() -> None:
         contenders(["atlas"], ["mru"], OURS)
 
 
+def test_each_of_ours_under_every_admission() -> None:
+    found = contenders(["atlas"], ["lru", "cost"], OURS, ["off", "memory"])
+    names = ["stock", "atlas", "atlas+memory", "atlas+cost", "atlas+cost+memory"]
+    assert [one.name for one in found] == names
+    assert [one.scheduler.admission for one in found[1:]] == ["off", "memory"] * 2
+
+
 def test_all_see_the_same_programs_in_an_order_that_changes_with_the_repeat() -> None:
     everyone = contenders(["mlfq", "atlas"], ["lru"], OURS)
     loads = [Setting(REACT, Pressure("load", value), 3) for value in (0.5, 1.0)]

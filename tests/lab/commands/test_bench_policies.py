@@ -62,6 +62,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["--virtual", "--policies", "lifo"], ["unknown policy 'lifo'", "priority-path", "atlas"]),
         (["--virtual", "--policies", "priority"], ["'priority'", "priority-service"]),
+        (["--virtual", "--admission", "all"], ["unknown admission 'all'", "off, cap, memory"]),
         (["--virtual", "--retention", "mru"], ["unknown retention 'mru'", "lru, ttl, cost"]),
         (["--virtual", "--rate", "fast"], ["--rate 'fast'", "0.5", "0.9x"]),
         (["--virtual", "--rate", "0x"], ["--rate '0x'", "0.9x"]),
@@ -85,8 +86,8 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--", "--dtype", "half"], ["'--dtype'", "--max-num-seqs"]),
         (["--virtual", "--", "--max-num-seqs", "x"], ["--max-num-seqs 'x'", "from 1 up"]),
         (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "from 1 up"]),
-        (["--virtual", "0.9"], ["'0.9'", "commas", "retention"]),
-        (["retension"], ["'retension'", "did you mean 'retention'"]),
+        (["--virtual", "0.9"], ["'0.9'", "commas", "memory"]),
+        (["memroy"], ["'memroy'", "did you mean 'memory'"]),
         (["--virtual", "serve"], ["--virtual", "'serve'"]),
         (["--vitual"], ["--vitual", "--virtual"]),
     ],

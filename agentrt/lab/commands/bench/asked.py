@@ -57,7 +57,8 @@ def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
     check_output("--csv", options["csv"])
     check_plot(options["plot"])
     names = _names(options["policies"]) or DEFAULT_POLICIES
-    everyone = contenders(names, _names(options["retention"]), SchedulerConfig())
+    kept, let_in = _names(options["retention"]), _names(options["admission"])
+    everyone = contenders(names, kept, SchedulerConfig(), let_in)
     pressures = _pressures(options)
     level = Level.parse(options["slo"], _SLO)
     _check_level(level, pressures, options)

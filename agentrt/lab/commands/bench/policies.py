@@ -82,6 +82,13 @@ _OPTIONS = (
         metavar="NAME,…",
         help="Each of our policies under lru, ttl, cost.",
     ),
+    _work(
+        "--admission",
+        default="off",
+        show_default=True,
+        metavar="NAME,…",
+        help="And under off, cap, memory.",
+    ),
     _work("--repeat", type=_one, metavar="R", help="With so many seeds.  [default: 3; real 2]"),
     _work("--seed", type=int, default=0, show_default=True, metavar="N", help="The first."),
     _engine("--virtual", is_flag=True, help="In virtual time, without a model."),
