@@ -191,9 +191,11 @@ class Portal:
             runtime = await self._opened()
             await runtime.frontend()
             try:
-                async with asyncio.timeout(terms.timeout):
+                async with asyncio.timeout(terms.timeout) as limit:
                     yield runtime
             except TimeoutError as error:
+                if not limit.expired():
+                    raise
                 raise CallTimeoutError(
                     f"the call took longer than its timeout of {terms.timeout:g} s and was "
                     "aborted; give a longer timeout, or fewer max_tokens"

@@ -226,6 +226,16 @@ async def test_a_call_past_its_timeout_is_aborted() -> None:
         assert (held.live, len(runtime.runs)) == (0, 0)
 
 
+async def test_a_timeout_of_the_engines_own_is_told_as_it_is() -> None:
+    def late(call: Any) -> str:
+        raise TimeoutError("the engine's own")
+
+    async with Runtime(ScriptedExecutor(late)) as runtime:
+        for own in (None, 30):
+            with pytest.raises(TimeoutError, match=r"^the engine's own$"):
+                await ChatAgentRT(runtime=runtime, timeout=own).ainvoke("hello")
+
+
 async def test_leaving_a_stream_early_aborts_the_call() -> None:
     held = HeldExecutor()
     async with Runtime(held) as runtime:
