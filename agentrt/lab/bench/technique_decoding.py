@@ -15,7 +15,7 @@ root ::= number (sign number){11}
 sign ::= "+" | "-" | "*"
 number ::= [1-9] [0-9] [0-9]
 """
-_TOKENS = 24
+_TOKENS = 48
 _AGAIN = "one two three four five six seven, "
 
 
