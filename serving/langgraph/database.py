@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from agentrt.errors import ConfigError
 from agentrt.serving.langgraph import tables
 from agentrt.serving.langgraph.outages import first_line
-from agentrt.serving.langgraph.reading import READ_S, READER, Deadline, Shares, refused
+from agentrt.serving.langgraph.reading import READ_S, READER, Deadline, Shares, in_time, refused
 from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
 
 LOCK_WAIT_S = 5.0
@@ -40,6 +40,15 @@ _STEPS = 10_000
 """So many steps of SQLite's virtual machine pass until it is asked whether it may go on."""
 _BUSY_S = 30.0
 """How long SQLite waits for another connection's write."""
+
+PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""How long connections to PostgreSQL wait for a host that is silent, as libpq has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +106,11 @@ class Database:
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """A connection for queries only. Raises 503 where these take too long."""
         with refused():
-            async with self._shares.taken(READER.get()), self._reads.connect() as connection:
+            async with (
+                in_time(READER.get()),
+                self._shares.taken(READER.get()),
+                self._reads.connect() as connection,
+            ):
                 yield connection
 
     @asynccontextmanager
@@ -192,6 +205,7 @@ def _postgres(url: str, connections: int) -> AsyncEngine:
         pool_size=connections,
         max_overflow=0,
         pool_timeout=2 * READ_S,
+        connect_args=PATIENCE,
     )
 
 

@@ -15,6 +15,8 @@ RESERVE_SHARE = 0.02
 _AWAY_STATUS, _FULL_STATUS = 503, 507
 _RETRY_S = "5"
 _FULL = ("disk is full", "No space left", "disk I/O error")
+_READ_ONLY = "25006"
+"""PostgreSQL's code for a write to a standby, or to a database that was set so."""
 _WRITES = ("POST", "PUT", "PATCH")
 _READING = ("search", "count", "history", "namespaces", "checkpoint", "versions")
 _ENDING = ("cancel", "prune")
@@ -22,11 +24,14 @@ _ENDING = ("cancel", "prune")
 
 def is_outage(error: BaseException) -> bool:
     """Whether the database, and nothing that was asked of it, is at fault: it is locked or full,
-    cannot be reached, or gives no connection. Each driver has its own classes, of these names.
+    cannot be reached, takes no writes, or gives no connection. Each driver has its own classes, of
+    these names.
     """
     if isinstance(error, HTTPException):  # it was made into an answer already
         return error.status_code in (_FULL_STATUS, _AWAY_STATUS)
     names = {kind.__name__ for kind in type(error).__mro__}
+    if getattr(getattr(error, "orig", error), "sqlstate", None) == _READ_ONLY:
+        return True
     return bool(names & {"OperationalError", "InterfaceError", "TimeoutError", "OSError"})
 
 

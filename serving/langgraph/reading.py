@@ -21,6 +21,8 @@ from agentrt.errors import AgentrtError
 
 READ_S = 5.0
 """So long may a client's read take, and so long does it wait for other reads of its tenant."""
+_SILENCES = 4
+"""Its share, its connection and its statement may each take so long."""
 _RETRY_S = "2"
 _CANCELED = "57014"
 """PostgreSQL's code for a statement over its ``statement_timeout``."""
@@ -86,6 +88,20 @@ class Shares:
             self._users[tenant] -= 1
             if not self._users[tenant]:
                 del self._users[tenant], self._tenants[tenant]
+
+
+@asynccontextmanager
+async def in_time(tenant: str | None) -> AsyncIterator[None]:
+    """Raise 503 when a tenant's read gets no answer at all: what breaks reads off is in the
+    database, and may be out of reach.
+    """
+    try:
+        async with asyncio.timeout(None if tenant is None else _SILENCES * READ_S) as time_:
+            yield
+    except TimeoutError:
+        if not time_.expired():
+            raise
+        raise _busy("the database does not answer") from None
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from langgraph.store.base import BaseStore
 from agentrt.errors import ConfigError
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph._compat import EXACT_STORE_TIMES, STORE_CLOCK, rising_clock
-from agentrt.serving.langgraph.database import Address, Database, open_database
+from agentrt.serving.langgraph.database import PATIENCE, Address, Database, open_database
 
 T = TypeVar("T")
 _BUSY_S = 30.0
@@ -187,7 +187,13 @@ async def _in_postgres(address: Address, stack: AsyncExitStack) -> tuple[Revocab
         min_size=2,
         max_size=8,
         open=False,
-        kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
+        kwargs={
+            "autocommit": True,
+            "prepare_threshold": 0,
+            "row_factory": dict_row,
+            **PATIENCE,
+        },
+        configure=_limit_statements,
     )
     await stack.enter_async_context(pool)
     saver = Saver(pool)
@@ -195,3 +201,8 @@ async def _in_postgres(address: Address, stack: AsyncExitStack) -> tuple[Revocab
     store = await stack.enter_async_context(AsyncPostgresStore(pool))
     await store.setup()
     return saver, store
+
+
+async def _limit_statements(connection: Any) -> None:
+    """As SQLite does, PostgreSQL gives up by itself, such as behind somebody else's lock."""
+    await connection.execute(f"SET statement_timeout = {round(_BUSY_S * 1000)}")

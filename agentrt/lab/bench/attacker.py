@@ -20,6 +20,7 @@ from agentrt.lab.bench.attacks import ATTACKS
 
 _WAIT_S = 120.0
 _REST_S = 0.01
+_GONE = (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError)
 _SUNK = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\n{}"
 
 
@@ -99,7 +100,7 @@ async def _sink() -> AsyncIterator[str]:
     """The URL of a listener that reads requests and does nothing with them."""
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        with contextlib.suppress(*_GONE):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])

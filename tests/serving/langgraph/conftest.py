@@ -12,7 +12,15 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
 from tests.serving.langgraph.graphs import all_graphs, approval, poem
+from tests.serving.langgraph.postgres import cluster
 from tests.serving.langgraph.serve import Serving, serving
+
+
+@pytest.fixture(scope="session")
+def url() -> Iterator[str]:
+    """An empty database in PostgreSQL."""
+    with cluster() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,8 @@ PostgreSQL refuses to run as root, so that its processes are those of the user p
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import pwd
 import shutil
@@ -66,3 +68,48 @@ def _run(*command: str | Path) -> None:
     )
     if done.returncode:
         raise RuntimeError(f"{command[0]}: {done.stderr or done.stdout}")
+
+
+class Proxy:
+    """What lies between a server and its database: it can be ``stalled``, and cut."""
+
+    def __init__(self, url: str) -> None:
+        self._port = int(url.rpartition(":")[2].partition("/")[0])
+        self._server: asyncio.Server | None = None
+        self._ends: set[asyncio.StreamWriter] = set()
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self.port = free_port()
+        self.url = url.replace(f":{self._port}/", f":{self.port}/")
+
+    async def open(self) -> None:
+        """Let connections through."""
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
+
+    async def cut(self) -> None:
+        """End all connections, and take none."""
+        assert self._server is not None
+        self._server.close()
+        for end in list(self._ends):
+            end.transport.abort()
+
+    def stall(self) -> None:
+        """Hold back all that is sent."""
+        self._flows.clear()
+
+    def flow(self) -> None:
+        """Go on."""
+        self._flows.set()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        other, there = await asyncio.open_connection("127.0.0.1", self._port)
+        self._ends |= {writer, there}
+        with contextlib.suppress(OSError):
+            await asyncio.gather(self._pipe(reader, there), self._pipe(other, writer))
+        self._ends -= {writer, there}
+
+    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            await self._flows.wait()
+            writer.write(data)
+        writer.close()

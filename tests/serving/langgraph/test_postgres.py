@@ -23,17 +23,10 @@ from agentrt.serving.langgraph import database, tenant_state
 from agentrt.serving.langgraph.database import Address
 from agentrt.serving.langgraph.reading import READER
 from tests.serving.langgraph.graphs import GATES, all_graphs
-from tests.serving.langgraph.postgres import cluster
 from tests.serving.langgraph.processes import Process
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_restart import started, starts_of
 from tests.serving.langgraph.test_runs import DONE, IN, a_thread, given
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with cluster() as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,171 @@
+"""PostgreSQL that is cut off, silent, read-only or locked: a server waits for it, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import psycopg
+import pytest
+import pytest_asyncio
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import APIStatusError
+
+from agentrt.serving.langgraph import reading, run_ends, storage
+from tests.serving.langgraph.graphs import GATES, all_graphs
+from tests.serving.langgraph.postgres import Proxy
+from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.langgraph.test_runs import IN, a_thread, given
+
+WAIT_S = 60.0
+READ_ONLY = "default_transaction_read_only"
+
+
+@pytest_asyncio.fixture
+async def admin(url: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    """A connection of ours to a new database, which ``own`` names."""
+    own = f"away_{uuid4().hex[:8]}"
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute(f"CREATE DATABASE {own}")
+    there = url.rpartition("/")[0] + f"/{own}"
+    async with await psycopg.AsyncConnection.connect(there, autocommit=True) as connection:
+        yield connection
+
+
+def url_of(admin: psycopg.AsyncConnection[Any]) -> str:
+    return f"postgresql://agentrt@127.0.0.1:{admin.info.port}/{admin.info.dbname}"
+
+
+async def at_a_gate(client: LangGraphClient) -> tuple[str, str, str]:
+    thread, gate = await a_thread(client), str(uuid4())
+    run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[]))
+    await GATES.reached(gate)
+    return thread, run["run_id"], gate
+
+
+async def all_is_well(
+    it: Serving, client: LangGraphClient, begun: list[tuple[str, str, str]]
+) -> None:
+    """All runs come to their ends, and the next is as ever."""
+    assert it.server is not None
+    async with httpx.AsyncClient(base_url=it.url, timeout=WAIT_S) as http, asyncio.timeout(WAIT_S):
+        for thread, run, _ in begun:
+            at = f"/threads/{thread}/runs/{run}"
+            while (answer := await http.get(f"{at}/join")).status_code != 200:
+                assert (answer.status_code, answer.headers["retry-after"] > "0") == (503, True)
+            assert (await client.runs.get(thread, run))["status"] in ("success", "error")
+            assert (await client.threads.get(thread))["status"] in ("idle", "error")
+        while it.call(it.server.background.failing):
+            await asyncio.sleep(0.01)
+        done: Any = await client.runs.wait(await a_thread(client), "steps", input=IN)
+    assert done["steps"][-1] == "last"
+
+
+@asynccontextmanager
+async def behind(url: str) -> AsyncIterator[tuple[Serving, LangGraphClient, Proxy]]:
+    """A server whose database is behind a proxy, which runs in the test's own event loop."""
+    proxy = Proxy(url)
+    await proxy.open()
+    opened = serving(all_graphs(), proxy.url)
+    it = await asyncio.to_thread(opened.__enter__)
+    try:
+        async with get_client(url=it.url) as client:
+            yield it, client, proxy
+    finally:
+        proxy.flow()
+        await asyncio.to_thread(opened.__exit__, None, None, None)
+        await proxy.cut()
+
+
+async def refused(it: Serving, *asked: tuple[str, str]) -> None:
+    async with httpx.AsyncClient(base_url=it.url, timeout=WAIT_S) as http:
+        for method, path in asked:
+            answer = await http.request(method, path, json={} if method == "POST" else None)
+            assert answer.status_code == 503, (path, answer.text)
+            assert answer.headers["retry-after"] > "0"
+
+
+async def test_a_connection_that_is_cut_under_load(
+    admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is away, whoever asks is told so; what was under way ends once it is back."""
+    monkeypatch.setattr(run_ends, "FIRST_REST_S", 0.01)
+    async with behind(url_of(admin)) as (it, client, proxy):
+        begun = [await at_a_gate(client) for _ in range(4)]
+        await proxy.cut()
+        for *_, gate in begun:
+            GATES.open(gate)
+        await refused(it, ("GET", f"/threads/{begun[0][0]}"), ("POST", "/threads"))
+        await proxy.open()
+        await all_is_well(it, client, begun)
+
+
+async def test_a_database_that_is_silent(
+    admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads are answered in time. What was under way takes as long as that, and loses nothing."""
+
+    async def try_cancel(self: object, **options: object) -> None:
+        """psycopg would wait for 5 s for the server to hear of it."""
+
+    async with behind(url_of(admin)) as (it, client, proxy):
+        begun = [await at_a_gate(client) for _ in range(2)]
+        monkeypatch.setattr(reading, "READ_S", 0.1)
+        monkeypatch.setattr(psycopg.AsyncConnection, "_try_cancel", try_cancel)
+        proxy.stall()
+        for *_, gate in begun:
+            GATES.open(gate)
+        await refused(it, ("GET", f"/threads/{begun[0][0]}"))
+        monkeypatch.undo()
+        proxy.flow()
+        await all_is_well(it, client, begun)
+        for thread, *_ in begun:
+            assert (await client.threads.get(thread))["status"] == "idle"
+
+
+async def test_a_database_that_takes_no_writes(
+    admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a standby does. What there is can be read, and runs end when it takes writes again."""
+    monkeypatch.setattr(run_ends, "FIRST_REST_S", 0.01)
+
+    async def set_to(value: str) -> None:
+        await admin.execute(f"ALTER DATABASE {admin.info.dbname} SET {READ_ONLY} = {value}")
+        await admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+    async with behind(url_of(admin)) as (it, client, _):
+        begun = [await at_a_gate(client)]
+        await set_to("on")
+        async with asyncio.timeout(WAIT_S):
+            while True:  # connections that broke are made anew by whoever meets them
+                with contextlib.suppress(APIStatusError):
+                    await client.threads.get(begun[0][0])
+                    break
+        await refused(it, ("POST", "/threads"), ("POST", "/threads"))
+        GATES.open(begun[0][2])
+        await set_to("off")
+        await all_is_well(it, client, begun)
+
+
+async def test_a_lock_of_somebody_else_is_waited_for_so_long(
+    admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LangGraph's own tables have the same limit as ours."""
+    monkeypatch.setattr(storage, "_BUSY_S", 0.2)
+    async with behind(url_of(admin)) as (_, client, _):
+        await client.store.put_item(["a"], "b", {})
+        async with admin.transaction():
+            await admin.execute("LOCK TABLE store IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(APIStatusError, match="statement timeout") as raised:
+                await client.store.put_item(["a"], "b", {})
+            assert raised.value.response.status_code == 503
+        await client.store.put_item(["a"], "b", {})
