@@ -58,7 +58,9 @@ class LevelQueues:
         self._waiting = 0
         self._promoted_waiting = 0
         self._starvation = Starvation(config.beta)
-        self._lane = Lane(config.lane if self.policy.lane else 0.0, slots)
+        # An admission that has a line of its own lets in the oldest at the rate of its members.
+        lined = admission is not None and admission.lined
+        self._lane = Lane(config.lane if self.policy.lane and not lined else 0.0, slots)
         self._by_program: dict[str, dict[str, QueuedCall]] = {}
         self.calls: dict[str, QueuedCall] = {}
 

@@ -118,6 +118,7 @@ def _describe(scheduler: Controlled, call: QueuedCall) -> dict[str, Any]:
         "in_lane": call.in_lane,
         "preemptions": call.preemptions,
         "gave_way_to": call.gave_way_to,
+        "held": call.held,
         "since": call.began_at if call.since is None else call.since,
         "served_s": call.served_s,
         "waited_s": call.waited_s,

@@ -123,6 +123,8 @@ class _Queue:
             before = call.get("level", 0)
 
     def _why(self, call: Mapping[str, Any], before: int | None) -> str:
+        if call.get("held"):
+            return "its program is not let in"
         if call.get("gave_way_to"):
             return "preempted"
         if self._has_slots and self._lacks_blocks:

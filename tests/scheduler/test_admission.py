@@ -171,3 +171,11 @@ def test_a_large_program_is_passed_by_so_many_others_at_most() -> None:
     else:
         pytest.fail("the large one never came in")
     assert FIFO_EVERY - 4 <= passed < FIFO_EVERY
+
+
+def test_the_lane_of_adaptive_gives_way_to_the_line_outside() -> None:
+    """Sized by the batch, it would take all of a set of a few programs."""
+    for admission, promoted in (("memory", 0), ("cap", 1)):
+        engine = Admitting(admission, policy="adaptive", lane=0.5)
+        engine.arrive("a", 16)
+        assert len(engine.queues.promote(100.0)) == promoted

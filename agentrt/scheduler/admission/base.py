@@ -33,10 +33,11 @@ class Admission(ABC):
     An engine tells it of every call and interrupt. A call that arrives begins as its level says
     if it `goes_on`; else it waits outside until `let_in` names it. All calls of a program are
     inside or all are outside. ``changed`` are the programs that became members or ceased to be
-    since the engine last looked.
+    since the engine last looked. One that is ``lined`` sees itself to those who wait for long.
     """
 
     name: ClassVar[str]
+    lined: ClassVar[bool] = False
 
     def __init__(self, config: SchedulerConfig, capacity: Capacity) -> None:
         self.config, self.capacity = config, capacity

@@ -69,6 +69,7 @@ class WorkingSet(Admission):
     """
 
     name: ClassVar[str] = "memory"
+    lined: ClassVar[bool] = True
 
     def __init__(self, config: SchedulerConfig, capacity: Capacity) -> None:
         super().__init__(config, capacity)

@@ -36,6 +36,7 @@ def one_engine(
     ("waiting", "more", "why"),
     [
         (a_call("b/0", 1), {}, "queued at Q2 behind Q3"),
+        (a_call("b/0", 1, held=True), {}, "its program is not let in"),
         (a_call("b/0", 1), {"levelled": False}, "queued, the batch is full"),
         (a_call("b/0", 1, in_lane=True), {}, "queued at the lane behind Q3"),
         (a_call("b/0"), {"free_slots": 1, "needs_blocks": 9, "free_blocks": 3}, "no KV space"),
