@@ -19,13 +19,13 @@ class LevelRequestQueue(RequestQueue):
     vLLM asks two different things of a queue: its truth, "is there something to peek
     at", and its length, which decides whether the engine goes idle. They differ while
     a victim is deferred: preempted in this very step, it must not run in it. So is, for a
-    step, a call that would be ``too_costly`` for the memory that it takes.
+    step, a call that would be ``too_costly`` for the memory that it takes, if that is asked.
     """
 
     def __init__(
         self,
         queues: LevelQueues,
-        too_costly: Callable[[QueuedCall], bool],
+        too_costly: Callable[[QueuedCall], bool] | None,
         kept_out: Callable[[QueuedCall], bool],
     ) -> None:
         self._queues = queues
@@ -75,7 +75,8 @@ class LevelRequestQueue(RequestQueue):
                 self._queues.discard(call)
 
     def __bool__(self) -> bool:
-        while (call := self._queues.head()) is not None and self._too_costly(call):
+        costly = self._too_costly
+        while (call := self._queues.head()) is not None and costly is not None and costly(call):
             if self._deferred == _MAX_DEFERRED:
                 return False
             self._deferred += 1

@@ -114,7 +114,8 @@ class ProgramScheduler(AsyncScheduler):
         self._own_queue = queues.policy.levelled or retains or admits
         self._unsorted = False
         if self._own_queue:
-            self.waiting = LevelRequestQueue(queues, self._too_costly, self._kept_out)
+            costly = self._too_costly if retains and not admits else None
+            self.waiting = LevelRequestQueue(queues, costly, self._kept_out)
         else:
             self.waiting = self._stock_waiting
 
@@ -235,7 +236,7 @@ class ProgramScheduler(AsyncScheduler):
     def _too_costly(self, call: QueuedCall) -> bool:
         """Whether a waiting call should not begin, since that would cost others too much."""
         # With nothing running nothing would end: it would wait for ever.
-        if self.admission is not None or not self.running:
+        if not self.running:
             return False
         account, patience = self._accounts[call.call_id], self.config.retention_patience
         costly = partial(self.retainer.too_costly, call.item)

@@ -100,7 +100,9 @@ class Lane:
         self._credit = min(self._most_credit, self._credit + self._rate * (now - self._at))
         self._at = now
         if self._share:
-            self._go_at(min(self._share * self._growth(now), max(self._share, self._slots)))
+            rate = min(self._share * self._growth(now), max(self._share, self._slots))
+            if rate != self._rate:
+                self._go_at(rate)
 
     def _growth(self, now: float) -> float:
         """How many times its share the lane serves, for the oldest waits longer than the others."""
