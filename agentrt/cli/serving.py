@@ -285,4 +285,5 @@ class Serving:
     def _announcement(self, server: Server) -> str:
         url = self.listener.url
         what = ", ".join([*server.models, *server.served])
-        return f"serving {what} at {url} (OpenAI API: {url}/v1)"
+        chat = "; in a browser: a chat" if server.served else ""
+        return f"serving {what} at {url} (OpenAI API: {url}/v1{chat})"

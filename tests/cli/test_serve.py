@@ -132,7 +132,7 @@ def running(path: Path, *options: str, engine: str = "echoing") -> Iterator[tupl
     watchdog = threading.Timer(WAIT_S, process.kill)
     watchdog.start()
     try:
-        yield one, one.until(r" at (http://127\.0\.0\.1:\d+) \(OpenAI API: \S+/v1\)")[1]
+        yield one, one.until(r" at (http://127\.0\.0\.1:\d+) \(OpenAI API: \S+/v1[;)]")[1]
     finally:
         watchdog.cancel()
         process.kill()
@@ -152,6 +152,7 @@ def ask(url: str, text: str, **options: bool) -> dict[str, object]:
 def test_it_serves_until_a_signal_ends_it(write: Write, number: signal.Signals) -> None:
     with running(write(TWO)) as (one, url):
         assert "serving one, two at" in one.lines[-1]
+        assert "in a browser: a chat" in one.lines[-1]
         assert ask(url, "hello")["result"] == "hello"
         run = httpx.post(f"{url}/v1/programs/two/runs", json={"input": "x"}, timeout=WAIT_S).json()
         assert run["result"] == "x"
