@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
 )
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, TTLConfig
 
 from agentrt.errors import ConfigError
 from agentrt.integrations.langgraph.threads import thread_config
@@ -25,6 +25,7 @@ from agentrt.serving.langgraph.database import PATIENCE, Address, Database, open
 
 T = TypeVar("T")
 _BUSY_S = 30.0
+_TTL = TTLConfig(refresh_on_read=True)
 _REMEMBERED = 10_000
 """How many runs stay revoked; those that are older do not write any more."""
 
@@ -116,6 +117,11 @@ class Storage:
     store: BaseStore
     revoked: RevokedRuns
 
+    async def forget_items(self) -> None:
+        """Delete the items of the store whose time is over."""
+        store: Any = self.store
+        await store.sweep_ttl()
+
     async def copy_thread(self, source: str, target: str) -> None:
         """Copy all checkpoints of a thread, with what tasks have written to them."""
         found = [one async for one in self.saver.alist(thread_config(source))]
@@ -166,7 +172,7 @@ async def _in_sqlite(address: Address, stack: AsyncExitStack) -> tuple[Revocable
     connection = await stack.enter_async_context(
         aiosqlite.connect(path, timeout=_BUSY_S, isolation_level=None)
     )
-    store = await stack.enter_async_context(AsyncSqliteStore(connection))
+    store = await stack.enter_async_context(AsyncSqliteStore(connection, ttl=_TTL))
     await store.setup()
     await connection.create_function(STORE_CLOCK, 0, rising_clock())
     await connection.executescript(EXACT_STORE_TIMES)
@@ -198,7 +204,7 @@ async def _in_postgres(address: Address, stack: AsyncExitStack) -> tuple[Revocab
     await stack.enter_async_context(pool)
     saver = Saver(pool)
     await saver.setup()
-    store = await stack.enter_async_context(AsyncPostgresStore(pool))
+    store = await stack.enter_async_context(AsyncPostgresStore(pool, ttl=_TTL))
     await store.setup()
     return saver, store
 

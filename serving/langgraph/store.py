@@ -19,6 +19,7 @@ from langgraph.store.base import (
     PutOp,
     Result,
     SearchOp,
+    TTLConfig,
 )
 from pydantic import Field
 
@@ -31,6 +32,9 @@ from agentrt.serving.langgraph.storage import Storage
 
 class TenantStore(BaseStore):
     """The part of the store that one tenant sees: all below a namespace of its own."""
+
+    supports_ttl = True
+    ttl_config = TTLConfig(refresh_on_read=False)  # to refresh is to write: only who asks for it
 
     def __init__(self, inner: BaseStore, tenant: str) -> None:
         self._inner = inner
@@ -88,6 +92,8 @@ def _shorter(item: Item) -> Item:
 
 # -- bodies -------------------------------------------------------------------------------
 
+MAX_TTL = 100 * 365 * 24 * 60
+"""The longest that an item may be kept, in minutes; without a time it is kept for ever."""
 Namespace = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]],
     Field(max_length=32),
@@ -101,6 +107,7 @@ class ItemPut(Body):
     key: Label
     value: Object
     index: Literal[False] | Annotated[list[str], Field(max_length=64)] | None = None
+    ttl: Annotated[float, Field(gt=0, le=MAX_TTL)] | None = None
 
 
 class ItemDelete(Body):
@@ -117,6 +124,7 @@ class ItemSearch(Body):
     filter: Wanted | None = None
     limit: Limit = 10
     offset: Offset = 0
+    refresh_ttl: bool | None = None
 
 
 class NamespaceSearch(Body):
@@ -156,7 +164,7 @@ class StoreRoutes:
         await self._quotas.new_item(database, caller.tenant, root, len(encode(value["value"])))
         try:
             await self._store(caller).aput(
-                value["namespace"], value["key"], value["value"], index=index
+                value["namespace"], value["key"], value["value"], index=index, ttl=body.ttl
             )
         except InvalidNamespaceError as error:
             raise invalid(f"namespace: {error}") from error
@@ -167,13 +175,15 @@ class StoreRoutes:
         caller: CallerDep,
         key: Annotated[str, Query(min_length=1, max_length=512)],
         namespace: Annotated[str, Query(max_length=4096)] = "",
+        refresh_ttl: bool | None = None,
     ) -> JSON:
         """An item, or null; the labels of its namespace are joined by full stops."""
         labels = namespace.split(".") if namespace else []
         if not all(labels):
             raise invalid("namespace: an empty label")
         value = await self._authorized(caller, "get", labels, {"key": key})
-        item = await self._store(caller).aget(value["namespace"], value["key"])
+        store = self._store(caller)
+        item = await store.aget(value["namespace"], value["key"], refresh_ttl=refresh_ttl)
         return JSON(None if item is None else _item_json(item))
 
     async def delete(self, body: ItemDelete, caller: CallerDep) -> Response:
@@ -187,7 +197,11 @@ class StoreRoutes:
         value = await self._authorized(caller, "search", body.namespace_prefix, body.model_dump())
         try:
             found = await self._store(caller).asearch(
-                value["namespace"], filter=body.filter, limit=body.limit, offset=body.offset
+                value["namespace"],
+                filter=body.filter,
+                limit=body.limit,
+                offset=body.offset,
+                refresh_ttl=body.refresh_ttl,
             )
         except ValueError as error:  # an operator that there is not
             raise invalid(f"filter: {error}") from error

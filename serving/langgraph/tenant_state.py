@@ -55,7 +55,10 @@ class TenantState:
         return replace(run_access(record, purpose), user=caller.user)
 
     async def clear_away(self, now: float) -> None:
-        """Delete temporary threads whose runs have ended a while ago, and old streams."""
+        """Delete temporary threads whose runs have ended a while ago, old streams, and items of
+        the store whose time is over.
+        """
+        await self.storage.forget_items()
         await self.runs.forget_streams(now - REPLAY_S)
         left = await self.threads.left_over(now - LINGER_S)
         for thread in left:

@@ -18,6 +18,7 @@ from agentrt import Runtime
 from agentrt.serving.background import Background
 from agentrt.serving.langgraph import tenant_state
 from agentrt.serving.langgraph.runs import NewRun
+from agentrt.serving.langgraph.store import TenantStore
 from agentrt.serving.langgraph.streams import EventLog, stored_events
 from agentrt.serving.langgraph.tenant_state import (
     LINGER_S,
@@ -100,3 +101,16 @@ async def test_a_locked_database_does_not_end_the_sweep(
     async with asyncio.timeout(20), tenant_state.sweeping(state, expire):
         await expired.wait()
         await swept.wait()
+
+
+async def test_items_of_the_store_go_when_their_time_is_over(state: TenantState) -> None:
+    """1. One is over its time, one is not, one has none. 2. One is written again in time."""
+    store = TenantStore(state.storage.store, "t")
+    for key, minutes in (("over", -1.0), ("there", 1.0), ("ever", None)):
+        await store.aput(("n",), key, {"v": 1}, ttl=minutes)
+    await state.clear_away(time.time())
+    assert {one.key for one in await store.asearch(("n",))} == {"there", "ever"}
+    await store.aput(("n",), "again", {"v": 1}, ttl=-1.0)
+    await store.aput(("n",), "again", {"v": 2}, ttl=2.0)
+    await state.clear_away(time.time())
+    assert await store.aget(("n",), "again", refresh_ttl=True) is not None

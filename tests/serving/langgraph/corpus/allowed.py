@@ -49,16 +49,13 @@ _ITEM = ("body.items[].key", "body.items[].namespace[]", "body.items[].value.n")
 ALLOWED = (
     # -- refused here -----------------------------------------------------------------------
     Allowed("better", "fields that would have no effect are accepted", "422, which names the field",
-            15, (("*", "status", "200", "422"),)),
+            14, (("*", "status", "200", "422"),)),
     Allowed("different", "400 or 404 for a body that cannot be carried out", "422",
             13, (("*", "status", "400", "422"), ("*", "status", "404", "422"))),
     Allowed("better", "a failure of the server: 500", "an answer, or 422",
             6, (("*", "status", "500", "200"), ("*", "status", "500", "422"))),
     Allowed("better", "a thread's id that is no UUID: 201, and an error", "422",
             1, (("* POST /threads", "status", "201", "422"),)),
-    Allowed("absent", "items of the store may have a `ttl`", "422",
-            2, (("* PUT /store/items", "status", "204", "422"),
-                ("store_expiry GET *", "body", '{"created_at"*', "null"))),
     Allowed("absent", "runs by the clock", "404", 3, (("* /runs/crons*", "status", "*", "404"),)),
     Allowed("absent", "the protocol between agents (A2A)", "404",
             1, (("agents_to_agents POST /a2a/*", "status", "200", "404"),)),
@@ -154,7 +151,7 @@ ALLOWED = (
                 ("states_written *", "*metadata.graph_id", "*", "absent"))),
     # -- the rest ---------------------------------------------------------------------------
     Allowed("different", "the store lists the oldest first, with a `score`", "the newest",
-            31, (("*store* *", "body.items[].score", "null", "absent"),
+            32, (("*store* *", "body.items[].score", "null", "absent"),
                  *_each(("store_searched *",), _ITEM))),
     Allowed("different", "errors of the store may be bare texts", "`detail`, as everywhere",
             3, (("store_items *", "body", '"<>"', '{"detail"*'),)),
