@@ -12,7 +12,7 @@ NEXT_BIN := .venv-vllm-$(NEXT)/bin
 NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
 
-.PHONY: test-differential record-reference help setup setup-next demo test test-engine test-rest test-next mutate lint format clean
+.PHONY: test-differential record-reference help setup setup-next demo test test-engine test-rest test-next fuzz mutate lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ record-reference: $(INSTALLED)
 
 test-next: $(NEXT_INSTALLED) ## Run the tests that touch vLLM on its next version
 	$(NEXT_BIN)/pytest tests/executors tests/serving tests/lab/engine tests/engine
+
+fuzz: $(INSTALLED) ## Try many more made-up bodies than the tests do
+	AGENTRT_EXAMPLES=20000 $(BIN)/pytest tests/serving/frontend/test_any_bodies.py
 
 # ONLY='agentrt.graph.*' tries one room. Hours for all; docs/results/mutation.md.
 mutate: $(INSTALLED) ## Count what the tests of the pure rooms let pass
