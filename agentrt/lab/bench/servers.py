@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -153,7 +154,7 @@ class AgentrtServer(Server):
             while _SAYS not in (line := (await said.readline()).decode()):
                 if not line:
                     raise EngineStartError("agentrt serve ended before it served")
-        self.base_url = line.split(_SAYS)[1].split(")")[0]
+        self.base_url = re.split("[;)]", line.split(_SAYS)[1])[0]
         self._reader = asyncio.create_task(_drop(said))
 
     async def stop(self) -> None:
