@@ -27,6 +27,7 @@ from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.memory import WORKS, Cell, Memory
 from agentrt.lab.runs.rivals import CONTINUUM, DEFAULT, HOW, THUNDER, rival
 from agentrt.lab.workloads.traces import read_programs
+from agentrt.scheduler.retention.gaps import PRIOR_S
 
 _CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 _QUICK_CAPS = (0.75, 1.5, 3.0)
@@ -148,7 +149,7 @@ def _bench(options: dict[str, Any]) -> Memory:
     if options["trace"] is not None:
         scale = options["trace_scale"]
         read = read_programs(
-            options["trace"], context_scale=scale, output_scale=scale, gap_scale=scale
+            options["trace"], context_scale=scale, output_scale=scale, gap_scale=1 / PRIOR_S
         )
         note(read.report())
         trace = read.programs

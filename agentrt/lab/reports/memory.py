@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrt.lab.bench.results import Column, Figures, Results
+from agentrt.lab.bench.results import SPREAD, Column, Figures, Results
 from agentrt.lab.reports.plots import new_figure
 from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.rivals import CAP
@@ -24,11 +24,7 @@ _RATIOS = {
     "recomputed": "recomputed",
     "delay_s": "longest delay",
 }
-COLUMNS = (
-    Column("ms/token", "ms_per_token", "{:.1f}"),
-    Column("prefix hits", "hits", "{:.0%}"),
-    *(Column(f"{head} / stock", f"{name}_ratio", unknown="-") for name, head in _RATIOS.items()),
-)
+_PLAIN = "{:.2f}"
 Found = Mapping[str, Figures]
 """A contender's figures on one cell with one seed."""
 
@@ -53,7 +49,13 @@ def table(seeds: Sequence[Found]) -> str:
                 # Over nothing there is no ratio.
                 over = {f"{one}_ratio": mine[one] / stock[one] for one in _RATIOS if stock[one]}
                 measured.add(name, figures={**mine, **over})
-    return measured.table(COLUMNS)
+    form = SPREAD if len(seeds) > 1 else _PLAIN
+    columns = [
+        Column("ms/token", "ms_per_token", "{:.1f}"),
+        Column("prefix hits", "hits", "{:.0%}"),
+        *(Column(f"{head} / stock", f"{one}_ratio", form, "-") for one, head in _RATIOS.items()),
+    ]
+    return measured.table(columns)
 
 
 def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:

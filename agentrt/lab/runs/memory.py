@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
 from agentrt.lab.runs.machine import capacity_per_s
 from agentrt.lab.runs.rivals import CAP, rival
-from agentrt.lab.runs.working_set import context_tokens, with_ample_memory
+from agentrt.lab.runs.working_set import with_ample_memory
 from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.generate import generate
@@ -76,7 +75,8 @@ class Cell:
 class Memory:
     """Runs cells. ``slots`` calls run at a time; None leaves what the workload says.
 
-    ``trace`` are recorded programs, which take the place of those of ``coding``.
+    ``trace`` are recorded programs, which take the place of those of ``coding``; their gaps are
+    in multiples of the median tool's.
     """
 
     step_time: StepTimeModel | None = None
@@ -91,7 +91,8 @@ class Memory:
         work = WORKS[cell.workload]
         count = self.count or work.programs
         if work.source == "coding" and self.trace is not None:
-            made = _drawn(self.trace, count, seed)
+            drawn = _drawn(self.trace, count, seed)
+            made = [rescaled(one, Scales(gap=cell.tool_s), Counter()) for one in drawn]
         else:
             made = generate(work.source, count, seed)
             if work.scale != 1:
@@ -116,12 +117,12 @@ class Memory:
         least = work.tokens // BLOCK_SIZE + 2
         options = VirtualOptions(self.slots, least, BLOCK_SIZE, max_model_len=work.tokens)
         times = self.step_time or work.step_time
-        wanted, ample = with_ample_memory(programs, options, times)
+        wanted, live, ample = with_ample_memory(programs, options, times)
         blocks = (
             self.blocks or work.blocks or max(least, math.ceil(cell.memory * wanted / BLOCK_SIZE))
         )
         options = VirtualOptions(self.slots, blocks, BLOCK_SIZE, max_model_len=work.tokens)
-        fits = blocks * BLOCK_SIZE / statistics.fmean(map(context_tokens, programs))
+        fits = live * blocks * BLOCK_SIZE / wanted
         tried = sorted({max(1, round(share * fits)) for share in caps})
         found: dict[str, Figures] = {}
         for name in [*names, *(f"{CAP}:{cap}" for cap in tried)]:

@@ -22,10 +22,11 @@ from agentrt.request import CallReport
 class _Watched(Virtual):
     """Stock vLLM, with an eye on the tokens that will be used again, or are not done with."""
 
-    peak = held = 0
+    peak = held = programs = at_peak = 0
 
     def program_started(self, live: LiveProgram) -> None:
         super().program_started(live)
+        self.programs += 1
         self._left.update(
             Counter(
                 (live.row.program_id, call.extends)
@@ -36,13 +37,18 @@ class _Watched(Virtual):
 
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
         self.held += added_tokens(live.shape, index)
-        self.peak = max(self.peak, self.held)
+        if self.held > self.peak:
+            self.peak, self.at_peak = self.held, self.programs
         last: int | None = index
         while last is not None and not self._left[live.row.program_id, last]:
             self.held -= added_tokens(live.shape, last)
             last = live.shape.calls[last].extends
             if last is not None:
                 self._left[live.row.program_id, last] -= 1
+
+    def program_ended(self, live: LiveProgram) -> None:
+        super().program_ended(live)
+        self.programs -= 1
 
     @cached_property
     def _left(self) -> Counter[tuple[str, int]]:
@@ -63,13 +69,13 @@ def context_tokens(program: ProgramShape) -> int:
 
 def with_ample_memory(
     programs: Sequence[ProgramShape], options: VirtualOptions, step_time: StepTimeModel
-) -> tuple[int, Ran]:
-    """The most tokens at a time that are used again, and the run on stock that showed it."""
+) -> tuple[int, int, Ran]:
+    """The most tokens at a time that are used again, of how many programs, and its run on stock."""
     tokens = sum(map(context_tokens, programs)) + _shared(programs)
     blocks = options.kv_blocks + tokens // options.block_size + sum(len(p.calls) for p in programs)
     backend = _Watched(Stock(), replace(options, kv_blocks=blocks), step_time)
     ran = drive(backend, programs)
-    return backend.peak + _shared(programs), ran
+    return backend.peak + _shared(programs), backend.at_peak, ran
 
 
 def _shared(programs: Sequence[ProgramShape]) -> int:

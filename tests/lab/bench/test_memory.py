@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from agentrt.cli.app import call
+from agentrt.errors import ConfigError
 from agentrt.lab.backends.gates import Cap, ThunderAgent
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.reports.memory import as_json, table, with_best_cap
-from agentrt.lab.runs.memory import GPU
+from agentrt.lab.runs.memory import GPU, Cell, Memory
 from agentrt.lab.runs.working_set import added_tokens, context_tokens, with_ample_memory
 from agentrt.lab.workloads.agents import TOOLS, with_tools
 from agentrt.lab.workloads.generate import generate
@@ -153,6 +154,8 @@ def test_the_best_cap_is_the_best_of_each_figure() -> None:
     best = with_best_cap(found)["best_cap"]
     assert best == cell(3, mean_s=2)
     assert "| best_cap" in table([found])
+    assert "0.50 (0.50-0.50)" not in table([found])
+    assert "0.50 (0.50-0.50)" in table([found, found])
     told = as_json({"workload": "w"}, [found, found])
     assert (told["workload"], told["best_cap"]["mean_s"], told["stock"]["hits"]) == ("w", 2, 0.6)
 
@@ -163,8 +166,18 @@ def test_the_working_set_is_what_is_used_again() -> None:
     root, leaf = CallShape(10, 90), CallShape(10, 190, after=(0,), extends=0)
     last = CallShape(10, 30, after=(1,))
     size = VirtualOptions(4, 64, 16, max_model_len=400)
-    wanted, ran = with_ample_memory([ProgramShape("p", "t", (root, leaf, last))], size, GPU)
-    assert (wanted, len(ran.outcomes)) == (200, 1)
+    wanted, live, ran = with_ample_memory([ProgramShape("p", "t", (root, leaf, last))], size, GPU)
+    assert (wanted, live, len(ran.outcomes)) == (200, 1, 1)
     again = replace(last, prompt_tokens=200, extends=0)
-    wanted, _ = with_ample_memory([ProgramShape("p", "t", (root, leaf, again))], size, GPU)
+    wanted, _, _ = with_ample_memory([ProgramShape("p", "t", (root, leaf, again))], size, GPU)
     assert wanted == 210
+
+
+def test_recorded_programs_take_the_place_of_coding_agents() -> None:
+    chain = (CallShape(1, 9), CallShape(1, 20, after=(0,), extends=0, gap_s=3.0))
+    trace = [ProgramShape(f"p{n}", "t", chain) for n in range(9)]
+    drawn = Memory(count=5, trace=trace).programs(Cell("coding", 1.0, 0.1), 0)
+    assert len({program.program_id for program in drawn}) == 5
+    assert [program.calls[1].gap_s for program in drawn] == pytest.approx([0.3] * 5)
+    with pytest.raises(ConfigError, match="the trace has 9 programs, 10 are asked for"):
+        Memory(count=10, trace=trace).programs(Cell("coding", 1.0, 0.1), 0)
