@@ -9,8 +9,10 @@ from agentrt.executors.vllm._compat.scheduling import RequestQueue
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.queues import LevelQueues
 
-_MAX_DEFERRED = 16
-"""Calls that are deferred for memory in one step, before the rest have to wait as well."""
+_MAX_DEFERRED = 64
+"""Calls that are deferred for memory in one step. Where more would have to be, none of the rest is:
+a call behind them may be the one that others wait for, and an idle batch costs more than blocks.
+"""
 
 
 class LevelRequestQueue(RequestQueue):
@@ -78,7 +80,7 @@ class LevelRequestQueue(RequestQueue):
         costly = self._too_costly
         while (call := self._queues.head()) is not None and costly is not None and costly(call):
             if self._deferred == _MAX_DEFERRED:
-                return False
+                return True
             self._deferred += 1
             self._queues.put(self._queues.take(), deferred=True)
         return call is not None

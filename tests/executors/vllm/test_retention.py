@@ -219,6 +219,22 @@ def test_a_new_call_waits_for_memory_that_others_return_to(policy: str) -> None:
     assert finished == ["b/1", "c/1"]
 
 
+def test_who_comes_back_is_not_behind_those_who_are_held() -> None:
+    """a is in a tool, b runs, and many new calls are held. The one after them is a's."""
+    for many, goes_first in ((40, "a/2"), (80, "new64/1")):
+        e = engine()
+        call(e, "a/1", text(1, 14))
+        ours(e).control("boundary", [("a", "tool", "")])
+        e.add("b/1", text(2, 4), 20, of("b"))
+        e.step()
+        for n in range(many):
+            e.add(f"new{n}/1", text(10 + n, 14), 1, of(f"new{n}"))
+        ours(e).control("boundary", [("a", "returned", "")])
+        e.add("a/2", [*text(1, 14), 5], 1, of("a"))
+        began = [name for name in e.step().scheduled if name != "b/1"]
+        assert began[0] == goes_first
+
+
 def test_a_call_is_held_no_longer_than_patience() -> None:
     e = engine()
     call(e, "a/1", text(1, 14))
