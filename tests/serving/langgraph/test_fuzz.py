@@ -143,7 +143,10 @@ _JSON = {"content-type": "application/json"}
 
 async def test_every_field_that_is_not_supported_is_named(http: httpx.AsyncClient) -> None:
     for (method, path), good in GOOD.items():
-        for name in ("webhook", "feedback_keys", "ttl", "nonsense"):
+        names = {"webhook", "feedback_keys", "ttl", "nonsense"}
+        if method == "PUT":
+            names.remove("ttl")  # an item of the store may have one
+        for name in names:
             answer = await http.request(method, path, json={**good, name: "x"})
             assert answer.status_code == 422, (method, path, name)
             assert answer.json()["detail"] == f"{name}: not supported here"
