@@ -25,6 +25,7 @@ _RATIOS = {
     "delay_s": "longest delay",
 }
 _PLAIN = "{:.2f}"
+_TICKS = (0.25, 0.5, 1, 2, 4, 8)
 Found = Mapping[str, Figures]
 """A contender's figures on one cell with one seed."""
 
@@ -72,15 +73,19 @@ def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
 def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Seconds a token of each contender over stock's: a group of bars per cell."""
     figure = new_figure(1.5 + 1.6 * len(cells), 3.6)
-    axes = figure.subplots()
-    names = [one for one in cells[0] if isinstance(cells[0][one], dict) and CAP + ":" not in one]
+    axes, places = figure.subplots(), range(len(cells))
+    beside = {STOCK} | {one for one in cells[0] if one.startswith(f"{CAP}:")}
+    names = [one for one, value in cells[0].items() if isinstance(value, dict)]
+    names = [one for one in names if one not in beside]
     for number, name in enumerate(names):
-        at = [place + (number - len(names) / 2) * 0.8 / len(names) for place in range(len(cells))]
+        at = [place + (number + 0.5 - len(names) / 2) * 0.8 / len(names) for place in places]
         values = [cell[name]["ms_per_token"] / cell[STOCK]["ms_per_token"] for cell in cells]
-        axes.bar(at, values, width=0.8 / len(names), label=name)
+        axes.bar(at, [one - 1 for one in values], 0.8 / len(names), bottom=1.0, label=name)
     axes.axhline(1.0, color="grey", lw=0.8)
-    axes.set_xticks(range(len(cells)), [f"{one['workload']}\n{one['memory']:g}" for one in cells])
+    axes.set_xticks(places, [f"{one['workload']}\n{one['memory']:g}" for one in cells])
     axes.set_yscale("log")
+    axes.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+    axes.minorticks_off()
     axes.set_ylabel("seconds a token / stock")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from agentrt.cli.app import call
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.gates import Cap, ThunderAgent
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.memory import as_json, table, with_best_cap
+from agentrt.lab.reports.memory import as_json, draw, table, with_best_cap
 from agentrt.lab.runs.memory import GPU, Cell, Memory
 from agentrt.lab.runs.working_set import added_tokens, context_tokens, with_ample_memory
 from agentrt.lab.workloads.agents import TOOLS, with_tools
@@ -144,7 +145,7 @@ def test_tools_take_their_multiples_of_the_commonest() -> None:
     assert [10 * call.gap_s for call in one] == pytest.approx([call.gap_s for call in ten])
 
 
-def test_the_best_cap_is_the_best_of_each_figure() -> None:
+def test_the_best_cap_is_the_best_of_each_figure(tmp_path: Path) -> None:
     lower = ("ms_per_token", "mean_s", "p95_s", "p99_s", "makespan_s", "recomputed", "delay_s")
 
     def cell(low: float, **more: float) -> dict[str, Any]:
@@ -158,6 +159,8 @@ def test_the_best_cap_is_the_best_of_each_figure() -> None:
     assert "0.50 (0.50-0.50)" in table([found, found])
     told = as_json({"workload": "w"}, [found, found])
     assert (told["workload"], told["best_cap"]["mean_s"], told["stock"]["hits"]) == ("w", 2, 0.6)
+    draw([{**told, "memory": 0.25}], tmp_path / "cells.svg")
+    assert (tmp_path / "cells.svg").stat().st_size > 1000
 
 
 @pytest.mark.engine
