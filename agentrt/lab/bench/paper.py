@@ -72,6 +72,11 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
     show_default=True,
     help="Multiplies prompts, outputs and the tools' times.",
 )
+@click.option(
+    "--gap-scale",
+    type=click.FloatRange(min=0),
+    help="Of --workload: multiplies the tools' times alone.  [default: --scale]",
+)
 @count_option("--seeds", default=1, about="Repeats.")
 @count_option("--max-num-seqs", default=16, about="Batch slots.")
 @count_option("--kv-blocks", default=2048, about="KV blocks of 16 tokens.")
@@ -156,16 +161,17 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
     scale, count = options["scale"], options["programs"]
     loads, names = tuple(_listed(options["loads"])), _policies(options)
     if options["workload"]:
-        source = _source(options["workload"], scale, scale)
+        gaps = options["gap_scale"]
+        source = _source(options["workload"], scale, scale if gaps is None else gaps)
         return [_panel(source.name, source, loads, count, names)]
     still, tools = _source("mixed", scale, 0.0), _source("mixed", scale, scale)
     chat, react, lats = (_source(name, scale, 0.0) for name in ("chat", "react", "lats"))
     # The virtual engine takes half a minute for 600 programs of mixed, and thrice that for LATS.
     coarse = with_tools = loads
     beside = some = names
-    few = count
+    few = count // 4
     if not options["quick"]:
-        coarse, with_tools, few = _COARSE, _TOOL_LOADS, count // 4
+        coarse, with_tools = _COARSE, _TOOL_LOADS
         beside = tuple(name for name in names if name in (names[0], *_BESIDE))
         some = tuple(name for name in names if name != "plas")
     return [

@@ -38,14 +38,14 @@ class Level:
     value: float
 
     @classmethod
-    def parse(cls, text: str, hint: str, kinds: str = "sx@") -> Level:
+    def parse(cls, text: str, hint: str) -> Level:
         """Read ``0.05``, ``2x`` or ``@0.9``. Raises `ConfigError` for anything else."""
         kind = "x" if text.endswith("x") else "@" if text.startswith("@") else "s"
         try:
             value = float(text.removesuffix("x").removeprefix("@"))
         except ValueError:
             value = 0.0
-        if not 0 < value < float("inf") or kind not in kinds:
+        if not 0 < value < float("inf"):
             raise ConfigError(f"--slo {text!r}: {hint}")
         return cls(kind, value)
 
@@ -63,12 +63,12 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What one policy carries under a level, by repeat, or of the medians over repeats.
+    """What one policy carries under a level, by repeat.
 
-    ``bound`` says when the sweep only bounds the first load: ``>=`` if even the highest kept the
-    level, ``<`` if the lowest did not. A ``mark`` says so of the ratio to the baseline: ``≥`` where
-    the policy kept the level at the highest load, ``≤`` where it did not at the lowest or the
-    baseline kept it at the highest, ``~`` where repeats differ in that.
+    ``bound`` says of the first repeat when the sweep only bounds its load: ``>=`` if even the
+    highest load kept the level, ``<`` if the lowest did not. A ``mark`` says so of the ratio to
+    the baseline: ``≥`` where the policy kept the level at the highest load, ``≤`` where it did not
+    at the lowest or the baseline kept it at the highest, ``~`` where repeats differ in that.
     """
 
     workload: str
@@ -86,10 +86,8 @@ def at_equal_latency(
     baseline: str,
     level: Level,
     measures: Mapping[str, str] = MEASURES,
-    *,
-    of_medians: bool = False,
 ) -> list[Carried]:
-    """For each workload, measure and policy: a load for each repeat, or one ``of_medians``."""
+    """For each workload, measure and policy: a load for each repeat."""
     steady = [cell for cell in cells if cell.setting.pressure.kind in ("load", "rate")]
     answers: list[Carried] = []
     for workload in dict.fromkeys(cell.setting.source.name for cell in steady):
@@ -105,7 +103,7 @@ def at_equal_latency(
             for policy, mine in by_policy.items():
                 pairs = [
                     tuple(crossing(curve, level_s) for curve in curves)
-                    for curves in _curves(mine, base, measure, of_medians)
+                    for curves in _curves(mine, base, measure)
                 ]
                 if not pairs:  # stopped before any seed had all loads
                     continue
@@ -134,12 +132,8 @@ def crossing(curve: Curve, limit: float) -> tuple[float, str]:
     return curve[-1][0], ">="
 
 
-def _curves(
-    mine: Sequence[Cell], base: Sequence[Cell], measure: str, of_medians: bool
-) -> list[tuple[Curve, Curve]]:
-    """A policy's curves beside the baseline's."""
-    if of_medians:
-        return [(_medians(mine, measure), _medians(base, measure))]
+def _curves(mine: Sequence[Cell], base: Sequence[Cell], measure: str) -> list[tuple[Curve, Curve]]:
+    """A policy's curves beside the baseline's, by seed."""
     seeds = sorted(set.intersection(*(set(cell.summaries) for cell in (*mine, *base))))
     return [(_of_seed(mine, measure, seed), _of_seed(base, measure, seed)) for seed in seeds]
 
@@ -185,22 +179,6 @@ def by_repeats(carried: Sequence[Carried], baseline: str) -> str:
     return markdown(head, rows)
 
 
-def by_workloads(carried: Sequence[Carried], baseline: str) -> str:
-    """As Markdown, for several workloads and the medians over the repeats."""
-    head = ("workload", "limit, ms/token", "policy", "load sustained", f"/ {baseline}")
-    rows = [
-        (
-            one.workload,
-            f"{1000 * one.level_s:.0f}",
-            one.policy,
-            f"{one.bound}{one.loads[0]:.3g}",
-            f"{one.ratios[0]:.2f}",
-        )
-        for one in carried
-    ]
-    return markdown(head, rows)
-
-
 def repeats_as_dicts(carried: Sequence[Carried]) -> list[dict[str, Any]]:
     """What `by_repeats` shows as JSON-able values."""
     return [
@@ -212,21 +190,6 @@ def repeats_as_dicts(carried: Sequence[Carried]) -> list[dict[str, Any]]:
             "ratio": median(one.ratios),
             "ratios": list(one.ratios),
             "bound": one.mark or "=",
-        }
-        for one in carried
-    ]
-
-
-def workloads_as_dicts(carried: Sequence[Carried]) -> list[dict[str, Any]]:
-    """What `by_workloads` shows as JSON-able values."""
-    return [
-        {
-            "workload": one.workload,
-            "policy": one.policy,
-            "limit_s_per_token": one.level_s,
-            "load": one.loads[0],
-            "bound": one.bound or "=",
-            "ratio": one.ratios[0],
         }
         for one in carried
     ]

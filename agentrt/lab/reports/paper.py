@@ -103,9 +103,10 @@ _HEAD = """# The paper's figures
 latency over the tokens that it generated, averaged over programs. The *load at equal latency* is
 the highest load, interpolated, at which it stays below a level: 2, 3 or 5 times what it is for
 programs that are alone on the engine. Arrivals are Poisson. A load is a share of what the engine
-can do; above 1 it is overload for as long as programs come, so that **the ratios below grow with
-the number of programs**. `stock` is vLLM's own scheduler, and `fcfs` decides as it does; `srpt`
-knows the future."""
+can do; above 1 it is overload for as long as programs come, and **how many come decides the
+figures**: with more of them the latencies at one load part further, and the loads at equal latency
+come closer, for in the long run no order carries more than 1. `stock` is vLLM's own scheduler, and
+`fcfs` decides as it does; `srpt` knows the future."""
 _EQUAL = """## Load at equal latency
 
 For the first policy the load, for the others the ratio to it: above 1 is better. ≥ and ≤: the sweep

@@ -27,14 +27,6 @@ from agentrt.lab.commands.simulate.options import (
 )
 from agentrt.lab.commands.simulate.progress import compared
 from agentrt.lab.reports.compare import Cell, as_csv, as_dicts
-from agentrt.lab.reports.equal_latency import (
-    MEAN,
-    Carried,
-    Level,
-    at_equal_latency,
-    by_workloads,
-    workloads_as_dicts,
-)
 from agentrt.lab.reports.plots import draw_curves
 from agentrt.lab.reports.policies import conditions, in_words, sweep_table
 from agentrt.lab.runs import contenders
@@ -48,7 +40,6 @@ Examples:
   agentrt simulate sweep --load 0.8 0.9 0.95 b0.8 1.3 --policy mlfq plas atlas srpt \\
       --seeds 5 --programs 4000 --markdown table.md --plot curves.png
   agentrt simulate sweep --load b0.8 --policy plas adaptive adaptive+hints --hints 0.5
-  agentrt simulate sweep --workload lats --load 0.5 0.7 0.9 1.1 --slo 2x
   agentrt simulate sweep --trace sessions.jsonl.gz --output-scale 0.2 --gap-scale 0.01
   agentrt simulate sweep --workload chat --offline --programs 1000 2000 4000
   agentrt simulate sweep --workload mixed --json - | jq '.cells[].measures.mean_s.ratio'
@@ -80,14 +71,6 @@ _OUTPUTS = {"json_path": "--json", "csv_path": "--csv", "md_path": "--markdown"}
 )
 @seeds_option
 @engine_options
-@click.option(
-    "--slo",
-    default="2x",
-    show_default=True,
-    metavar="S|Xx",
-    help="Throughput at equal latency: the limit on token latency, in seconds, or (2x) in "
-    "multiples of the baseline's at the lowest load.",
-)
 @file("--json", "json_path", metavar="FILE|-")
 @file("--csv", "csv_path", metavar="FILE|-")
 @file("--markdown", "md_path", metavar="FILE|-")
@@ -100,8 +83,6 @@ def sweep(**options: Any) -> None:
     _check_outputs(options)
     baseline = options["baseline"]
     names = read_policies(options["policy"] or _POLICIES, baseline)
-    hint = "give seconds per token such as 0.2, or a factor as 2x"
-    level = Level.parse(options["slo"], hint, "sx")
     settings = _settings(options)
     machine = read_machine(options)
     scheduler = read_scheduler(options)
@@ -111,8 +92,7 @@ def sweep(**options: Any) -> None:
     warn_of_sleepers(settings, machine)
     with compared(specs, options["jobs"], names, baseline) as found:
         if found:
-            answers = at_equal_latency(found, baseline, level, MEAN, of_medians=True)
-            _write(found, answers, specs, seeds, options)
+            _write(found, specs, seeds, options)
 
 
 def _check_outputs(options: Mapping[str, Any]) -> None:
@@ -138,18 +118,18 @@ def _settings(options: Mapping[str, Any]) -> list[Setting]:
 
 def _write(
     found: Sequence[Cell],
-    answers: Sequence[Carried],
     specs: Sequence[RunSpec],
     seeds: list[int],
     options: Mapping[str, Any],
 ) -> None:
     common = conditions(specs, seeds, options["baseline"])
-    text = _as_markdown(found, answers, common)
+    counts = sorted({cell.setting.count for cell in found})
+    head = f"{', '.join(map(str, counts))} programs. {in_words(common)}"
+    text = f"{head}\n\n{sweep_table(found, options['baseline'])}"
     told = {
         "settings": common,
         "complete": sum(len(cell.seeds) for cell in found) == len(specs),
         "cells": as_dicts(found),
-        "sustained": workloads_as_dicts(answers),
     }
     write(options["json_path"], f"{json.dumps(told)}\n")
     write(options["csv_path"], as_csv(found))
@@ -159,18 +139,3 @@ def _write(
         draw_curves(found, options["plot"], ("makespan_s",) if offline else ("mean_s", "p99_s"))
     if not any(str(options[name]) == "-" for name in _OUTPUTS):
         click.echo(text)
-
-
-def _as_markdown(
-    found: Sequence[Cell], answers: Sequence[Carried], common: Mapping[str, Any]
-) -> str:
-    baseline = common["baseline"]
-    counts = sorted({cell.setting.count for cell in found})
-    head = f"{', '.join(map(str, counts))} programs. {in_words(common)}"
-    parts = [head, sweep_table(found, baseline)]
-    if answers:
-        parts += [
-            "Throughput at equal latency: the highest load with a token latency under a limit.",
-            by_workloads(answers, baseline),
-        ]
-    return "\n\n".join(parts)

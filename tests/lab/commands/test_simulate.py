@@ -145,10 +145,8 @@ def test_sweep_writes_what_it_is_asked_for(
         *("--markdown", paths["md"], "--plot", paths["png"]),
     )
     assert paths["md"].read_text(encoding="utf-8") == text
-    assert "Throughput at equal latency" in text
     found = json.loads(paths["json"].read_text(encoding="utf-8"))
     assert len(found["cells"]) == 2 * 3 * 2
-    assert {row["policy"] for row in found["sustained"]} == {"fcfs", "atlas"}
     assert len(paths["csv"].read_text(encoding="utf-8").splitlines()) == 1 + 12 * 12
     assert paths["png"].stat().st_size
 
@@ -290,7 +288,6 @@ def _group(leader: int) -> list[int]:
         (["sweep", "--programs", "10", "20"], ["--programs", "--offline"]),
         (["sweep", "--offline", "--load", "0.8"], ["--offline", "leave --load out"]),
         (["sweep", "--seeds", "0"], ["'--seeds'", "x>=1"]),
-        (["sweep", "--slo", "fast"], ["--slo 'fast'", "2x"]),
         (["sweep", "--json", "nowhere/x.json"], ["no folder 'nowhere'"]),
         (["sweep", "--csv", "."], ["--csv '.'", "folder"]),
         (["sweep", "--json", "-", "--csv", "-"], ["only one", "stdout"]),

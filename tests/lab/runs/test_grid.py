@@ -243,7 +243,7 @@ def test_throughput_at_equal_latency_is_interpolated() -> None:
         *(cell(load, "srpt", 0.1) for load in (0.6, 0.8, 1.0)),
         *(cell(load, "mlfq", 0.3) for load in (0.6, 0.8, 1.0)),
     ]
-    carried = at_equal_latency(found, "fcfs", Level("x", 2.0), MEAN, of_medians=True)
+    carried = at_equal_latency(found, "fcfs", Level("x", 2.0), MEAN)
     answers = {a.policy: a for a in carried}
     assert {a.level_s for a in answers.values()} == {0.2}
     assert answers["fcfs"].loads[0] == pytest.approx(0.8)
