@@ -108,6 +108,8 @@ def paper(**options: Any) -> None:
     shown = [panel for panel in shown if panel.cells]
     if shown:
         text = page(shown, machine, seeds, _command())
+        if options["plot"]:
+            text += f"\n\n![Token latency by load]({options['plot'].name})"
         click.echo(text)
         write(options["markdown"], f"{text}\n")
         if options["plot"]:

@@ -121,11 +121,11 @@ Token latency averages over programs, so that it weighs small ones most: most pr
 and most tokens are those of few large ones."""
 _LOSSES = f"""## Where it does not help
 
-- Below a load of 1 little waits, and the order of calls hardly matters.
+- At a load of 0.8 and below the mean latency of programs hardly depends on the order of calls.
 - The gain is one of overload that passes: large programs wait until fewer arrive.
 - Where programs are of one class, the past tells little of who ends soon; `srpt`, which knows,
   shows what there would be to gain.
-- Where tools take most of the time, little of a program's latency is the engine's to save.
+- LATS per token: its small programs wait behind its old large ones, whom the lane serves.
 
 `{OURS}` is worse than the first policy here (token latency or mean above 1.02, P99 above 1.10,
 makespan above 1.03):"""
@@ -261,13 +261,14 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     """Token latency against load, one drawing per panel; the dotted lines are the levels."""
     columns = min(4, len(panels))
     figure = new_figure(4 * columns, 3.4 * -(-len(panels) // columns))
-    axes = figure.subplots(-(-len(panels) // columns), columns, squeeze=False).flat
+    axes = list(figure.subplots(-(-len(panels) // columns), columns, squeeze=False).flat)
     for axis, panel in zip(axes, panels, strict=False):
         draw_panel(axis, panel.cells, "token_latency_s")
         axis.set_title(f"{panel.title}, {panel.programs} programs", fontsize=9)
         for times in LEVELS:
             axis.axhline(times * panel.unloaded_s, color="grey", linestyle=":", linewidth=0.8)
-    for axis in list(axes)[len(panels) :]:
+    axes[0].set_ylabel("token latency, s")
+    for axis in axes[len(panels) :]:
         axis.set_axis_off()
     lines = axes[0].get_legend_handles_labels()
     figure.legend(*lines, loc="outside lower center", ncols=6, fontsize=8)
