@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agentrt import Runtime
+from agentrt import Context, Runtime, program
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.frontend import calling
 from agentrt.executors.ray import Cluster, RayEngine
@@ -112,6 +112,31 @@ async def test_the_texts_are_those_of_one_engine(
     after = [(await r.executor.snapshot())["steps"] for r in replicas.replicas]
     assert all(later > earlier for earlier, later in zip(before, after, strict=True))
     assert len(replicas.info.models) == 1
+
+
+async def test_contexts_are_those_of_one_engine(replicas: ReplicaSet) -> None:
+    """Forks that go on beside each other, and what a score says of what was generated."""
+
+    @program
+    async def forks(ctx: Context) -> tuple[list[tuple[int, ...]], list[int]]:
+        trunk = await ctx.context(range(100, 180))
+        branches = [trunk.fork() for _ in range(4)]
+        for number, branch in enumerate(branches):
+            await branch.fill([200 + number])
+        judge = branches[0].fork()
+        made = (branch.generate(6, ignore_eos=True) for branch in branches)
+        first, *others = [done.token_ids for done in await asyncio.gather(*made)]
+        scores = await judge.score(first, top=1)
+        return [first, *others], [score.top[0][0] for score in scores]
+
+    found = []
+    for executor in (replicas, replicas.replicas[0].executor):
+        async with Runtime(Lent(executor)) as runtime:
+            found.append(await runtime.start(forks).wait())
+    assert found[0] == found[1]
+    wrote, likeliest = found[0]
+    assert likeliest == list(wrote[0])
+    assert len(set(wrote)) > 1
 
 
 async def test_the_router_knows_what_engines_on_other_nodes_hold(
