@@ -104,10 +104,7 @@ class LevelQueues:
             self._reprioritize(self.policy.call_left(call), now)
 
     def stop(self, call: QueuedCall, now: float, *, to_tail: bool = False) -> None:
-        """A running call was preempted. It still has to be `put` back.
-
-        It keeps its turn in its level, or goes ``to_tail``.
-        """
+        """A running call was preempted, and has to be `put` back: at its turn, or ``to_tail``."""
         if call.since is not None:
             raise InvariantError(f"call {call.call_id} is preempted but does not run")
         call.since = call.debt_since = now
@@ -265,9 +262,9 @@ class LevelQueues:
 
     def let_in(self, now: float, running: int) -> None:
         """Offer the calls of the programs that may come in; so many are ``running`` already."""
-        if self.admission is None:
+        if (admission := self.admission) is None:
             return
-        while calls := self.admission.let_in(now, running or self.head() is not None):
+        while calls := admission.let_in(now, running + self._inside(admission)):
             for call in calls:
                 if not call.deferred:
                     self._offer(call)
@@ -349,9 +346,9 @@ class LevelQueues:
         """Put a waiting call into the heap, by its key, or among those outside."""
         if call.held and self.admission is not None:
             self.admission.wait(call)
-            return
-        heapq.heappush(self._heap, (*call.key, call))
-        self._tidy()
+        else:
+            heapq.heappush(self._heap, (*call.key, call))
+            self._tidy()
 
     def _tidy(self) -> None:
         """Drop what is out of date once it outweighs what waits: it holds on to ended calls."""
@@ -371,6 +368,9 @@ class LevelQueues:
         # A call in Q_1 cannot be promoted any further.
         if call.level > 0 and self.policy.starving:
             self._starvation.watch(call)
+
+    def _inside(self, admission: Admission) -> int:
+        return 0 if self.head() is None else self._waiting - admission.held
 
     def _settle_promotion(self, call: QueuedCall) -> None:
         call.promoted = False

@@ -110,6 +110,24 @@ def test_whoever_waits_for_the_target_comes_in() -> None:
     assert engine.step() == [late]
 
 
+@pytest.mark.parametrize(
+    ("token_s", "step_s", "members"),
+    # 256 tokens of output beside one call, for 36 blocks too many, in 16 tokens each.
+    [(1e-3, 0.0, 1), (1e-3, 0.01, 2), (1e-2, 0.01, 1)],
+)
+def test_a_free_slot_is_filled_where_computing_again_costs_less(
+    token_s: float, step_s: float, members: int
+) -> None:
+    engine = Admitting("memory", slots=2)
+    engine.admission.step(step_s, 1, 1)
+    engine.admission.step(step_s + 100 * token_s, 101, 1)
+    for name in "abc":
+        engine.arrive(name, 60 * 16)
+    engine.step()
+    assert working_set(engine).members == members
+    assert len(engine.admission) == 3 - members
+
+
 def test_with_nothing_running_the_first_comes_in_whatever_it_needs() -> None:
     engine = Admitting("memory")
     large = engine.arrive("a", 1000 * 16)

@@ -44,7 +44,7 @@ class Admission(ABC):
         self.changed: dict[str, bool] = {}
         self._heap: list[tuple[Rank, int, QueuedCall]] = []
         self._outside: dict[str, dict[str, QueuedCall]] = {}
-        self._held = 0
+        self.held = 0
 
     # -- what happens ------------------------------------------------------------------
 
@@ -88,8 +88,8 @@ class Admission(ABC):
     def admits(self, call: QueuedCall, now: float, running: int) -> bool:
         """Whether the program of a call outside becomes a member now.
 
-        ``running`` calls are inside, or could begin. Asked of the first one, until it says no;
-        where nothing is running it has to say yes.
+        ``running`` calls are inside, those that could begin among them. Asked of the first one,
+        until it says no; where nothing is running it has to say yes.
         """
 
     # -- those outside -----------------------------------------------------------------
@@ -101,17 +101,17 @@ class Admission(ABC):
     def wait(self, call: QueuedCall) -> None:
         """A call waits outside, or has another priority there. O(log n)."""
         calls = self._outside.setdefault(call.program.program_id, {})
-        self._held += call.call_id not in calls
+        self.held += call.call_id not in calls
         calls[call.call_id] = call
         heapq.heappush(self._heap, (self.rank(call), call.seq, call))
-        if len(self._heap) > 2 * self._held + _SLACK:
+        if len(self._heap) > 2 * self.held + _SLACK:
             self._heap = [entry for entry in self._heap if _current(entry)]
             heapq.heapify(self._heap)
 
     def leave(self, call: QueuedCall) -> None:
         """A call waits outside no longer: it was aborted."""
         calls = self._outside.get(call.program.program_id, {})
-        self._held -= calls.pop(call.call_id, None) is not None
+        self.held -= calls.pop(call.call_id, None) is not None
         if not calls:
             self._outside.pop(call.program.program_id, None)
         call.held = False
@@ -134,7 +134,7 @@ class Admission(ABC):
     def take(self, program_id: str) -> list[QueuedCall]:
         """A program's calls, which are outside no longer."""
         calls = list(self._outside.pop(program_id, {}).values())
-        self._held -= len(calls)
+        self.held -= len(calls)
         for call in calls:
             call.held = False
         return calls

@@ -86,6 +86,11 @@ class StepCost:
         """Seconds of prefill per token."""
         return self._token.value
 
+    @property
+    def decode_s(self) -> float:
+        """Seconds of a step without prompts."""
+        return self._decode.value
+
     def step(self, seconds: float, tokens: int, calls: int) -> None:
         """A step computed so many ``tokens``: one of each call, and more of those in prefill."""
         prefill = tokens - calls

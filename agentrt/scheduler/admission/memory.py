@@ -2,7 +2,8 @@
 
 A program claims blocks for its context and for what its calls are expected to add, learned per
 type; what all of a type share is counted once. It comes in, in the order of the policy, when
-its claim fits beside those of the members. It leaves when it ends, when a human is asked, when it
+its claim fits beside those of the members, or when a slot of the batch is free and worth more than
+what would have to be computed again. It leaves when it ends, when a human is asked, when it
 is in a tool for longer than its blocks are worth and others want in, and between two calls when
 the set has outgrown the cache, or when one of a better level waits and it had its turn.
 """
@@ -207,10 +208,27 @@ class WorkingSet(Admission):
 
     def admits(self, call: QueuedCall, now: float, running: int) -> bool:
         program = self._program(call.program)
-        if not running or self._overdue(call, now) or self._has_room(program, now):
+        if (
+            not running
+            or self._overdue(call, now)
+            or self._has_room(program, now)
+            or self._pays(program, running)
+        ):
             program.fifo = self._for_age
             self._join(program)
         return program.member
+
+    def _pays(self, program: _Program, running: int) -> bool:
+        """Whether a free slot is worth more than what a program without room would push out.
+
+        What it pushes out is computed again. Its output comes in steps that ``running`` others
+        take anyway: alone with as many it would need a step for each that many tokens.
+        """
+        if running >= self.capacity.slots:
+            return False
+        over = min(self.claimed + program.claim - self._budget, program.claim)
+        again_s = over * self.capacity.block_size * self.costs.token_s
+        return self.growth.output(program.kind) / running * self.costs.decode_s >= again_s
 
     def _has_room(self, program: _Program, now: float) -> bool:
         while not self._fits(program):
@@ -241,7 +259,7 @@ class WorkingSet(Admission):
         super().wait(call)
         self._serial += 1
         heapq.heappush(self._line, (call.since or 0.0, self._serial, call))
-        if len(self._line) > 2 * self._held + _SLACK:
+        if len(self._line) > 2 * self.held + _SLACK:
             self._line = [entry for entry in self._line if entry[2].held]
             heapq.heapify(self._line)
 
