@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import httpx
@@ -15,7 +16,7 @@ import pytest
 import pytest_asyncio
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
-from langgraph_sdk.errors import APIStatusError
+from langgraph_sdk.errors import APIStatusError, InternalServerError
 
 from agentrt.serving.langgraph import reading, run_ends, storage
 from tests.serving.langgraph.graphs import GATES, all_graphs
@@ -49,6 +50,22 @@ async def at_a_gate(client: LangGraphClient) -> tuple[str, str, str]:
     return thread, run["run_id"], gate
 
 
+T = TypeVar("T")
+
+
+async def tried(request: Callable[[], Awaitable[T]]) -> T:
+    """Ask until there is an answer: each connection that broke is met once, and made anew."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            with contextlib.suppress(InternalServerError):
+                return await request()
+
+
+async def another(client: LangGraphClient) -> Any:
+    """A run on a new thread, to its end."""
+    return await client.runs.wait(await a_thread(client), "steps", input=IN)
+
+
 async def all_is_well(
     it: Serving, client: LangGraphClient, begun: list[tuple[str, str, str]]
 ) -> None:
@@ -59,11 +76,13 @@ async def all_is_well(
             at = f"/threads/{thread}/runs/{run}"
             while (answer := await http.get(f"{at}/join")).status_code != 200:
                 assert (answer.status_code, answer.headers["retry-after"] > "0") == (503, True)
-            assert (await client.runs.get(thread, run))["status"] in ("success", "error")
-            assert (await client.threads.get(thread))["status"] in ("idle", "error")
+            ended = await tried(partial(client.runs.get, thread, run))
+            assert ended["status"] in ("success", "error")
+            kept = await tried(partial(client.threads.get, thread))
+            assert kept["status"] in ("idle", "error")
         while it.call(it.server.background.failing):
             await asyncio.sleep(0.01)
-        done: Any = await client.runs.wait(await a_thread(client), "steps", input=IN)
+        done: Any = await tried(partial(another, client))
     assert done["steps"][-1] == "last"
 
 
@@ -145,11 +164,7 @@ async def test_a_database_that_takes_no_writes(
     async with behind(url_of(admin)) as (it, client, _):
         begun = [await at_a_gate(client)]
         await set_to("on")
-        async with asyncio.timeout(WAIT_S):
-            while True:  # connections that broke are made anew by whoever meets them
-                with contextlib.suppress(APIStatusError):
-                    await client.threads.get(begun[0][0])
-                    break
+        await tried(partial(client.threads.get, begun[0][0]))
         await refused(it, ("POST", "/threads"), ("POST", "/threads"))
         GATES.open(begun[0][2])
         await set_to("off")

@@ -251,7 +251,9 @@ WRONG: list[tuple[str, int | None, str]] = [
 
 
 async def test_what_a_program_may_not_do_is_named_with_its_line() -> None:
-    async with open_server(submit=True, limits=Limits(submitted=100, submitted_calls=20)) as local:
+    # So little memory that it is full before half a second of computing is over.
+    limits = Limits(submitted=100, submitted_calls=20, submitted_memory_mib=8)
+    async with open_server(submit=True, limits=limits) as local:
         for source, line, message in WRONG:
             run = await send(local, source)
             assert (run["state"], run["error"]["type"]) == ("failed", "SubmittedProgramError")
