@@ -31,7 +31,7 @@ class Gate(ABC):
     def called(self, program_id: str, tokens: int, now: float) -> bool:
         """A program makes a call with a prompt of so many tokens: whether it may go now."""
 
-    def answered(self, program_id: str, tokens: int, now: float) -> None:  # noqa: B027
+    def answered(self, program_id: str, tokens: int, now: float) -> None:  # noqa: B027  # most count programs
         """A call ended, with so many tokens of prompt and output."""
 
     @abstractmethod

@@ -48,30 +48,30 @@ class Admission(ABC):
 
     # -- what happens ------------------------------------------------------------------
 
-    def call_arrived(self, call: QueuedCall, known: int, now: float) -> None:  # noqa: B027
+    def call_arrived(self, call: QueuedCall, known: int, now: float) -> None:
         """A call came; its program's own calls had computed its prompt's first ``known`` tokens."""
 
-    def call_began(self, call: QueuedCall, cached: int, now: float) -> None:  # noqa: B027
+    def call_began(self, call: QueuedCall, cached: int, now: float) -> None:
         """It began to run, and found so many tokens ``cached``; or went on after a preemption."""
 
-    def call_preempted(self, call: QueuedCall, now: float) -> None:  # noqa: B027
+    def call_preempted(self, call: QueuedCall, now: float) -> None:
         """It gave its memory back, since there was none left. It waits again."""
 
-    def call_ended(self, call: QueuedCall, tokens: int, now: float) -> None:  # noqa: B027
+    def call_ended(self, call: QueuedCall, tokens: int, now: float) -> None:
         """It ended, or was aborted, with so many ``tokens`` of prompt and output computed."""
 
-    def interrupt_began(  # noqa: B027
+    def interrupt_began(
         self, program_id: str, what: str, seconds: float | None, now: float
     ) -> None:
         """A ``tool`` or a ``human`` is asked; its answer is expected in so many ``seconds``."""
 
-    def interrupt_ended(self, program_id: str, what: str, now: float) -> None:  # noqa: B027
+    def interrupt_ended(self, program_id: str, what: str, now: float) -> None:
         """It answered."""
 
-    def program_ended(self, program_id: str, now: float) -> None:  # noqa: B027
+    def program_ended(self, program_id: str, now: float) -> None:
         """A program ended, was cancelled or is lost."""
 
-    def step(self, seconds: float, tokens: int, calls: int) -> None:  # noqa: B027
+    def step(self, seconds: float, tokens: int, calls: int) -> None:
         """A step of the engine computed so many ``tokens`` of so many ``calls``."""
 
     # -- what is asked -----------------------------------------------------------------
