@@ -22,7 +22,7 @@ from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.outbox import Outbox
 from agentrt.executors.ray.actor import PROGRESS, EngineActor
 from agentrt.executors.ray.cluster import Cluster
-from agentrt.executors.ray.prompts import PromptKeeper, without_copies
+from agentrt.executors.ray.prompts import PromptRestorer, without_copies
 from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.executors.vllm.processes import apart
@@ -110,7 +110,7 @@ class RayEngine(Executor):
         if self._fault is not None:
             raise EngineDiedError(str(self._fault))
         queue = self._queues[call.call_id] = asyncio.Queue()
-        over, prompt = False, PromptKeeper()
+        over, prompt = False, PromptRestorer()
         try:
             self._tell("begin", without_copies(call), stream)
             while not over:

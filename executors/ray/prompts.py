@@ -25,7 +25,7 @@ def without_prompt(chunk: Chunk) -> Chunk:
     return _with(chunk, dict.fromkeys(_OF_THE_PROMPT))
 
 
-class PromptKeeper:
+class PromptRestorer:
     """Puts the prompt of a call's first piece back into those after it."""
 
     def __init__(self) -> None:

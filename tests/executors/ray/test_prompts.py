@@ -16,7 +16,7 @@ from vllm.lora.request import LoRARequest
 
 from agentrt.executors.base import Chunk
 from agentrt.executors.ray.actor import EngineActor
-from agentrt.executors.ray.prompts import PromptKeeper, without_copies
+from agentrt.executors.ray.prompts import PromptRestorer, without_copies
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallSpec, Identity, RenderedCall, Reply
 from agentrt.testing.scripted import ScriptedExecutor
@@ -85,9 +85,9 @@ async def test_the_prompt_comes_with_the_first_piece_alone(actor: EngineActor) -
 
 
 async def test_a_front_end_gets_every_piece_whole(actor: EngineActor) -> None:
-    keeper = PromptKeeper()
+    restorer = PromptRestorer()
     travelled = [pickle.loads(pickle.dumps(one)) for one in await pieces_of(actor, rendered())]
-    restored = [keeper.restored(one) for one in travelled]
+    restored = [restorer.restored(one) for one in travelled]
     assert [repr(one.output) for one in restored] == [repr(output(n)) for n in range(PIECES)]
     assert [one.reply is not None for one in restored] == [False] * (PIECES - 1) + [True]
 
@@ -108,9 +108,9 @@ def test_a_call_that_is_not_rendered_is_left_as_it_is() -> None:
 
 
 async def test_outputs_of_another_kind_are_left_as_they_are() -> None:
-    keeper = PromptKeeper()
+    restorer = PromptRestorer()
     chunks = [Chunk("a"), Chunk("b", Reply("ab"))]
-    assert [keeper.restored(chunk) for chunk in chunks] == chunks
+    assert [restorer.restored(chunk) for chunk in chunks] == chunks
 
 
 async def test_an_adapter_is_loaded_there(actor: EngineActor) -> None:
