@@ -21,7 +21,7 @@ from agentrt.interrupts.questions import Question
 from agentrt.runtime.run import Run
 from agentrt.testing.scripted import ScriptedExecutor
 from plant import ACTIONS, plant
-from tests.integrations.mqtt.conftest import Alarms, broker, mosquitto, running  # noqa: F401
+from tests.integrations.mqtt.conftest import Alarms, broker, mosquitto, running  # noqa: F401  # fixtures
 
 ALARM = {"sensor": "temperature", "value": 97}
 

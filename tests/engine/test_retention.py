@@ -24,7 +24,7 @@ from agentrt.runtime.events import Event, NodeStarted
 from agentrt.testing.tinymodel import tiny_model
 from tests.engine.lent import Lent
 from tests.engine.waiting_tools import wait, wait_at_a_worker, wait_in_a_process
-from tests.integrations.mqtt.conftest import Alarms, broker, mosquitto, running  # noqa: F401
+from tests.integrations.mqtt.conftest import Alarms, broker, mosquitto, running  # noqa: F401  # fixtures
 from tests.integrations.mqtt.side import publish_once
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]

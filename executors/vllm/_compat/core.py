@@ -125,7 +125,7 @@ def core_in(core: EarlyCore | None) -> Iterator[None]:
             core = getattr(_STARTING, "core", None)
             return ordinary() if core is None else _Context(ordinary(), core)
 
-        get_mp_context.ordinary = ordinary  # type: ignore[attr-defined]
+        get_mp_context.ordinary = ordinary  # type: ignore[attr-defined]  # marks ours
         utils.get_mp_context = get_mp_context
     _STARTING.core = core
     try:

@@ -43,7 +43,7 @@ async def test_a_tenants_turns_are_one_after_the_other() -> None:
 
     turns = TenantTurns(asyncio.get_running_loop().time)
     tasks = [
-        asyncio.create_task(turns.take(apart, lambda name=name: name))  # type: ignore[misc]
+        asyncio.create_task(turns.take(apart, lambda name=name: name))  # type: ignore[misc]  # no type fits
         for name in ("one", "two")
     ]
     for _ in range(10):
