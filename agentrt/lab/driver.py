@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from agentrt.errors import InvariantError
 from agentrt.lab.backends.base import Backend
-from agentrt.lab.engine.virtual import EngineCounts
 from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.workloads.arrivals import refuse_twins
@@ -20,42 +19,25 @@ from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
 from agentrt.scheduler.table import ProcessTable
 
-Progress = Callable[[int], None]
-"""Is told how many programs of a run have ended."""
-
 _CALL, _PROGRAM = range(2)
 """What comes first at one moment: calls after their gaps, then programs."""
 
 
-def drive(
-    backend: Backend,
-    programs: Sequence[ProgramShape],
-    progress: Progress | None = None,
-) -> Ran:
+def drive(backend: Backend, programs: Sequence[ProgramShape]) -> Ran:
     """Run all programs to their end, in the backend's own time."""
-    driver = Driver(backend, programs, progress)
+    driver = Driver(backend, programs)
     while driver.advance(backend.next_moment(driver.next_arrival)):
         pass
     return driver.result()
 
 
 class Driver:
-    """Takes programs' calls to a backend when they are due, and the calls' ends back.
+    """Takes programs' calls to a backend when they are due, and the calls' ends back."""
 
-    ``after_humans`` counts the calls that came after a human's gap.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        programs: Sequence[ProgramShape],
-        progress: Progress | None = None,
-    ) -> None:
+    def __init__(self, backend: Backend, programs: Sequence[ProgramShape]) -> None:
         self.outcomes: list[Outcome] = []
-        self.after_humans = EngineCounts()
         self.table = ProcessTable()
         self._backend = backend
-        self._progress = progress
         self._moment = 0.0
         # (moment, kind, serial number, program, index of its call): the program may be new.
         self._coming: list[tuple[float, int, int, ProgramShape | LiveProgram, int]] = []
@@ -94,13 +76,8 @@ class Driver:
         if len(self.table):
             raise InvariantError(f"{len(self.table)} programs are stuck at {self._moment}")
         backend = self._backend
-        return Ran(
-            self.outcomes,
-            backend.counts,
-            backend.busy_s,
-            self.after_humans,
-            backend.events + self._arrived,
-        )
+        events = backend.events + self._arrived
+        return Ran(self.outcomes, backend.counts, backend.busy_s, events)
 
     @property
     def _now_s(self) -> float:
@@ -141,8 +118,6 @@ class Driver:
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
         """A call ended; its children come, or its program ends."""
         row = live.row
-        if live.shape.calls[index].human:
-            self.after_humans.add(report)
         self.table.call_ended(row, live.call_id(index), self._now_s, live.path_s[index], report)
         live.call_ended(index, report)
         self._backend.call_ended(live, index, report)
@@ -156,8 +131,6 @@ class Driver:
         self.table.end_program(live.row.program_id)
         self._backend.program_ended(live)
         self.outcomes.append(self._outcome(live))
-        if self._progress is not None:
-            self._progress(len(self.outcomes))
 
     def _tell(self, live: LiveProgram, index: int, what: tuple[str, str]) -> None:
         """The tool or the human before a call begins, or is done: the engine is told."""

@@ -155,14 +155,12 @@ class Ran:
     """What came of a run: its programs in the order of their ends, and what engines counted.
 
     Of each engine there are its counts, if it has any, and the seconds that it was busy.
-    ``after_humans`` counts those calls alone that came after a human's gap. ``events`` is how
-    much there was to do: arrivals, and services that were over.
+    ``events`` is how much there was to do: arrivals, and services that were over.
     """
 
     outcomes: list[Outcome]
     engines: list[EngineCounts]
     busy_s: list[float]
-    after_humans: EngineCounts
     events: int = 0
 
     @property

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agentrt.lab.backends.steps import simulate
 from agentrt.lab.oracles import Laws
 from agentrt.lab.workloads.arrivals import at_once
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import ProcessTable, ProgramRow, SchedulerConfig
+from tests.lab.drives import simulate
 
 
 def shape(seconds: int, hint: float | None = None) -> ProgramShape:

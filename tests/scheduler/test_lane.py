@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.lab.backends.steps import simulate
 from agentrt.lab.outcome import Outcome
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import ProgramRow, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.adaptive.lane import CHARGED_EVERY_S, Lane
 from agentrt.scheduler.queues import LANE
+from tests.lab.drives import simulate
 from tests.scheduler.harness import Harness
 
 STEP_S = 0.1

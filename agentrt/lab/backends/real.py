@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from agentrt.executors.base import Chunk, Notification, last_reply
 from agentrt.lab.backends.base import Backend, CallEnded
-from agentrt.lab.driver import Driver, Progress
+from agentrt.lab.driver import Driver
 from agentrt.lab.engine.virtual import EngineCounts, tokens
 from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
@@ -49,7 +49,6 @@ async def run_real(
     *,
     stock: Stock | None = None,
     run: str = "",
-    progress: Progress | None = None,
 ) -> Ran:
     """Run all programs to their end. ``run`` tells their names from those of other runs.
 
@@ -58,7 +57,7 @@ async def run_real(
     await engine.probe("start")
     backend = Real(engine, stock, run)
     try:
-        ran = await backend.run(programs, progress)
+        ran = await backend.run(programs)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     return backend.as_seen(ran, await engine.probe("stop"))
@@ -86,9 +85,9 @@ class Real(Backend):
         self._ended: list[LiveProgram] = []
         self._began = 0.0
 
-    async def run(self, programs: Sequence[ProgramShape], progress: Progress | None) -> Ran:
+    async def run(self, programs: Sequence[ProgramShape]) -> Ran:
         """All programs to their end."""
-        driver = Driver(self, programs, progress)
+        driver = Driver(self, programs)
         self._began = self._clock()
         async with asyncio.TaskGroup() as self._tasks:
             while (arrival := self.next_moment(driver.next_arrival)) < math.inf or self._under_way:

@@ -15,9 +15,6 @@ from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.victims import Room
 
-Stretch = tuple[str, int, int]
-"""A call that ran from one step to another without a break."""
-
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -26,7 +23,6 @@ class Job:
     live: LiveProgram
     index: int
     left: int
-    started_at: int = 0
     settled_at: int = 0
     stamp: int = 0
 
@@ -63,7 +59,7 @@ class Slots:
     preempted calls, the worst first, go to the tail of their level. Without it a running call
     gives way to a strictly better level only, and keeps its place: what we do in a real
     engine, where a preemption costs something. ``busy_steps`` are those that its slots have
-    served, all together; ``stretches`` are kept where somebody gave a list for them.
+    served, all together.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class Slots:
         batch: int,
         *,
         strict: bool = False,
-        stretches: list[Stretch] | None = None,
     ) -> None:
         self.queues = LevelQueues(config, policy, slots=batch)
         self.running: list[QueuedCall] = []
@@ -83,7 +78,6 @@ class Slots:
         self._clock = clock
         self._preemption = config.preemption
         self._strict = strict and policy.levelled
-        self._stretches = stretches
         self._over: list[QueuedCall] = []
         self._unsorted = False
         self._wakes: set[int] = set()
@@ -142,22 +136,17 @@ class Slots:
         self.running.append(call)
         self._unsorted = True
         job: Job = call.item
-        job.started_at = job.settled_at = self._clock.at
+        job.settled_at = self._clock.at
         job.stamp += 1
         self._watch(call)
 
     def _stop(self, call: QueuedCall) -> None:
         if self._strict:
             self._settle(call)
-        self._free(call)
+        self.running.remove(call)
         call.item.stamp += 1
         self.queues.stop(call, self._clock.now, to_tail=self._strict)
         self.queues.put(call)
-
-    def _free(self, call: QueuedCall) -> None:
-        self.running.remove(call)
-        if self._stretches is not None:
-            self._stretches.append((call.call_id, call.item.started_at, self._clock.at))
 
     # -- service -----------------------------------------------------------------------
 
@@ -181,7 +170,7 @@ class Slots:
         over, self._over = sorted(self._over, key=_key), []
         for call in (call for call in over if call.item.ends_at == self._clock.at):
             self._settle(call)
-            self._free(call)
+            self.running.remove(call)
             self.queues.remove(call, self._clock.now)
             self._clock.leave(self, call)
         for call in (call for call in over if call.item.left):

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 from agentrt.lab.backends.base import Backend, CallEnded, Replicas
-from agentrt.lab.backends.slots import Job, Slots, Stretch, step_of
-from agentrt.lab.driver import Progress, drive
+from agentrt.lab.backends.slots import Job, Slots, step_of
 from agentrt.lab.oracles import KNOWING, Laws, make_policy
-from agentrt.lab.outcome import Ran
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import CallReport
@@ -34,7 +32,7 @@ from agentrt.scheduler.table import ProgramRow
 class Steps(Backend):
     """``replicas`` engines of ``batch`` slots each, behind a router if there are several.
 
-    Moments are whole steps. For ``strict`` and ``stretches`` see `Slots`.
+    Moments are whole steps. For ``strict`` see `Slots`.
     """
 
     same_moment: ClassVar[bool] = True
@@ -48,7 +46,6 @@ class Steps(Backend):
         replicas: int = 1,
         router: str = "round-robin",
         strict: bool = False,
-        stretches: list[Stretch] | None = None,
     ) -> None:
         self.step_s = step_s
         self.at = 0
@@ -61,7 +58,6 @@ class Steps(Backend):
                 make_policy(config, self.remaining_s, self._laws),
                 batch,
                 strict=strict,
-                stretches=stretches,
             )
             for _ in range(replicas)
         ]
@@ -219,18 +215,3 @@ def _fresh_tokens(program: ProgramShape, call: CallShape) -> int:
         return call.prompt_tokens
     parent = program.calls[call.extends]
     return max(1, call.prompt_tokens - parent.prompt_tokens - parent.output_tokens)
-
-
-def simulate(
-    programs: Sequence[ProgramShape],
-    config: SchedulerConfig,
-    *,
-    batch: int,
-    step_s: float,
-    replicas: int = 1,
-    router: str = "round-robin",
-    progress: Progress | None = None,
-) -> Ran:
-    """Run programs on simulated engines of ``batch`` slots, ``step_s`` seconds a step."""
-    backend = Steps(config, batch, step_s, replicas=replicas, router=router)
-    return drive(backend, programs, progress)

@@ -15,11 +15,9 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.base import Backend, CallEnded, Replicas
-from agentrt.lab.driver import Progress, drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import EngineCounts, VirtualEngine, VirtualOptions
 from agentrt.lab.oracles import KNOWING, Laws, make_policy
-from agentrt.lab.outcome import Ran
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.runs.contenders import Stock
 from agentrt.lab.runs.machine import cached_tokens, prompt_tokens
@@ -242,18 +240,3 @@ class Virtual(Backend):
 
 def _hashes(block_hashes: Sequence[bytes]) -> list[int]:
     return [short(value) for value in block_hashes]
-
-
-def run_virtual(
-    programs: Sequence[ProgramShape],
-    scheduling: SchedulerConfig | Stock,
-    *,
-    engine: VirtualOptions | None = None,
-    step_time: StepTimeModel | None = None,
-    progress: Progress | None = None,
-) -> Ran:
-    """Run all programs to their end on one virtual engine.
-
-    The same programs under the same settings give the same run.
-    """
-    return drive(Virtual(scheduling, engine, step_time), programs, progress)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,50 +23,6 @@ def check_matplotlib() -> None:
     """Raise `ConfigError` if nothing can be drawn here."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError('--plot needs matplotlib; install it: pip install "agentrt[plot]"')
-
-
-@dataclass(frozen=True, slots=True)
-class Gantt:
-    """A timeline to draw: in each step, the ids of the calls that ran ('A0', 'B2', …)."""
-
-    title: str
-    timeline: Sequence[Sequence[str]]
-    batch: int
-
-
-def draw_gantt(charts: Sequence[Gantt], path: Path) -> None:
-    """One chart below the other: a row per slot, a box per call and unbroken stretch of steps."""
-    figure = new_figure(9, 0.9 + sum(0.7 + 0.45 * chart.batch for chart in charts))
-    axes = figure.subplots(len(charts), 1, squeeze=False, sharex=True)[:, 0]
-    names = sorted({_program(call) for c in charts for step in c.timeline for call in step})
-    colours = {name: f"C{i}" for i, name in enumerate(names)}
-    for axis, chart in zip(axes, charts, strict=True):
-        for call, slot, start, steps in stretches(chart.timeline, chart.batch):
-            colour = colours[_program(call)]
-            axis.barh(slot, steps, left=start, color=colour, edgecolor="white", height=0.9)
-            axis.text(start + steps / 2, slot, call, ha="center", va="center", color="white")
-        axis.set_title(chart.title, fontsize=10, loc="left")
-        axis.set_yticks(range(chart.batch), [f"slot {i + 1}" for i in range(chart.batch)])
-        axis.invert_yaxis()
-        axis.set_xticks(range(max(len(c.timeline) for c in charts) + 1))
-    axes[-1].set_xlabel("decode steps")
-    figure.savefig(path)
-
-
-def stretches(timeline: Sequence[Sequence[str]], batch: int) -> list[tuple[str, int, int, int]]:
-    """Calls with their slot, first step and number of steps; a running call keeps its slot."""
-    done: list[tuple[str, int, int, int]] = []
-    slots: list[tuple[str, int] | None] = [None] * batch
-    for step, calls in enumerate([*timeline, ()]):
-        for slot, held in enumerate(slots):
-            if held is not None and held[0] not in calls:
-                done.append((held[0], slot, held[1], step - held[1]))
-                slots[slot] = None
-        running = {held[0] for held in slots if held is not None}
-        for call in calls:
-            if call not in running:
-                slots[slots.index(None)] = (call, step)
-    return sorted(done, key=lambda entry: (entry[2], entry[1]))
 
 
 def draw_curves(
@@ -126,10 +81,6 @@ def draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
 def _by_load(cell: Cell) -> tuple[bool, float, int]:
     pressure = cell.setting.pressure
     return (pressure.kind == "bursts", pressure.value, cell.setting.programs or 0)
-
-
-def _program(call_id: str) -> str:
-    return call_id.rstrip("0123456789")
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -16,7 +16,7 @@ from agentrt.errors import InvariantError
 from agentrt.lab.backends.base import Backend
 from agentrt.lab.backends.steps import Steps
 from agentrt.lab.backends.virtual import Virtual
-from agentrt.lab.driver import Progress, drive
+from agentrt.lab.driver import drive
 from agentrt.lab.outcome import Summary
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import Machine
@@ -65,9 +65,9 @@ def turns(everyone: Sequence[One], repeat: int) -> list[One]:
     return [*everyone[first:], *everyone[:first]]
 
 
-def do(spec: RunSpec, progress: Progress | None = None) -> RunResult:
+def do(spec: RunSpec) -> RunResult:
     """Do a run, in this process."""
-    ran = drive(_backend(spec), arrivals(spec), progress)
+    ran = drive(_backend(spec), arrivals(spec))
     types = sorted({outcome.type for outcome in ran.outcomes})
     return RunResult(spec, ran.summary(), {name: ran.summary_of(name) for name in types})
 

@@ -22,7 +22,7 @@ from agentrt.lab.commands.outputs import check_plot
 from agentrt.lab.commands.simulate.options import read_loads, read_policies
 from agentrt.lab.commands.simulate.progress import compared
 from agentrt.lab.reports.compare import Cell, as_dicts
-from agentrt.lab.reports.plots import Gantt, draw_curves, draw_gantt
+from agentrt.lab.reports.plots import draw_curves
 from agentrt.lab.reports.policies import conditions, in_words
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs import contenders
@@ -36,19 +36,19 @@ _EPILOG = """\b
 Examples:
   agentrt simulate figure 2                              FCFS, MLFQ and PLAS as drawn
   agentrt simulate figure 2 --policy plas --json         one JSON object: 12 units of waiting
-  agentrt simulate figure 19 --plot toy.png              who ran in which step
+  agentrt simulate figure 19                             MLFQ and ATLAS with parallel calls
   agentrt simulate figure 9                              best and worst order of one DAG's calls
   agentrt simulate figure 20 --programs 1000             all policies against clairvoyant SRPT
 """
 
-_OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs")
+_OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs", "plot")
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @click.argument("number", metavar="2|9|19|20")
 @policy_option("those that the paper shows")
 @json_flag("One JSON object per policy (9, 20: one).")
-@file("--plot", about=".png, .svg or .pdf")
+@file("--plot", about="Figure 20: .png, .svg or .pdf")
 @click.option("--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20.")
 @many("--load", metavar="X…", help="Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
 @count_option("--programs", default=200, about="Figure 20: how many.")
@@ -84,12 +84,6 @@ def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
 def _toy(number: int, options: Mapping[str, Any]) -> None:
     toy = TOYS[number]
     runs = [toy.run(policy) for policy in options["policy"] or toy.paper]
-    if options["plot"]:
-        charts = [
-            Gantt(f"{run.policy}: {run.waiting} steps of waiting", run.timeline, toy.batch)
-            for run in runs
-        ]
-        draw_gantt(charts, options["plot"])
     if options["as_json"]:
         for run in runs:
             click.echo(json.dumps(run.to_dict()))
@@ -125,12 +119,6 @@ def _orders(options: Mapping[str, Any]) -> None:
     if options["policy"]:
         raise ConfigError("figure 9 tries all orders of one program's calls; leave --policy out")
     found = search()
-    if options["plot"]:
-        charts = [
-            Gantt(f"best: {found.best.makespan} steps", found.critical_first.timeline, found.batch),
-            Gantt(f"worst: {found.worst.makespan} steps", found.worst.timeline, found.batch),
-        ]
-        draw_gantt(charts, options["plot"])
     told = found.to_dict()
     if options["as_json"]:
         click.echo(json.dumps(told))
@@ -140,8 +128,8 @@ def _orders(options: Mapping[str, Any]) -> None:
         after = f" after {', '.join(map(str, call['after']))}" if call["after"] else ""
         click.echo(f"call {index}: {call['steps']} steps{after}")
     click.echo(
-        f"\nof all {found.orders} orders: best makespan {found.best.makespan}, "
-        f"worst {found.worst.makespan}\ncritical path first: {found.critical_first.makespan}; "
+        f"\nof all {found.orders} orders: best makespan {found.best}, worst {found.worst}\n"
+        f"critical path first: {found.critical_first}; "
         f"the critical path itself is {found.critical_path} steps, so none is shorter\n"
     )
     click.echo(_lines(told["convention"]))

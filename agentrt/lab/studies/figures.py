@@ -14,19 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import permutations
 from typing import Any
 
-from agentrt.lab.backends.slots import Stretch
 from agentrt.lab.backends.steps import Steps
 from agentrt.lab.driver import drive
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
-
-Timeline = list[list[str]]
-"""Which calls ran in each step, as 'A0', 'B2', …"""
 
 _COMMON = {
     "time": "decode steps, all alike",
@@ -87,13 +82,12 @@ class Toy:
 
     def run(self, policy: str) -> ToyRun:
         """Run the toy. Raises `ConfigError` for an unknown policy."""
-        stretches: list[Stretch] = []
-        backend = Steps(self.config(policy), self.batch, 1.0, strict=True, stretches=stretches)
+        backend = Steps(self.config(policy), self.batch, 1.0, strict=True)
         outcomes = drive(backend, self.programs).outcomes
         ends = {one.program_id: int(one.ended_s) for one in outcomes}
         counted = [one for one in outcomes if one.program_id in self.counted]
         waiting = sum(int(one.latency_s - one.ideal_s) for one in counted)
-        return ToyRun(self, policy, waiting, ends, _timeline(stretches))
+        return ToyRun(self, policy, waiting, ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +101,11 @@ class ToyRun:
     policy: str
     waiting: int
     ends: dict[str, int]
-    timeline: Timeline
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able values, for ``--json``."""
         convention = self.toy.convention(self.policy)
         return {"policy": self.policy, "waiting": self.waiting, "convention": convention}
-
-
-def _timeline(stretches: Sequence[Stretch]) -> Timeline:
-    timeline: Timeline = [[] for _ in range(max(end for _, _, end in stretches))]
-    for call_id, start, end in stretches:
-        for step in range(start, end):
-            timeline[step].append(call_id.replace("/", ""))
-    return [sorted(calls) for calls in timeline]
 
 
 FIGURE_2 = Toy(
@@ -166,21 +151,8 @@ FIGURE_9 = toy("P", (2, ()), (3, (0,)), (3, (0,)), (3, (0,)), (3, (3,)), (3, (1,
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """A program run under a fixed order of its calls."""
-
-    order: tuple[int, ...]
-    timeline: Timeline
-
-    @property
-    def makespan(self) -> int:
-        """Steps from start to end."""
-        return len(self.timeline)
-
-
-@dataclass(frozen=True, slots=True)
 class Search:
-    """What all orders of a program's calls come to.
+    """What all orders of a program's calls come to: makespans in steps.
 
     ``critical_first`` follows the longest path of work still to come, the longest first.
     """
@@ -188,9 +160,10 @@ class Search:
     program: ProgramShape
     batch: int
     orders: int
-    best: Schedule
-    worst: Schedule
-    critical_first: Schedule
+    best: int
+    worst: int
+    worst_order: tuple[int, ...]
+    critical_first: int
 
     @property
     def critical_path(self) -> int:
@@ -202,15 +175,15 @@ class Search:
         calls = [{"steps": c.output_tokens, "after": list(c.after)} for c in self.program.calls]
         return {
             "figure": 9,
-            "best": self.best.makespan,
-            "worst": self.worst.makespan,
-            "critical_path_first": self.critical_first.makespan,
+            "best": self.best,
+            "worst": self.worst,
+            "critical_path_first": self.critical_first,
             "critical_path": self.critical_path,
             "convention": {
                 "batch": self.batch,
                 "orders_tried": self.orders,
-                "critical_path_first": list(self.critical_first.order),
-                "worst": list(self.worst.order),
+                "critical_path_first": list(critical_path_order(self.program)),
+                "worst": list(self.worst_order),
                 "calls": calls,
                 "time": "decode steps, all alike; the first ready calls of the order run",
                 "note": "The caption in the paper swaps best and worst; the DAG is ours.",
@@ -218,32 +191,26 @@ class Search:
         }
 
 
-@cache
 def search(program: ProgramShape = FIGURE_9, batch: int = 2) -> Search:
     """Run the program under every order of its calls, and keep the best and the worst."""
     orders = list(permutations(range(len(program.calls))))
-    schedules = [in_order(program, order, batch) for order in orders]
-    return Search(
-        program,
-        batch,
-        len(orders),
-        min(schedules, key=lambda s: s.makespan),
-        max(schedules, key=lambda s: s.makespan),
-        in_order(program, critical_path_order(program), batch),
-    )
+    steps = {order: makespan(program, order, batch) for order in orders}
+    worst = max(orders, key=lambda order: steps[order])
+    critical = steps[critical_path_order(program)]
+    best = min(steps.values())
+    return Search(program, batch, len(orders), best, steps[worst], worst, critical)
 
 
-def in_order(program: ProgramShape, order: Sequence[int], batch: int) -> Schedule:
-    """In each step the first ``batch`` calls of the order run whose parents are done."""
+def makespan(program: ProgramShape, order: Sequence[int], batch: int) -> int:
+    """Steps to the end, if in each the first ``batch`` calls of the order run that are ready."""
     left = [call.output_tokens for call in program.calls]
-    timeline: Timeline = []
+    steps = 0
     while any(left):
         ready = [i for i in order if left[i] and not any(left[p] for p in program.calls[i].after)]
-        running = ready[:batch]
-        for index in running:
+        for index in ready[:batch]:
             left[index] -= 1
-        timeline.append([f"{program.program_id}{index}" for index in sorted(running)])
-    return Schedule(tuple(order), timeline)
+        steps += 1
+    return steps
 
 
 def critical_path_order(program: ProgramShape) -> tuple[int, ...]:

@@ -8,16 +8,16 @@ from random import Random
 
 import pytest
 
-from agentrt.lab.backends.steps import simulate
-from agentrt.lab.backends.virtual import run_virtual
 from agentrt.lab.outcome import Outcome, summarize
 from agentrt.lab.runs.contenders import policies
 from agentrt.lab.runs.grid import do, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
-from agentrt.lab.workloads import CallShape, ProgramShape, bursts
+from agentrt.lab.workloads.arrivals import bursts
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
+from tests.lab.drives import run_virtual, simulate
 
 pytestmark = pytest.mark.engine
 
@@ -106,6 +106,4 @@ def _order(means: dict[str, float], pair: tuple[str, str]) -> tuple[str, str] | 
 def test_a_sweep_runs_at_the_virtual_depth() -> None:
     setting = Setting(Source("chat"), Pressure("load", 0.9), 3)
     (spec,) = grid([setting], policies(["plas"], SchedulerConfig()), [0], VIRTUAL)
-    ended: list[int] = []
-    summary = do(spec, ended.append).summary
-    assert (summary.programs, ended) == (3, [1, 2, 3])
+    assert do(spec).summary.programs == 3

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentrt.lab.backends.steps import Steps
 from agentrt.lab.driver import drive
-from agentrt.lab.workloads import CallShape, ProgramShape
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 

@@ -8,15 +8,16 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from agentrt.lab.backends.virtual import Virtual, run_virtual
+from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
-from agentrt.lab.workloads import CallShape, ProgramShape
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.generate import generate
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
+from tests.lab.drives import run_virtual
 
 pytestmark = pytest.mark.engine
 

@@ -8,7 +8,6 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentrt.errors import InvariantError
-from agentrt.lab.backends.virtual import run_virtual
 from agentrt.lab.engine import schedulers
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
 from agentrt.lab.engine.probe import Probe, answer
@@ -19,6 +18,7 @@ from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, Cut, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
+from tests.lab.drives import run_virtual
 
 pytestmark = pytest.mark.engine
 

@@ -10,7 +10,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentrt.errors import ConfigError
 from agentrt.lab.backends import virtual
-from agentrt.lab.backends.virtual import run_virtual
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
@@ -18,6 +17,7 @@ from agentrt.lab.outcome import Ran
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig
+from tests.lab.drives import run_virtual
 
 pytestmark = pytest.mark.engine
 
@@ -217,10 +217,3 @@ def test_a_call_that_does_not_fit_is_named_with_the_way_out() -> None:
 def test_an_engine_that_cannot_be_is_refused(values: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VirtualOptions(**values)
-
-
-def test_progress_is_told() -> None:
-    told: list[int] = []
-    programs = [chain(f"p{i}", 1) for i in range(3)]
-    run_virtual(programs, SchedulerConfig(), progress=told.append)
-    assert told == [1, 2, 3]

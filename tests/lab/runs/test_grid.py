@@ -18,7 +18,7 @@ from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure, share_in_time
 from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.runs.workers import run_all
-from agentrt.lab.workloads import CallShape, ProgramShape
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
 
 REACT = Source("react")
@@ -117,15 +117,14 @@ def test_an_unknown_workload_or_depth_is_refused() -> None:
 
 def test_processes_change_nothing_but_the_time() -> None:
     specs = small("fcfs", "atlas", loads=("0.9", "1.3"))
-    ticks: list[int] = []
-    alone = {result.spec: result.summary for result in run_all(specs, 1, ticks.append)}
-    assert sum(ticks) == 80
-    together = {result.spec: result.summary for result in run_all(specs, 2, lambda more: None)}
+    alone, together = (
+        {result.spec: result.summary for result in run_all(specs, jobs)} for jobs in (1, 2)
+    )
     assert together == alone
 
 
 def test_who_stops_listening_stops_the_processes(tmp_path: Path) -> None:
-    results = run_all(small("fcfs", "atlas", loads=("0.8", "0.9", "1.0")), 2, lambda more: None)
+    results = run_all(small("fcfs", "atlas", loads=("0.8", "0.9", "1.0")), 2)
     assert next(results).summary.programs == 20
     results.close()
     assert next(results, None) is None
@@ -134,7 +133,7 @@ def test_who_stops_listening_stops_the_processes(tmp_path: Path) -> None:
 def test_an_error_in_a_process_is_raised_here() -> None:
     bad = small("lifo", "lifo", loads=("0.8", "0.9"))
     with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
-        list(run_all(bad, 2, lambda more: None))
+        list(run_all(bad, 2))
 
 
 # -- traces ----------------------------------------------------------------------------

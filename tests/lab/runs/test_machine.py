@@ -10,7 +10,7 @@ from agentrt.errors import ConfigError
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.runs import machine as module
 from agentrt.lab.runs.machine import Machine, cached_tokens
-from agentrt.lab.workloads import CallShape, ProgramShape
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 CHAT = ProgramShape(
     "chat",

@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads import (
-    CallShape,
-    ProgramShape,
-    at_once,
-    bursts,
-    poisson,
-    rate_for_load,
-)
+from agentrt.lab.workloads.arrivals import at_once, bursts, poisson, rate_for_load
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 
 def programs(n: int, output_tokens: int = 10) -> list[ProgramShape]:

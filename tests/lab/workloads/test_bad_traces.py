@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrt.cli.app import call
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads import read_programs
+from agentrt.lab.workloads.traces import read_programs
 
 CALL = {"t": 0.0, "in": 10, "out": 2, "gap": 0.0, "stop": "tool_use", "api": 1.0}
 SESSION = {"id": "s", "calls": [CALL]}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads import CallShape, ProgramShape, generate
+from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.replay import Scales, rescaled
-from agentrt.lab.workloads.shape import WHOLE, Cut
+from agentrt.lab.workloads.shape import WHOLE, CallShape, Cut, ProgramShape
 
 CHAIN = ProgramShape(
     "p",

@@ -14,16 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads import (
-    CallShape,
-    Gaps,
-    ProgramShape,
-    generate,
-    with_hints,
-    workload_names,
-)
+from agentrt.lab.workloads.generate import generate, workload_names
 from agentrt.lab.workloads.lats import LIMIT, WIDTH
-from agentrt.lab.workloads.sizes import Sizes
+from agentrt.lab.workloads.shape import CallShape, ProgramShape, with_hints
+from agentrt.lab.workloads.sizes import Gaps, Sizes
 
 
 @cache

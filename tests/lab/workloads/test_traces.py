@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState, write
-from agentrt.lab.workloads import (
-    ProgramShape,
-    Trace,
-    dagfile,
-    read_programs,
-    replay,
-    sessions,
-)
+from agentrt.lab.workloads import dagfile, replay, sessions
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.traces import Trace, read_programs
 from agentrt.request import CallReport
 
 

@@ -9,21 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
+
+import click
 
 from agentrt.cli.faults import StoppedError
 from agentrt.lab.reports.compare import Cell, cells
 from agentrt.lab.runs.grid import RunResult, RunSpec
 from agentrt.lab.runs.workers import run_all
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PLAIN_EVERY_S = 10.0
-
-Meter = Callable[[int, int], None]
-"""Is told how many more programs, and how many more runs, have ended."""
 
 
 def do_runs(
@@ -36,17 +32,16 @@ def do_runs(
     """
     jobs = jobs or len(os.sched_getaffinity(0))
     done: list[RunResult] = []
-    programs = sum(spec.setting.count for spec in specs)
     try:
         with (
             _raising_signals(),
-            _meter(programs, len(specs)) as meter,
-            closing(run_all(specs, jobs, lambda more: meter(more, 0))) as results,
+            _meter(len(specs)) as meter,
+            closing(run_all(specs, jobs)) as results,
         ):
             for result in results:
                 done.append(result)
                 keep(result)
-                meter(0, 1)
+                meter()
     except StoppedError as stop:
         text = f"{stop}: {len(done)} of {len(specs)} runs were done"
         return done, StoppedError(stop.code - 128, text)
@@ -82,12 +77,13 @@ def _raise(number: int, frame: FrameType | None) -> NoReturn:
 
 
 @contextmanager
-def _meter(programs: int, runs: int) -> Iterator[Meter]:
+def _meter(runs: int) -> Iterator[Callable[[], None]]:
+    """What to tell of each run that has ended."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
+        MofNCompleteColumn,
         Progress,
-        TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
@@ -95,49 +91,33 @@ def _meter(programs: int, runs: int) -> Iterator[Meter]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines(console, programs, runs)
+        yield _Lines(runs)
         return
     columns = (
-        TextColumn("{task.fields[ended]} of {task.fields[runs]} runs"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
+        *(MofNCompleteColumn(), TextColumn("runs"), BarColumn(), TimeElapsedColumn()),
+        *(TextColumn("left:"), TimeRemainingColumn()),
     )
     # A long memory for speed: runs of several workloads differ in it.
     with Progress(*columns, console=console, transient=True, speed_estimate_period=120) as bar:
-        task = bar.add_task("", total=programs, ended=0, runs=runs)
-        ended = 0
-
-        def tell(more: int, more_runs: int) -> None:
-            nonlocal ended
-            ended += more_runs
-            bar.update(task, advance=more, ended=ended)
-
-        yield tell
+        task = bar.add_task("", total=runs)
+        yield lambda: bar.advance(task)
 
 
 class _Lines:
     """A line now and then, where there is no terminal for a bar."""
 
-    def __init__(self, console: Console, programs: int, runs: int) -> None:
-        self._console = console
-        self._programs, self._runs = programs, runs
-        self._ended = self._runs_ended = 0
+    def __init__(self, runs: int) -> None:
+        self._runs = runs
+        self._ended = 0
         self._began = self._said = time.monotonic()
 
-    def __call__(self, more: int, more_runs: int) -> None:
-        self._ended += more
-        self._runs_ended += more_runs
+    def __call__(self) -> None:
+        self._ended += 1
         now = time.monotonic()
-        if now - self._said < _PLAIN_EVERY_S or not self._ended:
+        if now - self._said < _PLAIN_EVERY_S:
             return
         self._said = now
-        left = (now - self._began) * (self._programs / self._ended - 1)
+        left = (now - self._began) * (self._runs / self._ended - 1)
         # Whoever was to read stderr may be gone; the runs go on all the same.
         with contextlib.suppress(BrokenPipeError):
-            self._console.print(
-                f"{self._runs_ended} of {self._runs} runs, about {left:.0f} s left",
-                highlight=False,
-            )
+            click.echo(f"{self._ended} of {self._runs} runs, about {left:.0f} s left", err=True)
