@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -44,8 +45,10 @@ _THREADS = 64
 """A quarter of the threads that programs' synchronous code may block at once."""
 _NEW_OBJECTS = 50_000
 """A collection for so many new objects: Python's 700 make that of a large body take a second."""
-
-
+_SWITCH_S = 0.0005
+"""For so long a thread that works holds the event loop up when it has something to do: each of a
+request's ten steps may wait so long, and with Python's own 0.005 s all of them as long as a call.
+"""
 _ANSWERS_S = 2.0
 """How long answers may be on their way from a server that has no engine any more (seconds)."""
 
@@ -141,6 +144,15 @@ def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
     if drain.first is not None:
         raise StoppedError(drain.first, "stopped: what ran has ended")
     return 0
+
+
+def settle() -> None:
+    """Set the interpreter up for a server whose start is over."""
+    # What is here by now stays: no collection need look at it, as in vLLM's server.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS)
+    sys.setswitchinterval(_SWITCH_S)
 
 
 @dataclass(slots=True)
@@ -263,10 +275,7 @@ class Serving:
             with self.drain.possible(drain):
                 for front in fronts:
                     self.tell(f"{front.names[0]}: {front.args.family}")
-                # What is here by now stays: no collection need look at it, as in vLLM's server.
-                gc.collect()
-                gc.freeze()
-                gc.set_threshold(_NEW_OBJECTS)
+                settle()
                 self.tell(self._announcement(server))
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():

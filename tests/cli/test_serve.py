@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 import socket
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from agentrt.cli.load import load_all
+from agentrt.cli.serving import settle
 from agentrt.errors import ProgramLoadError
 from tests.cli.conftest import Invoke, Write
 
@@ -189,3 +191,15 @@ def test_an_engine_that_dies_is_replaced_and_given_up_at_last(write: Write) -> N
         assert code == 1
         assert said.splitlines()[-1] == "error: no engine is left: the engine: it was killed"
         assert "Traceback" not in said
+
+
+def test_a_thread_that_works_gives_way_to_the_event_loop() -> None:
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+    try:
+        settle()
+        assert sys.getswitchinterval() == 0.0005
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
