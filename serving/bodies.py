@@ -13,10 +13,10 @@ MOST_VALUES = 512 * 1024
 """Values in the JSON of a body. Parsing so many takes some 50 ms, in which the server does nothing
 else.
 """
-MOST_OBJECTS = 64 * 1024
+MOST_OBJECTS = 20 * 1024
 """Objects and lists in it: each takes as long as many numbers."""
-MOST_OBJECTS_ASKED = 20 * 1024
-"""The same in a request to the model, whose messages and schemas are bounded further."""
+MOST_OBJECTS_SEARCHED = 1024
+"""The same in a search, whose filter is bounded further."""
 _SEARCHES = ("/search", "/count")
 _SEARCH_BYTES = 128 * 1024
 """Filters are short, and lists of ids have an end."""
@@ -56,13 +56,11 @@ class BoundedBody:
         path: str,
         headers: Mapping[bytes, bytes],
         most_bytes: int,
-        most_objects: int = MOST_OBJECTS,
     ) -> None:
         self._receive = receive
-        self._most_bytes = min(
-            most_bytes, _SEARCH_BYTES if path.endswith(_SEARCHES) else most_bytes
-        )
-        self._most_objects = most_objects
+        searches = path.endswith(_SEARCHES)
+        self._most_bytes = min(most_bytes, _SEARCH_BYTES) if searches else most_bytes
+        self._most_objects = MOST_OBJECTS_SEARCHED if searches else MOST_OBJECTS
         is_form = headers.get(b"content-type", b"").startswith(b"multipart/")
         self._json = None if is_form else JSONCount()
         self.size = 0

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrt.serving.bodies import MOST_OBJECTS, MOST_OBJECTS_ASKED, BoundedBody, TooLargeError
+from agentrt.serving.bodies import BoundedBody, TooLargeError
 from agentrt.serving.error_responses import error_response
 from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
@@ -127,8 +127,7 @@ class Middleware:
         """Let the path's application answer, when its tenant's turn has come."""
         path = scope["path"]
         app = self._direct.get(path)
-        most = MOST_OBJECTS if app is None else MOST_OBJECTS_ASKED
-        body = BoundedBody(receive, path, headers, self._server.bounds.body_bytes, most)
+        body = BoundedBody(receive, path, headers, self._server.bounds.body_bytes)
         tenant = scope["state"]["tenant"]
         answer: Callable[[], Awaitable[None]]
         answer = partial(app or self._app, scope, body.receive, send)
