@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_VALIDATED = "_agentrt_validated"
+_VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"
 _NICER = 10
 """How much nicer than the core's own thread those are that compile."""
+AT_ONCE = max(1, ((os.cpu_count() or 1) + 1) // 2)
+"""Grammars that a core compiles at once, and threads for each."""
 
 
 def validate(llm: AsyncLLM, params: Any) -> None:
@@ -49,13 +51,42 @@ def validate_once() -> None:
 def compile_aside(scheduler: Any) -> None:
     """Have a core's grammars compiled by threads that leave the processor to its steps.
 
-    They are those of the pool, and those that the grammars' library starts from them.
+    They are those of the pool, and those that the grammars' library starts from them: vLLM has it
+    start eight for each grammar, which leave the steps little on few cores.
     """
+    _start_fewer()
     manager = scheduler.structured_output_manager
     before = getattr(manager, "executor", None)  # none without a tokenizer
     if isinstance(before, ThreadPoolExecutor):
         before.shutdown(wait=False)
-        manager.executor = ThreadPoolExecutor(max(1, ((os.cpu_count() or 1) + 1) // 2), "", _nicer)
+        manager.executor = ThreadPoolExecutor(AT_ONCE, "", _nicer)
+
+
+def _start_fewer() -> None:
+    """Have each grammar compiled by at most half of the machine's cores."""
+    from vllm.v1.structured_output import backend_xgrammar
+
+    backend = backend_xgrammar.XgrammarBackend
+    whole = backend.__post_init__
+    if hasattr(whole, _FEWER):
+        return
+
+    @functools.wraps(whole)
+    def with_fewer(self: Any) -> None:
+        library = backend_xgrammar.xgr
+        make = library.GrammarCompiler
+
+        def compiler(*args: Any, max_threads: int, **options: Any) -> Any:
+            return make(*args, max_threads=min(max_threads, AT_ONCE), **options)
+
+        library.GrammarCompiler = compiler
+        try:
+            whole(self)
+        finally:
+            library.GrammarCompiler = make
+
+    setattr(with_fewer, _FEWER, True)
+    backend.__post_init__ = with_fewer
 
 
 def _nicer() -> None:

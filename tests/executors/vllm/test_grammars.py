@@ -19,7 +19,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output import backend_xgrammar
 
-from agentrt.executors.vllm._compat.grammars import compile_aside, validate_once
+from agentrt.executors.vllm._compat.grammars import AT_ONCE, compile_aside, validate_once
 from agentrt.executors.vllm.grammars import Grammars
 
 pytestmark = pytest.mark.engine
@@ -101,3 +101,26 @@ async def test_the_core_compiles_with_less_right_to_the_processor() -> None:
 
 def own_niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_a_grammar_is_compiled_by_as_many_threads_as_the_steps_can_spare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def made(*args: Any, max_threads: int, **options: Any) -> None:
+        asked.append(max_threads)
+
+    library = SimpleNamespace(
+        GrammarCompiler=made, TokenizerInfo=SimpleNamespace(from_huggingface=lambda *a, **o: None)
+    )
+    monkeypatch.setattr(backend_xgrammar, "xgr", library)
+    compile_aside(SimpleNamespace(structured_output_manager=SimpleNamespace()))
+    config = SimpleNamespace(
+        structured_outputs_config=SimpleNamespace(disable_any_whitespace=True),
+        speculative_config=None,
+        model_config=None,
+    )
+    backend_xgrammar.XgrammarBackend(config, tokenizer=None, vocab_size=1)
+    assert asked == [AT_ONCE]
+    assert library.GrammarCompiler is made
