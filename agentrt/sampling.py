@@ -29,7 +29,8 @@ class Sampling:
     likeliest. With ``score_from`` it has those of the prompt's tokens from that position on
     (at least 1: nothing comes before the first), with the ``score_top`` likeliest at each.
     ``logits`` are arguments of registered logits processors, by name. ``attention`` is for
-    executors that offer other kinds than the model's own.
+    executors that offer other kinds than the model's own. Without ``as_text`` nobody reads the
+    output's text, and the reply need not have it.
     """
 
     top_p: float = 1.0
@@ -44,3 +45,4 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] | None = None
     logits: Mapping[str, Any] = field(default_factory=dict)
     attention: Attention | None = None
+    as_text: bool = True

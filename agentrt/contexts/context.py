@@ -189,7 +189,11 @@ class TokenContext:
         if not (first and ids):
             raise ConfigError("score() needs a context that is not empty, and a text that is not")
         sampling = Sampling(
-            score_from=first, score_top=top, logprobs=top or None, attention=attention
+            score_from=first,
+            score_top=top,
+            logprobs=top or None,
+            attention=attention,
+            as_text=False,
         )
         reply = await self._reply(self._spec((*self._ids, *ids), sampling), "score")
         places = reply.prompt_logprobs
@@ -214,7 +218,7 @@ class TokenContext:
                 f"next_tokens(allowed=…) takes 1 to {MOST_ALLOWED} tokens, not {len(allowed)}"
             )
         only = None if allowed is None else tuple(allowed)
-        sampling = Sampling(logprobs=k, allowed_token_ids=only, attention=attention)
+        sampling = Sampling(logprobs=k, allowed_token_ids=only, attention=attention, as_text=False)
         spec = self._spec(self._ids, sampling)
         reply = await self._reply(spec, "next_tokens")
         self._saw(reply)

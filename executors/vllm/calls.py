@@ -70,12 +70,15 @@ def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
         max_tokens=room,
         temperature=call.spec.temperature,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # it is this call's own
         **_sampled(call.spec.sampling or Sampling()),
     )
     options = dict(call.spec.rendered.options) if call.spec.rendered is not None else {}
     if params.structured_outputs is not None:
         options["reasoning_ended"] = True  # it binds the output from its first token on
-    return RenderedCall({"prompt_token_ids": list(ids)}, params, options)
+    # Of a prompt without a type vLLM takes care in a thread, and siblings miss each other's step.
+    prompt = {"type": "token", "prompt_token_ids": list(ids)}
+    return RenderedCall(prompt, params, options)
 
 
 def _sampled(sampling: Sampling) -> dict[str, Any]:
@@ -89,6 +92,7 @@ def _sampled(sampling: Sampling) -> dict[str, Any]:
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
         "logprobs": sampling.logprobs,
+        "detokenize": sampling.as_text,
         "extra_args": dict(sampling.logits),
     }
     if sampling.allowed_token_ids is not None:

@@ -16,6 +16,7 @@ from agentrt.errors import (
 from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
 from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.vllm._compat.batches import send_together
 from agentrt.executors.vllm._compat.core import (
     close_context,
     core_in,
@@ -97,6 +98,7 @@ class VLLMEngine(CoreClient):
                 core.dismiss()
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
         start_reader(llm)
+        send_together(llm)
         if self.options.learned is not None:
             await self.know(self.options.learned)
         # Without one, an engine takes prompts as token ids only.

@@ -19,6 +19,7 @@ from typing import Any
 
 from agentrt.executors.identity import from_extra_args
 from agentrt.executors.memory import Memory
+from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.grammars import compile_aside
 from agentrt.executors.vllm._compat.pool import (
@@ -64,6 +65,7 @@ _STALE_CHECK_STEPS = 256
 _KEPT_REPORTS = 1024
 
 install_control()
+read_together()
 
 
 class ProgramScheduler(AsyncScheduler):

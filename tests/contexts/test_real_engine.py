@@ -50,6 +50,21 @@ async def test_score_computes_no_more_than_the_text_after_the_last_block(
     await run(token_runtime, body)
 
 
+async def test_forks_that_ask_at_once_are_computed_in_one_step(token_runtime: Runtime) -> None:
+    await fresh(token_runtime)
+
+    async def body(ctx: Context) -> None:
+        trunk = await ctx.context(WORDS)
+        await trunk.next_tokens(1)
+        for _ in range(5):
+            before = (await engine_of(token_runtime).snapshot())["steps"]
+            forks = [trunk.fork() for _ in range(8)]
+            await asyncio.gather(*(fork.next_tokens(2) for fork in forks))
+            assert (await engine_of(token_runtime).snapshot())["steps"] == before + 1
+
+    await run(token_runtime, body)
+
+
 async def test_score_agrees_with_what_generation_says(token_runtime: Runtime) -> None:
     await fresh(token_runtime)
 

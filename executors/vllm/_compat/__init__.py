@@ -3,6 +3,7 @@
 One module for each thing of vLLM's that is reached into, and a new line belongs to its module:
 
 - `core`: the engine core and its client; utility methods, the reader of outputs, the process.
+- `batches`: how the client sends messages to the core, and the core reads them.
 - `scheduling`: the scheduler (the seam ``scheduler_cls`` is documented, its interface is not
   promised), its settings, and what its steps held.
 - `requests`: a request, and its sampling parameters.

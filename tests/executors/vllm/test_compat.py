@@ -25,6 +25,12 @@ CALLED = {
         "v1.engine.core:EngineCoreProc._convert_msgspec_args": "method args",
         "v1.engine.utils:get_mp_context": "",
     },
+    "batches": {
+        "v1.engine.core_client:AsyncMPClient._send_input_message": "self message engine",
+        "v1.engine.core_client:AsyncMPClient.ensure_alive": "self",
+        "v1.engine.core:EngineCoreProc._handle_client_request": "self request_type request",
+        "v1.engine.core:EngineCoreProc.has_work": "self",
+    },
     "scheduling": {
         "v1.core.sched.scheduler:Scheduler.add_request": "self request",
         "v1.core.sched.scheduler:Scheduler.schedule": "self throttle_prefills",
@@ -264,6 +270,18 @@ def test_the_engine_process_is_found_where_it_was() -> None:
         assert f"{name} = " in source or f"{name}:" in source, changed(
             "core", f"{owner} has no {name}"
         )
+
+
+def test_a_core_reads_its_messages_as_it_did() -> None:
+    core, client = found("v1.engine.core:EngineCoreProc"), found("v1.engine.core_client:MPClient")
+    for owner, said in (
+        (core._handle_client_request, "== EngineCoreRequestType.WAKEUP:\n            return"),
+        (core.__init__, "self.input_queue = "),
+        (client, "self.encoder = "),
+        (client, "self.core_engines: "),
+    ):
+        source = inspect.getsource(getattr(owner, "__wrapped__", owner))
+        assert said in source, changed("batches", f"{owner.__qualname__} does without {said!r}")
 
 
 def test_the_engine_process_is_started_as_it_was() -> None:

@@ -1,0 +1,93 @@
+"""What is sent to an engine core at once is read at once, and nobody waits for it who runs."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrt.executors.vllm._compat.batches import Batches, read_together
+
+pytestmark = pytest.mark.engine
+CORE = b"\x00\x00"
+
+
+class Client:
+    """Records what vLLM's client would put on the wire."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.dead = False
+        self.encoder = SimpleNamespace(encode=lambda value: [value])
+
+    def ensure_alive(self) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self.dead:
+            raise EngineDeadError
+
+    def send(self, message: Any, engine: bytes) -> Any:
+        self.ensure_alive()
+        self.sent.append((*message, engine))
+
+
+def wakeup() -> Any:
+    from vllm.v1.engine import EngineCoreRequestType
+
+    return EngineCoreRequestType.WAKEUP
+
+
+async def test_what_comes_up_in_one_pass_is_sent_in_its_order_after_its_number() -> None:
+    client = Client()
+    batches = Batches(client, client.send)
+
+    async def post(message: str) -> None:
+        await batches.post((message,), CORE)
+
+    await asyncio.gather(*(post(f"m{number}") for number in range(3)))
+    await asyncio.sleep(0)
+    assert client.sent == [
+        (wakeup().value, 3, CORE),
+        *((f"m{number}", CORE) for number in range(3)),
+    ]
+    await post("alone")
+    await asyncio.sleep(0)
+    assert client.sent[4:] == [("alone", CORE)]
+
+
+async def test_an_engine_that_is_dead_or_dies_at_once() -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    client = Client()
+    batches = Batches(client, client.send)
+    await batches.post(("lost",), CORE)
+    client.dead = True
+    with pytest.raises(EngineDeadError):
+        await batches.post(("refused",), CORE)
+    await asyncio.sleep(0)
+    assert client.sent == []
+
+
+@pytest.mark.parametrize(("busy", "read"), [(False, ["a", "b"]), (True, [])])
+def test_an_idle_core_reads_a_batch_to_its_end(busy: bool, read: list[str]) -> None:
+    """The third message never comes, since the core could not read it."""
+    from vllm.v1.engine import EngineCoreRequestType
+    from vllm.v1.engine.core import EngineCoreProc, EngineShutdownState
+
+    read_together()
+    core: Any = EngineCoreProc.__new__(EngineCoreProc)
+    added: list[str] = []
+    core.shutdown_state = EngineShutdownState.RUNNING
+    core.has_work = lambda: busy
+    core.add_request = lambda request, wave: added.append(request)
+    core._reject_add_while_paused = lambda request: False
+    core.input_queue = queue.Queue()
+    for request in ("a", "b"):
+        core.input_queue.put((EngineCoreRequestType.ADD, (request, 0)))
+    core._handle_client_request(wakeup(), 3)
+    assert added == read
+    core._handle_client_request(wakeup(), None)
+    assert added == read
