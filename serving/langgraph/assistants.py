@@ -24,7 +24,14 @@ from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.graphs import Graphs, schemas_of, subgraphs_of
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, timestamp
-from agentrt.serving.langgraph.tables import LONGEST_TENANT, Filter, assistants, has, versions
+from agentrt.serving.langgraph.tables import (
+    LONGEST_TENANT,
+    Filter,
+    assistants,
+    crons,
+    has,
+    versions,
+)
 
 _A = "/assistants/{assistant_id}"
 _NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
@@ -126,7 +133,7 @@ class Assistants:
     async def delete(
         self, assistant_id: UUID, caller: CallerDep, delete_threads: bool = False
     ) -> Response:
-        """Forget an assistant and its versions; its threads stay."""
+        """Forget an assistant with its versions and crons; its threads stay."""
         if delete_threads:
             raise invalid("delete_threads: not supported here; delete the threads by their ids")
         only = await caller.authorize("assistants", "delete", {"assistant_id": assistant_id})
@@ -134,10 +141,8 @@ class Assistants:
         found = await self.find(tenant, key, only)
         if key in map(default_assistant, self._graphs.names()):
             raise conflict(f"assistant {key} comes with the graph {found['graph_id']!r}")
-        both = [
-            sa.delete(table).where(*_is(table, tenant, key)) for table in (assistants, versions)
-        ]
-        await self._database.write(*both)
+        of_it = (assistants, versions, crons)
+        await self._database.write(*(sa.delete(one).where(*_is(one, tenant, key)) for one in of_it))
         return Response(status_code=204)
 
     async def graph(self, assistant_id: str, caller: CallerDep, xray: bool | int = False) -> JSON:

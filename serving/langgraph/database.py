@@ -148,11 +148,15 @@ class Database:
     async def page(
         self, table: sa.Table, conditions: Sequence[sa.ColumnElement[bool]], key: str, page: Any
     ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
-        """As `search`, and a header that says where the next page begins, if there is one."""
+        """As `search`, and headers: how many there are up to here, and one more if there are
+        more; and where the next page begins, if there is one.
+        """
         more = page.model_copy(update={"limit": page.limit + 1})
         rows = await self.search(table, conditions, key, more)
-        following = {"X-Pagination-Next": str(page.offset + page.limit)}
-        return rows[: page.limit], following if len(rows) > page.limit else {}
+        headers = {"X-Pagination-Total": str(page.offset + len(rows))}
+        if len(rows) > page.limit:
+            headers["X-Pagination-Next"] = str(page.offset + page.limit)
+        return rows[: page.limit], headers
 
     async def write(self, *statements: sa.Executable) -> None:
         """Execute the statements in one transaction."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrt.serving.langgraph.interrupts import interrupts_in
@@ -21,7 +21,8 @@ def deadline_of(interrupt: Mapping[str, Any]) -> float | None:
 class Deadlines:
     """The nearest deadline that is known. It is told of each question that is stored."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._nearest = math.inf
         self._nearer = asyncio.Event()
 
@@ -42,8 +43,8 @@ class Deadlines:
 
     async def passed(self, most_s: float) -> None:
         """Wait for the nearest deadline, for ``most_s`` seconds at most."""
-        most = time.time() + most_s
-        while (left := min(self._nearest, most) - time.time()) > 0:
+        most = self._clock() + most_s
+        while (left := min(self._nearest, most) - self._clock()) > 0:
             self._nearer.clear()
             try:
                 async with asyncio.timeout(left):

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.langgraph._compat import store
 from agentrt.serving.langgraph.database import Database
-from agentrt.serving.langgraph.tables import assistants, threads
+from agentrt.serving.langgraph.tables import assistants, crons, threads
 from agentrt.serving.server import Server
 
 _COUNT_AGAIN_S = 10.0
@@ -39,6 +39,10 @@ class Quotas:
     async def new_assistant(self, connection: AsyncConnection, tenant: str) -> None:
         """An assistant was added in the transaction of ``connection``."""
         await self._check(connection, assistants, tenant, "assistants")
+
+    async def new_cron(self, connection: AsyncConnection, tenant: str) -> None:
+        """A cron was added in the transaction of ``connection``."""
+        await self._check(connection, crons, tenant, "crons")
 
     async def new_item(self, database: Database, tenant: str, root: str, size: int) -> None:
         """An item of so many characters is to be put into the store, where the tenant has all

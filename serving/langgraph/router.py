@@ -13,6 +13,7 @@ from langgraph_sdk import Auth
 
 from agentrt import __version__
 from agentrt.serving.langgraph.auth import authenticate
+from agentrt.serving.langgraph.cron_routes import CronRoutes, open_crons
 from agentrt.serving.langgraph.outages import DiskRoom
 from agentrt.serving.langgraph.protocol_commands import ProtocolCommands
 from agentrt.serving.langgraph.protocol_routes import ProtocolRoutes
@@ -37,13 +38,14 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
         queue = await stack.enter_async_context(open_queue(state))
         starts = StartRoutes(state, queue)
         questions = ThreadQuestions(state, starts, auth)
+        crons = await stack.enter_async_context(open_crons(state, starts, auth))
         await stack.enter_async_context(sweeping(state, questions.expire))
         room = DiskRoom(state.storage.database.address.file)
         server.checks["disk"] = room.shortage
         stack.callback(server.checks.pop, "disk")
         server.questions.sources.append(questions)
         stack.callback(server.questions.sources.remove, questions)
-        yield _routes(state, queue, starts, auth, room)
+        yield _routes(state, queue, starts, crons, auth, room)
 
 
 def _widen_default_executor() -> None:
@@ -55,7 +57,12 @@ def _widen_default_executor() -> None:
 
 
 def _routes(
-    state: TenantState, queue: RunQueue, starts: StartRoutes, auth: Auth | None, room: DiskRoom
+    state: TenantState,
+    queue: RunQueue,
+    starts: StartRoutes,
+    crons: CronRoutes,
+    auth: Auth | None,
+    room: DiskRoom,
 ) -> APIRouter:
     public = APIRouter(route_class=Route, tags=["langgraph"])
     public.add_api_route("/ok", ok)
@@ -70,6 +77,7 @@ def _routes(
     threads = ThreadRoutes(state, queue)
     threads.add_to(guarded)
     starts.add_to(guarded)
+    crons.add_to(guarded)
     RunRoutes(state, queue).add_to(guarded)
     ProtocolRoutes(state, queue, ProtocolCommands(state, starts, threads)).add_to(guarded)
     StoreRoutes(state.storage, Quotas(state.server)).add_to(guarded)
@@ -90,7 +98,7 @@ async def info() -> JSON:
         {
             "version": __version__,
             "langgraph_py_version": version("langgraph"),
-            "flags": {"assistants": True, "crons": False, "langsmith": False},
+            "flags": {"assistants": True, "crons": True, "langsmith": False},
             "strict_resume": True,
             "host": {"kind": "agentrt"},
         }

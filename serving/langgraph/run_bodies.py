@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -62,12 +62,11 @@ class Command(Body):
     graph: None = None
 
 
-class RunBody(Body):
-    """A run. Where ``checkpoint`` is, it starts from there; else from the thread's end."""
+class RunTerms(Body):
+    """What is the same for a run that starts now, and for those of a cron."""
 
     assistant_id: Label
     input: Any = None
-    command: Command | None = None
     config: Config = Field(default_factory=lambda: Config())
     context: Object | None = None
     metadata: Object = Field(default_factory=dict)
@@ -76,16 +75,22 @@ class RunBody(Body):
     stream_resumable: bool = False
     interrupt_before: Nodes | None = None
     interrupt_after: Nodes | None = None
-    on_disconnect: Literal["cancel", "continue"] = "continue"
-    after_seconds: float = Field(0, ge=0, le=30 * 24 * 3600)
     durability: Durability = "sync"
     checkpoint_during: bool | None = None  # the name of durability in older clients
 
     @model_validator(mode="after")
-    def _durability(self) -> RunBody:
+    def _durability(self) -> Self:
         if self.checkpoint_during is not None and "durability" not in self.model_fields_set:
             self.durability = "async" if self.checkpoint_during else "exit"
         return self
+
+
+class RunBody(RunTerms):
+    """A run. Where ``checkpoint`` is, it starts from there; else from the thread's end."""
+
+    command: Command | None = None
+    on_disconnect: Literal["cancel", "continue"] = "continue"
+    after_seconds: float = Field(0, ge=0, le=30 * 24 * 3600)
 
     @model_validator(mode="after")
     def _one_input(self) -> RunBody:

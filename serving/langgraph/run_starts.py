@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Body, HTTPException, Request
 from fastapi.responses import StreamingResponse
 from sqlalchemy import Row
@@ -87,13 +88,14 @@ class StartRoutes:
         caller: CallerDep,
     ) -> JSON:
         """Start several runs."""
-        assistants = [await self._assistant(caller, one.thread_id, one) for one in bodies]
+        assistants = [await self.assistant(caller, one.thread_id, one) for one in bodies]
         with self._reserve(caller.tenant, len(bodies)):  # all of them, or none
             self._state.server.tenants.ask(caller.tenant, len(bodies))
         started = []
         for body, assistant in zip(bodies, assistants, strict=True):
             with self._reserve(caller.tenant):
-                row, _ = await self._enter(caller, body.thread_id, body, assistant)
+                new, only = await _new_run(caller, body.thread_id, body, assistant)
+                row, _ = await self._enter(new, only)
                 started.append(run_json(row))
         return JSON(started)
 
@@ -125,20 +127,27 @@ class StartRoutes:
     # -- into the queue ----------------------------------------------------------------
 
     async def start(
-        self, caller: Caller, thread: UUID | None, body: RunBody, answers: str | None = None
+        self,
+        caller: Caller,
+        thread: UUID | None,
+        body: RunBody,
+        answers: str | None = None,
+        *,
+        claim: sa.Update | None = None,
     ) -> tuple[Row[Any], LiveRun]:
         """Enter a run, in ``thread`` or in a new one of its own. ``answers`` is the id of the
-        interrupt that it answers: if that is not open, this raises 409.
+        interrupt that it answers: if that is not open, this raises 409; ``claim`` as in `NewRun`.
 
         Raises 404, 409 or 422 for a bad request, 429 if the queue is full, 503 on a server that
         is stopping, and `BusyError` if the tenant is at a limit.
         """
-        assistant = await self._assistant(caller, thread, body)
+        assistant = await self.assistant(caller, thread, body)
         with self._reserve(caller.tenant):
             self._state.server.tenants.ask(caller.tenant)
-            return await self._enter(caller, thread, body, assistant, answers)
+            new, only = await _new_run(caller, thread, body, assistant)
+            return await self._enter(replace(new, answers=answers, claim=claim), only)
 
-    async def _assistant(
+    async def assistant(
         self, caller: Caller, thread: UUID | None, body: RunBody
     ) -> Mapping[str, Any]:
         """The assistant of a run, after checking the run's body."""
@@ -170,16 +179,8 @@ class StartRoutes:
         most = self._state.server.tenants.limits(tenant).programs
         return self._queue.reserve(tenant, most, runs)
 
-    async def _enter(
-        self,
-        caller: Caller,
-        thread: UUID | None,
-        body: RunBody,
-        assistant: Mapping[str, Any],
-        answers: str | None = None,
-    ) -> tuple[Row[Any], LiveRun]:
-        new, only = await _new_run(caller, thread, body, assistant)
-        row, others = await self._state.runs.enter(replace(new, answers=answers), only)
+    async def _enter(self, new: NewRun, only: Filter) -> tuple[Row[Any], LiveRun]:
+        row, others = await self._state.runs.enter(new, only)
         for other in others:
             live = self._queue.get(other)
             if live is not None and new.columns["multitask_strategy"] == "interrupt":

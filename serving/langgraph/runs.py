@@ -53,7 +53,8 @@ class NewRun:
 
     ``make_thread``: the thread is created if it does not exist. ``inherited`` is the metadata
     of its assistant, and ``given`` the config of its body. ``answers`` is the id of the interrupt
-    that the run answers, if it must be open.
+    that the run answers, if it must be open. ``claim`` is a statement of the same transaction: if
+    it changes no row, there is no run.
     """
 
     thread: UUID | None
@@ -64,6 +65,7 @@ class NewRun:
     inherited: Fields = field(default_factory=dict)
     given: Fields = field(default_factory=dict)
     answers: str | None = None
+    claim: sa.Update | None = None
 
 
 def run_json(row: sa.Row[Any]) -> dict[str, Any]:
@@ -101,8 +103,8 @@ class Runs:
     async def enter(self, new: NewRun, only: Filter) -> tuple[sa.Row[Any], list[str]]:
         """A new, pending run, and the ids of those that are active in its thread.
 
-        Raises 404 if there is no such thread, 409 where the strategy is to reject, or the run
-        answers what is not open.
+        Raises 404 if there is no such thread, 409 where the strategy is to reject, the run
+        answers what is not open, or its claim fails.
         """
         thread, run_id, now = new.thread or uuid4(), str(uuid4()), time.time()
         active = sa.select(runs.c.run_id, runs.c.kwargs).where(
@@ -134,6 +136,8 @@ class Runs:
                     f"thread {thread} has a run that has not ended; wait for it, or choose "
                     "another multitask_strategy"
                 )
+            if new.claim is not None and not (await connection.execute(new.claim)).rowcount:
+                raise conflict("this run was claimed already")
             await connection.execute(sa.insert(runs).values(row))
             stored = (
                 await connection.execute(sa.select(runs).where(runs.c.run_id == run_id))

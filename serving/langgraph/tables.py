@@ -133,6 +133,30 @@ events = sa.Table(
 )
 
 
+crons = sa.Table(
+    "agentrt_crons",
+    metadata,
+    sa.Column("cron_id", sa.String(36), primary_key=True),
+    sa.Column("tenant", sa.String(LONGEST_TENANT), nullable=False),
+    sa.Column("assistant_id", sa.String(36), nullable=False),
+    # None: each run has a thread of its own.
+    sa.Column("thread_id", sa.String(36), nullable=True),
+    # Who made it, as a run's configurable has it.
+    _text("user"),
+    _text("payload"),
+    _text("schedule"),
+    _text("timezone", null=True),
+    sa.Column("on_run_completed", sa.String(16), nullable=True),
+    sa.Column("enabled", sa.Boolean, nullable=False),
+    _json("metadata"),
+    _time("end_time", null=True),
+    _time("next_run_date", null=True),
+    _time("created_at"),
+    _time("updated_at"),
+    sa.Index("agentrt_crons_by_time", "next_run_date"),
+)
+
+
 # -- containment, as PostgreSQL's JSONB defines it ----------------------------------------
 
 

@@ -21,7 +21,7 @@ from agentrt.serving.langgraph.expiry import Deadlines
 from agentrt.serving.langgraph.extract import extracted
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, not_found, timestamp, to_json
-from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, runs, threads
+from agentrt.serving.langgraph.tables import ACTIVE, Filter, crons, events, has, runs, threads
 
 _TIMES = ("created_at", "updated_at", "state_updated_at")
 
@@ -129,11 +129,12 @@ class Threads:
             self._deadlines.note(state.get("interrupts"))
 
     async def remove(self, keys: Collection[str]) -> None:
-        """Delete our rows of threads, their runs and events."""
+        """Delete our rows of threads, their runs, events and crons."""
         run_ids = sa.select(runs.c.run_id).where(runs.c.thread_id.in_(keys))
         await self._database.write(
             sa.delete(events).where(events.c.run_id.in_(run_ids)),
             sa.delete(runs).where(runs.c.thread_id.in_(keys)),
+            sa.delete(crons).where(crons.c.thread_id.in_(keys)),
             sa.delete(threads).where(threads.c.thread_id.in_(keys)),
         )
         self._asks()

@@ -26,7 +26,7 @@ class Limits:
     are those that were computed, of prompts and outputs, and are charged when a call ends.
     ``submitted`` are live programs that were sent as
     source; the names that begin with it are what each of these may use. ``threads``,
-    ``assistants`` and ``store_mib`` are what a tenant may have in the database.
+    ``assistants``, ``crons`` and ``store_mib`` are what a tenant may have in the database.
     """
 
     weight: float = 1.0
@@ -43,6 +43,7 @@ class Limits:
     submitted_tokens: int = 100_000
     threads: int | None = 100_000
     assistants: int | None = 10_000
+    crons: int | None = 1_000
     store_mib: int | None = 256
 
 

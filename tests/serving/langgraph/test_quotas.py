@@ -19,8 +19,8 @@ from tests.serving.tenants.plain_keys import PlainKeys
 
 START = {"assistant_id": "steps", "input": {"steps": ["in"]}}
 OWN = {
-    "small": Limits(threads=2, assistants=2, store_mib=1),
-    "free": Limits(threads=None, assistants=None, store_mib=None),
+    "small": Limits(threads=2, assistants=2, crons=1, store_mib=1),
+    "free": Limits(threads=None, assistants=None, crons=None, store_mib=None),
 }
 
 
@@ -73,6 +73,14 @@ async def test_assistants(http: httpx.AsyncClient) -> None:
     assert (await http.post("/assistants", json=body, headers=small)).status_code == 200
     assert refused(await http.post("/assistants", json=body, headers=small), "assistants")
     assert (await http.post("/assistants", json=body, headers=key("free"))).status_code == 200
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_crons(http: httpx.AsyncClient) -> None:
+    body = {"assistant_id": "steps", "schedule": "@yearly"}
+    for tenant in ("small", "free", "free"):
+        assert (await http.post("/runs/crons", json=body, headers=key(tenant))).status_code == 200
+    assert refused(await http.post("/runs/crons", json=body, headers=key("small")), "crons")
 
 
 @pytest.mark.asyncio(loop_scope="module")

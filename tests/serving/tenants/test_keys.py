@@ -96,7 +96,7 @@ def test_bad_files_are_told(path: Path, text: str, says: str) -> None:
 
 
 def test_null_is_no_limit_where_there_may_be_none(path: Path) -> None:
-    names = ("concurrency", "threads", "assistants", "store_mib")
+    names = ("concurrency", "threads", "assistants", "crons", "store_mib")
     new_key(path, "a")
     document = json.loads(path.read_text())
     document["tenants"]["a"].update(dict.fromkeys(names))

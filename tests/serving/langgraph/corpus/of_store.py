@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from tests.serving.langgraph.corpus.asking import NOBODY, Asking
 
 
@@ -94,13 +96,52 @@ async def store_expiry(c: Asking) -> None:
 
 async def crons(c: Asking) -> None:
     """Runs by the clock."""
-    await c.refused(
-        c.crons.create("steps", schedule="0 0 1 1 *", input={"steps": []}),
-        c.crons.search(assistant_id="steps"),
-        c.crons.count(),
-        c.crons.update(NOBODY, schedule="0 0 2 1 *"),
-        c.crons.delete(NOBODY),
+    thread = await c.thread()
+    lone = (await c.crons.create("steps", schedule="0 0 1 1 *", input={"steps": []}))["cron_id"]
+    steps = (await c.http.get(f"/runs/crons/{lone}"))["assistant_id"]
+    await c.crons.create_for_thread(
+        thread,
+        steps,
+        schedule="30 9 * * mon-fri",
+        timezone="Europe/Berlin",
+        end_time=datetime(2100, 1, 1, tzinfo=UTC),
+        metadata={"n": 1},
+        config={"tags": ["t"], "configurable": {"a": 1}},
+        context={"who": "Sam"},
+        interrupt_before=["middle"],
+        multitask_strategy="interrupt",
+        stream_mode=["values", "updates"],
+        enabled=False,
     )
+    await c.crons.search(assistant_id=steps)
+    await c.crons.search(thread_id=thread, enabled=False, metadata={"n": 1})
+    await c.crons.search(enabled=True)
+    await c.crons.search(limit=1, sort_by="created_at", sort_order="asc", select=["schedule"])
+    await c.crons.search(limit=1, offset=1)
+    await c.crons.search(metadata={"n": 2})
+    await c.crons.count()
+    await c.crons.count(assistant_id=steps, thread_id=thread)
+    await c.crons.update(lone, schedule="0 0 2 1 *", metadata={"m": 2}, on_run_completed="keep")
+    await c.crons.update(lone, timezone="Asia/Tokyo", enabled=False, input={"steps": ["new"]})
+    await c.crons.update(lone, end_time=datetime(2100, 1, 1, tzinfo=UTC))
+    await c.crons.update(lone, end_time=None, config={"tags": ["u"]})
+    await c.crons.delete(lone)
+    await c.refused(
+        c.http.get(f"/runs/crons/{lone}"),
+        c.crons.search(assistant_id="steps"),
+        c.crons.update(NOBODY, schedule="0 0 2 1 *"),
+        c.crons.update(NOBODY),
+        c.crons.delete(NOBODY),
+        c.crons.create(NOBODY, schedule="0 0 1 1 *"),
+        c.crons.create("steps", schedule="every day"),
+        c.crons.create("steps", schedule="0 0 30 2 *"),
+        c.crons.create("steps", schedule="0 0 1 1 *", timezone="Mars/Olympus"),
+        c.crons.create("steps", schedule="0 0 1 1 *", on_run_completed="burn"),
+        c.crons.create_for_thread(NOBODY, "steps", schedule="0 0 1 1 *"),
+        c.http.get("/runs/crons/no-uuid"),
+    )
+    await c.threads.delete(thread)
+    await c.crons.count(thread_id=thread)
 
 
 async def agents_to_agents(c: Asking) -> None:
