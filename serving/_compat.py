@@ -1,4 +1,4 @@
-"""Where we reach into uvicorn, for request timeouts and for a server inside our own loop.
+"""Where we reach into uvicorn, for timeouts and for a server inside our own loop.
 
 uvicorn has no public setting for either. ``tests/serving/test_compat.py`` names the versions that
 this was tested with, and fails when a hook that is overridden here is gone.
@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from agentrt.serving.server import Bounds
 
@@ -29,48 +30,68 @@ class EmbeddedServer(uvicorn.Server):
         return self.server_state.tasks
 
 
-def timeout_protocol(bounds: Bounds) -> type[asyncio.Protocol]:
-    """A protocol class for uvicorn's ``http`` option."""
-
-    class BoundedProtocol(TimeoutProtocol):
-        BOUNDS = bounds
-
-    return BoundedProtocol
+def bounded(kind: type[ReaderTimeout], bounds: Bounds) -> type[asyncio.Protocol]:
+    """A protocol class for uvicorn's options ``http`` and ``ws``."""
+    return type(kind.__name__, (kind,), {"BOUNDS": bounds})
 
 
-class TimeoutProtocol(HttpToolsProtocol):
-    """Drops a connection whose request is not whole in time, or whose answer nobody reads.
-
-    uvicorn itself waits without end for a request that comes a byte at a time, and for a client
-    that does not read.
-    """
+class ReaderTimeout(asyncio.Protocol):
+    """Drops a connection whose client reads nothing: uvicorn would wait without end."""
 
     BOUNDS = Bounds()
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's base narrows it, too
-        super().connection_made(transport)
-        self._request_timer: asyncio.TimerHandle | None = None
-        self._reader_timer: asyncio.TimerHandle | None = None
-        self._header_bytes = 0
-        self._in_body = False
-        self._await_request()
+    transport: asyncio.Transport
+    _reader_timer: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_request_timer()
         self._cancel_reader_timer()
         super().connection_lost(exc)
-
-    def _cancel_request_timer(self) -> None:
-        if self._request_timer is not None:
-            self._request_timer.cancel()
-            self._request_timer = None
 
     def _cancel_reader_timer(self) -> None:
         if self._reader_timer is not None:
             self._reader_timer.cancel()
             self._reader_timer = None
 
-    # -- the request -------------------------------------------------------------------
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._reader_timer is None:
+            later = asyncio.get_running_loop().call_later
+            self._reader_timer = later(self.BOUNDS.reader_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_reader_timer()
+
+
+class SocketProtocol(ReaderTimeout, WebSocketsSansIOProtocol):
+    """A WebSocket."""
+
+    async def send(self, message: Any) -> None:
+        """uvicorn logs an error for each handshake that is answered otherwise, if not told."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True
+
+
+class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
+    """Drops a connection whose request is not whole in time, too: uvicorn itself waits without end
+    for one that comes a byte at a time.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's base narrows it, too
+        super().connection_made(transport)
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._in_body = False
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_request_timer()
+        super().connection_lost(exc)
+
+    def _cancel_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
 
     def data_received(self, data: bytes) -> None:
         if self._request_timer is None and not self._in_body:
@@ -90,6 +111,10 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._cancel_request_timer()
         super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._cancel_request_timer()
+        super().handle_websocket_upgrade()
 
     def _await_request(self) -> None:
         self._request_timer = self.loop.call_later(self.BOUNDS.request_s, self._too_late)
@@ -112,14 +137,3 @@ class TimeoutProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         super().timeout_keep_alive_handler()
-
-    # -- the response ------------------------------------------------------------------
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._reader_timer is None:
-            self._reader_timer = self.loop.call_later(self.BOUNDS.reader_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._cancel_reader_timer()

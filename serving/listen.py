@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 from agentrt.errors import ConfigError
-from agentrt.serving._compat import EmbeddedServer, timeout_protocol
+from agentrt.serving._compat import EmbeddedServer, SocketProtocol, TimeoutProtocol, bounded
 from agentrt.serving.server import Bounds, Server
 
 _KEEP_ALIVE_S = 30
@@ -43,8 +43,10 @@ class Listener:
         """Serve ``app`` until `stop`. When cancelled, drop the requests under way."""
         config = uvicorn.Config(
             app,
-            http=timeout_protocol(bounds),
-            ws="none",
+            http=bounded(TimeoutProtocol, bounds),
+            ws=bounded(SocketProtocol, bounds),
+            ws_max_size=min(bounds.message_bytes, bounds.body_bytes),
+            ws_per_message_deflate=False,  # it costs each connection memory, and unpacks bombs
             lifespan="off",
             log_config=None,
             log_level="error",  # no line for every bad request
@@ -65,6 +67,7 @@ class Listener:
         server.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(end() for end in server.at_drain))
                 while tasks := self._requests() | server.under_way:
                     await asyncio.wait(tasks)
         self.stop()

@@ -18,6 +18,7 @@ from agentrt.serving.bodies import BoundedBody, TooLargeError
 from agentrt.serving.error_responses import error_response
 from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
+from agentrt.serving.sockets import Sockets
 from agentrt.serving.tenants import BusyError
 from agentrt.serving.tenants.loop import LoopShares
 
@@ -56,10 +57,11 @@ class Middleware:
         self._origins = origins
         self._direct = direct
         self._shares = LoopShares()
+        self._sockets = Sockets(app, self._check, self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+        if scope["type"] == "websocket":
+            await self._sockets(scope, receive, send)
             return
         headers = dict(reversed(scope["headers"]))
         request_id = _request_id(headers)
@@ -87,10 +89,11 @@ class Middleware:
                 await server_failed(path)(scope, receive, send_with_id)
             raise
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> ASGIApp | None:
-        """The error response for a request that may not pass."""
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
+        """The error response for a request, or a WebSocket, that may not pass."""
         path, server = scope["path"], self._server
-        if server.draining and not _goes_on(scope["method"], path):
+        is_socket = scope["type"] == "websocket"
+        if server.draining and not _goes_on("" if is_socket else scope["method"], path):
             return error_response(
                 path,
                 503,
@@ -99,7 +102,8 @@ class Middleware:
                 headers={"retry-after": _DRAIN_RETRY_S, "connection": "close"},
             )
         is_open = _is_open(path)
-        if not is_open and (why := self._origins.refusal(headers)) is not None:
+        why = None if is_open else self._origins.refusal(headers, is_socket=is_socket)
+        if why is not None:
             return error_response(path, 403, why, code="foreign_origin")
         tenant = self._tenant(headers, is_open=is_open)
         if tenant is None:

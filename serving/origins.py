@@ -87,24 +87,27 @@ class OriginCheck:
         }
         return CORSMiddleware(app, **options, allow_private_network=True)
 
-    def refusal(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """Why a request may not pass, or None if it may."""
+    def refusal(self, headers: Mapping[bytes, bytes], *, is_socket: bool = False) -> str | None:
+        """Why a request may not pass, or None if it may. A page's WebSocket is checked with keys,
+        too: a browser sends cookies with it, and lets any page read what it gets.
+        """
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._checks_host and not self._names_us(host):
             return (
                 f"host {host[:100]!r}: this server is not called so; start it with "
                 "--allowed-hosts NAME if it is"
             )
-        if self._has_keys or self._rules.allow_all_origins:
+        if (self._has_keys and not is_socket) or self._rules.allow_all_origins:
             return None
         origin = headers.get(b"origin", b"").decode("latin-1")
         if not origin and headers.get(b"sec-fetch-site") != b"cross-site":
             return None
         if origin and (_is_of(origin, host) or self._rules.is_allowed_origin(origin)):
             return None
+        what = "open a WebSocket here" if self._has_keys else "call a server without keys"
         return (
-            f"a page of another site ({origin[:100] or 'unnamed'}) may not call a server without "
-            "keys; start it with --cors-origin ORIGIN to let it"
+            f"a page of another site ({origin[:100] or 'unnamed'}) may not {what}; start the "
+            "server with --cors-origin ORIGIN to let it"
         )
 
     def _names_us(self, host: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,13 +48,15 @@ class Bounds:
     """Limits on what one client can use up, in bytes and seconds.
 
     A request has at most ``header_bytes`` and ``body_bytes``, and arrives within ``request_s``;
-    a client that reads nothing of its answer for ``reader_s`` is dropped. There are at most
-    ``connections``. A client program without a request for ``idle_s`` is ended; one that the
-    server detected by itself, after ``silent_idle_s``.
+    a message over a WebSocket has at most ``message_bytes``. A client that reads nothing of its
+    answer for ``reader_s`` is dropped. There are at most ``connections``. A client program without
+    a request for ``idle_s`` is ended; one that the server detected by itself, after
+    ``silent_idle_s``.
     """
 
     header_bytes: int = 64 * 1024
     body_bytes: int = 32 * 1024 * 1024
+    message_bytes: int = 4 * 1024 * 1024
     request_s: float = 30.0
     reader_s: float = 60.0
     connections: int = 4096
@@ -82,7 +84,8 @@ class Server:
 
     ``served`` has programs and graphs by the names that clients use. Once ``draining``, the
     server finishes what runs and takes nothing new; ``under_way`` has the tasks to wait for that
-    belong to no request (an API adds and removes them). ``tenants`` has each tenant's limits and
+    belong to no request (an API adds and removes them), and what is ``at_drain`` ends what waits
+    for more to come. ``tenants`` has each tenant's limits and
     use; with ``keys``, requests without a key are refused. ``programs`` are the clients' own.
     ``origins`` says which pages may call it, and ``background`` does what the APIs do by
     themselves; ``checks`` say what else keeps the server from being ready. ``questions`` are what
@@ -95,6 +98,7 @@ class Server:
     served: Mapping[str, Served] = field(default_factory=dict)
     database: str = "sqlite:agentrt.db"
     draining: bool = False
+    at_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
     tenants: Tenants = field(default_factory=_default_tenants)
     keys: KeyCheck | None = None

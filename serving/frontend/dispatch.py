@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.frontend import WORKS_FOR, Frontend
@@ -64,6 +65,9 @@ class FrontendApp:
                 self._store.attach(responses)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # vLLM's own are not public
+            await WebSocketClose()(scope, receive, send)
+            return
         request = Request(scope, receive)
         if not is_public(scope["path"], operator=request.state.operator):
             raise HTTPException(404, "Not Found")

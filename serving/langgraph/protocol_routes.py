@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 from uuid import UUID
 
 import orjson
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, WebSocket
 from pydantic import AfterValidator, Field
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
@@ -15,6 +16,7 @@ from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Body, Object
 from agentrt.serving.langgraph.protocol_commands import ProtocolCommands
 from agentrt.serving.langgraph.protocol_events import ThreadEvent, Wanted, place_of
+from agentrt.serving.langgraph.protocol_socket import ProtocolSocket
 from agentrt.serving.langgraph.responses import JSON
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import RunRecord
@@ -25,6 +27,7 @@ _CHANNELS = {
     *("values", "updates", "messages", "tools", "lifecycle"),
     *("input", "checkpoints", "tasks", "custom"),
 }
+_EVENTS = "/threads/{thread_id}/stream/events"
 _MOST_RUNS = 1000
 """How many of a thread's last runs are replayed."""
 
@@ -54,17 +57,28 @@ class ProtocolRoutes:
         self._state = state
         self._queue = queue
         self._commands = commands
+        self._sockets: set[ProtocolSocket] = set()
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
+    def add_to(self, router: APIRouter, sockets: APIRouter) -> None:
+        """Add the routes, and that of WebSockets, whose messages are requests to the others."""
         add = router.add_api_route
         add("/threads/{thread_id}/commands", self.command, methods=["POST"])
-        add(
-            "/threads/{thread_id}/stream/events",
-            self.events,
-            methods=["POST"],
-            response_model=None,
-        )
+        add(_EVENTS, self.events, methods=["POST"], response_model=None)
+        sockets.add_api_websocket_route(_EVENTS, self.socket)
+
+    async def drain(self) -> None:
+        """The server stops: end the streams of threads in which nothing runs."""
+        self._queue.end_listening()
+        await asyncio.gather(*(socket.drain() for socket in tuple(self._sockets)))
+
+    async def socket(self, socket: WebSocket, thread_id: UUID) -> None:
+        """Commands and events over one connection."""
+        connection = ProtocolSocket(socket, socket.state.answer)
+        self._sockets.add(connection)
+        try:
+            await connection.serve()
+        finally:
+            self._sockets.remove(connection)
 
     async def command(self, thread_id: UUID, body: Object, caller: CallerDep) -> JSON:
         """Carry out a command. One that fails is answered as the protocol says."""
@@ -105,8 +119,7 @@ class ProtocolRoutes:
                         record, live, after if record.number == number else 0
                     ):
                         yield one
-            while True:
-                live = await beginning.get()
+            while (live := await beginning.get()) is not None:
                 if live.record.run_id not in done and await self._sees(caller, thread):
                     async for one in self._of_run(live.record, live, 0):
                         yield one

@@ -43,7 +43,7 @@ class RunQueue:
         self._running: dict[str, LiveRun] = {}  # by thread
         self._live: dict[str, LiveRun] = {}
         self._entering: Counter[str] = Counter()  # by tenant
-        self._listeners: defaultdict[str, list[asyncio.Queue[LiveRun]]] = defaultdict(list)
+        self._listeners: defaultdict[str, list[asyncio.Queue[LiveRun | None]]] = defaultdict(list)
         self._open = True
 
     @contextmanager
@@ -121,9 +121,9 @@ class RunQueue:
             await live.ended()
 
     @contextmanager
-    def listening(self, thread: str) -> Iterator[asyncio.Queue[LiveRun]]:
-        """The thread's runs, as they begin."""
-        queue: asyncio.Queue[LiveRun] = asyncio.Queue(_MAX_UNREAD)
+    def listening(self, thread: str) -> Iterator[asyncio.Queue[LiveRun | None]]:
+        """The thread's runs, as they begin; None once the server stops."""
+        queue: asyncio.Queue[LiveRun | None] = asyncio.Queue(_MAX_UNREAD)
         self._listeners[thread].append(queue)
         try:
             yield queue
@@ -131,6 +131,13 @@ class RunQueue:
             self._listeners[thread].remove(queue)
             if not self._listeners[thread]:
                 del self._listeners[thread]
+
+    def end_listening(self) -> None:
+        """Tell all who listen that the server stops."""
+        for queues in self._listeners.values():
+            for queue in queues:
+                if not queue.full():
+                    queue.put_nowait(None)
 
     def live_in(self, thread: str) -> list[str]:
         """The ids of the thread's live runs."""

@@ -225,8 +225,7 @@ class RunRoutes:
 
     async def _thread_events(self, thread: str, whole: bool) -> AsyncIterator[ServerSentEvent]:
         with self._queue.listening(thread) as beginning:
-            while True:
-                live = await beginning.get()
+            while (live := await beginning.get()) is not None:
                 yield _lifecycle(live, "run_started")
                 if whole:
                     async for one in live.log.follow(0):

@@ -9,19 +9,20 @@ import pytest
 import uvicorn
 from packaging.specifiers import SpecifierSet
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from agentrt.serving._compat import TimeoutProtocol
+from agentrt.serving._compat import ReaderTimeout, SocketProtocol, TimeoutProtocol
 
-TESTED = SpecifierSet(">=0.34,<1")
+TESTED = SpecifierSet(">=0.54,<1")
+OF_READERS = ("connection_lost", "pause_writing", "resume_writing")
 HOOKS = (
     "connection_made",
-    "connection_lost",
     "data_received",
     "on_headers_complete",
     "on_message_complete",
     "timeout_keep_alive_handler",
-    "pause_writing",
-    "resume_writing",
+    "handle_websocket_upgrade",
+    *OF_READERS,
 )
 
 
@@ -37,10 +38,17 @@ def test_uvicorns_protocol_has_the_hooks_that_we_override(hook: str) -> None:
     assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
 
 
-def test_uvicorns_protocol_keeps_its_loop_and_its_transport() -> None:
-    source = inspect.getsource(HttpToolsProtocol)
+@pytest.mark.parametrize("hook", OF_READERS)
+def test_uvicorns_websockets_have_the_hooks_that_we_override(hook: str) -> None:
+    assert hook in vars(WebSocketsSansIOProtocol), f"its WebSockets have no {hook} any more"
+    assert getattr(SocketProtocol, hook) is getattr(ReaderTimeout, hook)
+
+
+@pytest.mark.parametrize("kind", [HttpToolsProtocol, WebSocketsSansIOProtocol])
+def test_uvicorns_protocols_keep_their_loop_and_their_transport(kind: type) -> None:
+    source = inspect.getsource(kind)
     for name in ("self.loop", "self.transport"):
-        assert name in source, f"uvicorn's HttpToolsProtocol has no {name} any more"
+        assert name in source, f"uvicorn's {kind.__name__} has no {name} any more"
 
 
 def test_uvicorns_server_has_what_an_embedded_one_overrides() -> None:

@@ -30,11 +30,12 @@ CROSS = {"sec-fetch-site": "cross-site"}
 Told = dict[str, str]
 
 
-def passes(given: Told, *, has_keys: bool = False, **asked: Any) -> bool:
-    """Whether a request with these headers passes."""
+def passes(given: Told, *, has_keys: bool = False, is_socket: bool = False, **asked: Any) -> bool:
+    """Whether a request, or a WebSocket, with these headers passes."""
     headers = {"host": "127.0.0.1:8000", **given}
     raw = {key.encode(): value.encode() for key, value in headers.items()}
-    return OriginCheck(Origins(**asked), has_keys=has_keys).refusal(raw) is None
+    check = OriginCheck(Origins(**asked), has_keys=has_keys)
+    return check.refusal(raw, is_socket=is_socket) is None
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,27 @@ def test_hosts(host: str, asked: dict[str, Any], expected: bool) -> None:
 )
 def test_pages(headers: Told, asked: dict[str, Any], expected: bool) -> None:
     assert passes(headers, **asked) is expected
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+@pytest.mark.parametrize(
+    ("headers", "asked", "expected"),
+    [
+        ({}, {}, True),
+        ({"origin": "http://127.0.0.1:8000"}, {}, True),
+        ({"origin": EVIL}, {}, False),
+        ({"origin": EVIL}, {"origins": [EVIL]}, True),
+        ({"origin": EVIL}, {"cors": {"allow_origin_regex": "http://e.*"}}, True),
+        ({"origin": EVIL}, {"origins": ["*"]}, True),
+        ({"origin": f"{EVIL}:8000"}, {"origins": [EVIL]}, False),
+        ({"origin": "null"}, {}, False),
+        (CROSS, {}, False),
+    ],
+)
+def test_pages_that_open_websockets(
+    headers: Told, asked: dict[str, Any], expected: bool, has_keys: bool
+) -> None:
+    assert passes(headers, has_keys=has_keys, is_socket=True, **asked) is expected
 
 
 @pytest.mark.parametrize("given", ["evil.example", "http://", "http://a/b", "http://a b", "/", ""])

@@ -1,7 +1,7 @@
 """React's hooks of LangGraph's JavaScript clients in Chromium, on a page of another origin.
 
 One server and one browser for all tests here, and both hooks: that of the SDK, which starts runs,
-and that of `@langchain/react`, which speaks the streaming protocol.
+and that of `@langchain/react`, which speaks the streaming protocol, by HTTP or over a WebSocket.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -26,8 +28,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HERE = Path(__file__).parent
 PAGES = ("use_stream", "use_protocol")
+FRONTS = (*PAGES, "use_protocol:socket")
 OURS = "http://localhost:3000"
 FOREIGN = "http://front.example"
+OPENS = """([url, protocols]) => new Promise((resolve) => {
+    const socket = new WebSocket(url, protocols);
+    socket.onclose = (event) => resolve(`closed ${event.code}`);
+    socket.onopen = () => socket.send("{}");
+    socket.onmessage = () => resolve(`open ${socket.protocol}`);
+})"""
 expect.set_options(timeout=30_000)
 
 
@@ -67,9 +76,16 @@ async def browser() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def front(
-    browser: Browser, script: str, api: str, origin: str = OURS, key: str = ""
+    browser: Browser,
+    scripts: dict[str, str],
+    name: str,
+    api: str,
+    origin: str = OURS,
+    key: str = "",
 ) -> AsyncIterator[Page]:
     """The page at ``origin``, which calls the server at ``api``."""
+    name, _, over = name.partition(":")
+    script, asked = scripts[name], {"api": api, "key": key, **({"socket": "1"} if over else {})}
     context = await browser.new_context()
     page = await context.new_page()
     html = "<!doctype html><script type=module src=page.js></script><body></body>"
@@ -77,7 +93,7 @@ async def front(
     script_type = "text/javascript; charset=utf-8"
     await page.route("**/page.js", lambda r: r.fulfill(content_type=script_type, body=script))
     try:
-        await page.goto(f"{origin}/?{urlencode({'api': api, 'key': key})}")
+        await page.goto(f"{origin}/?{urlencode(asked)}")
         yield page
     finally:
         await context.close()
@@ -88,15 +104,23 @@ async def say(page: Page, text: str) -> None:
     await page.keyboard.press("Enter")
 
 
+async def opens(page: Page, api: str, key: str = "") -> Any:
+    """Whether a WebSocket of the page's is let in; if not, the code that it is told."""
+    url = f"{api.replace('http', 'ws', 1)}/threads/{uuid4()}/stream/events"
+    return await page.evaluate(
+        OPENS, [url, ["agentrt", *([f"agentrt.bearer.{key}"] if key else [])]]
+    )
+
+
 async def idle(page: Page) -> None:
     await expect(page.locator("output")).to_have_text("idle")
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", FRONTS)
 async def test_tokens_stream_and_a_reload_attaches_again(
     it: Serving, browser: Browser, scripts: dict[str, str], name: str
 ) -> None:
-    async with front(browser, scripts[name], it.url) as page:
+    async with front(browser, scripts, name, it.url) as page:
         await say(page, f"slowly {name} please")
         await GATES.reached(name)
         answer = page.locator("p.ai")
@@ -113,11 +137,11 @@ async def test_tokens_stream_and_a_reload_attaches_again(
         await idle(page)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", FRONTS)
 async def test_an_interrupt_is_shown_and_answered(
     it: Serving, browser: Browser, scripts: dict[str, str], name: str
 ) -> None:
-    async with front(browser, scripts[name], it.url) as page:
+    async with front(browser, scripts, name, it.url) as page:
         await say(page, "mail Ann")
         await expect(page.locator("#answer")).to_have_text("Send a mail to Ann?")
         await page.reload()
@@ -128,11 +152,11 @@ async def test_an_interrupt_is_shown_and_answered(
         await idle(page)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", FRONTS)
 async def test_a_message_is_edited_from_its_checkpoint(
     it: Serving, browser: Browser, scripts: dict[str, str], name: str
 ) -> None:
-    async with front(browser, scripts[name], it.url) as page:
+    async with front(browser, scripts, name, it.url) as page:
         texts = page.locator("p.ai")
         for number, text in enumerate(("one", "two"), 1):
             await say(page, text)
@@ -145,11 +169,11 @@ async def test_a_message_is_edited_from_its_checkpoint(
         await expect(page.locator("p")).to_have_count(4)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", FRONTS)
 async def test_an_error_reaches_the_page(
     it: Serving, browser: Browser, scripts: dict[str, str], name: str
 ) -> None:
-    async with front(browser, scripts[name], it.url) as page:
+    async with front(browser, scripts, name, it.url) as page:
         await say(page, "fail")
         await expect(page.locator("output")).to_contain_text("no such luck")
 
@@ -159,9 +183,10 @@ async def test_a_foreign_page_needs_cors_origin(
 ) -> None:
     """A stranger's page gets nothing, one that is named works, and with keys it needs its own."""
     said = "You said hi, and I have heard you."
-    async with front(browser, scripts["use_stream"], it.url, FOREIGN) as page:
+    async with front(browser, scripts, "use_stream", it.url, FOREIGN) as page:
         await say(page, "hi")
         await expect(page.locator("output")).to_contain_text("Failed to fetch")
+        assert await opens(page, it.url) == "closed 1006"
     things = {"agent": agent_graph()}
     with serving(
         things,
@@ -170,14 +195,17 @@ async def test_a_foreign_page_needs_cors_origin(
         executor=ObligingExecutor(),
         origins=[FOREIGN],
     ) as keyed:
-        for name in PAGES:
-            async with front(browser, scripts[name], keyed.url, FOREIGN, "acme") as page:
+        for name in FRONTS:
+            async with front(browser, scripts, name, keyed.url, FOREIGN, "acme") as page:
                 await say(page, "hi")
                 await expect(page.locator("p.ai")).to_have_text(said)
                 await idle(page)
-        async with front(browser, scripts["use_stream"], keyed.url, FOREIGN) as page:
+        async with front(browser, scripts, "use_stream", keyed.url, FOREIGN) as page:
             await say(page, "hi")
             await expect(page.locator("output")).to_contain_text("401")
-        async with front(browser, scripts["use_stream"], keyed.url, OURS, "acme") as page:
+            assert await opens(page, keyed.url, "acme") == "open agentrt"
+            assert await opens(page, keyed.url) == "closed 4401"
+        async with front(browser, scripts, "use_stream", keyed.url, OURS, "acme") as page:
             await say(page, "hi")
             await expect(page.locator("output")).to_contain_text("Failed to fetch")
+            assert await opens(page, keyed.url, "acme") == "closed 1006"

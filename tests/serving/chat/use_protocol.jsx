@@ -1,9 +1,15 @@
 // The same on the hook of @langchain/react, which speaks the newer streaming protocol.
 import { useState } from "react";
 import { createRoot } from "react-dom/client";
+import { ProtocolWebSocketTransportAdapter } from "@langchain/langgraph-sdk";
 import { useMessageMetadata, useStream } from "@langchain/react";
 
 const asked = new URLSearchParams(location.search);
+const key = asked.get("key");
+// A page can give a WebSocket no header: its key goes as a subprotocol.
+const webSocketFactory = (url) => new WebSocket(url, ["agentrt", `agentrt.bearer.${key}`]);
+const socket = () => new ProtocolWebSocketTransportAdapter({ apiUrl: asked.get("api"), webSocketFactory });
+const transport = asked.has("socket") ? (key ? socket() : "websocket") : "sse";
 const callerOptions = { maxRetries: 0 };
 
 function Message({ stream, message, edit }) {
@@ -20,7 +26,8 @@ function Chat() {
   const [threadId, setThreadId] = useState(sessionStorage.getItem("thread"));
   const stream = useStream({
     apiUrl: asked.get("api"),
-    apiKey: asked.get("key"),
+    apiKey: key,
+    transport,
     callerOptions,
     assistantId: "agent",
     threadId,

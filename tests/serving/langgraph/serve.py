@@ -15,6 +15,7 @@ import uvicorn
 
 from agentrt import Runtime
 from agentrt.program import Program
+from agentrt.serving._compat import SocketProtocol
 from agentrt.serving.langgraph import api
 from agentrt.serving.origins import Origins
 from agentrt.serving.questions.api import api as questions
@@ -84,7 +85,7 @@ def serving(
                 origins=Origins(origins=origins),
             )
             async with opened_app(it.server, [questions, own, *more]) as app:
-                config = uvicorn.Config(app, log_level="warning", lifespan="off")
+                config = uvicorn.Config(app, log_level="warning", lifespan="off", ws=SocketProtocol)
                 web = uvicorn.Server(config)
                 task = asyncio.create_task(web.serve(sockets=[listening]))
                 while not web.started:

@@ -18,7 +18,12 @@ from tests.serving.langgraph.test_runs import DONE
 async def node(it: Serving, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Script]:
     home: Path = tmp_path_factory.mktemp("home")
     installed(NODE_CLIENTS / "@langchain/langgraph-sdk")
-    environ = environment(home, AGENTRT_URL=it.url, NODE_PATH=str(NODE_CLIENTS))
+    environ = environment(
+        home,
+        AGENTRT_URL=it.url,
+        NODE_PATH=str(NODE_CLIENTS),
+        NODE_OPTIONS="--experimental-websocket --no-warnings",  # Node.js before 22 hides it
+    )
     async with script("node/langgraph_sdk", environ) as running:
         yield running
 
@@ -32,6 +37,8 @@ async def node(it: Serving, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
         ("store", [None, {"n": 1}, True]),
         ("search", {"last": "last", "n": 1}),
         ("protocol", DONE),
+        ("protocol_socket", DONE),
+        ("protocol_reconnect", [2, "ask", "input.answered"]),
         (
             "protocol_answer",
             [{"question": "which way?"}, {"steps": ["in", "first", "answered left", "last"]}],

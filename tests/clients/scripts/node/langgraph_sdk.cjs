@@ -12,6 +12,14 @@ const all = async (stream) => {
   return events;
 };
 
+const protocol = async (transport) => {
+  const thread = client.threads.stream({ assistantId: "steps", transport });
+  await thread.run.start({ input, multitaskStrategy: "enqueue" });
+  const output = await thread.output;
+  await thread.close();
+  return output;
+};
+
 serve({
   batch: async () => {
     const [run] = await client.runs.createBatch([{ assistantId: "steps", input, streamMode: "updates" }]);
@@ -47,12 +55,28 @@ serve({
     return [nothing, item.value, age >= -1 && age < 60000];
   },
 
-  protocol: async () => {
-    const thread = client.threads.stream({ assistantId: "steps" });
-    await thread.run.start({ input, multitaskStrategy: "enqueue" });
-    const output = await thread.output;
+  protocol: () => protocol("sse"),
+  protocol_socket: () => protocol("websocket"),
+
+  // Subscriptions come and go on one connection, and all of them come back with the next.
+  protocol_reconnect: async () => {
+    const sockets = [];
+    const webSocketFactory = (address) => (sockets.push(new WebSocket(address)), sockets.at(-1));
+    const thread = client.threads.stream({ assistantId: "ask", transport: "websocket", webSocketFactory });
+    const asked = await thread.subscribe({ channels: ["input"] });
+    const gone = await thread.subscribe({ channels: ["checkpoints"] });
+    await gone.unsubscribe();
+    await thread.run.start({ input });
+    const events = asked[Symbol.asyncIterator]();
+    const question = (await events.next()).value.params.data;
+    const closed = new Promise((resolve) => sockets[0].addEventListener("close", resolve));
+    sockets[0].close();
+    await closed;
+    const tree = await thread.agent.getTree();
+    await thread.input.respond({ namespace: [], interrupt_id: question.interrupt_id, response: "left" });
+    const answered = (await events.next()).value.method;
     await thread.close();
-    return output;
+    return [sockets.length, tree.tree.graph_name, answered];
   },
 
   protocol_answer: async () => {

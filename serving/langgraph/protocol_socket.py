@@ -1,0 +1,226 @@
+"""The streaming protocol over a WebSocket.
+
+A command is answered as the same body to ``/threads/{id}/commands`` is, and a subscription gets
+what ``/threads/{id}/stream/events`` sends: both are requests to the whole server, so that keys,
+authentication hooks, limits and checks are those of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+import orjson
+from fastapi import WebSocket, WebSocketDisconnect
+from starlette.types import ASGIApp, Message, Scope
+
+from agentrt.serving.bodies import LARGE
+from agentrt.serving.sockets import SUBPROTOCOL, close_code
+
+_log = logging.getLogger(__name__)
+
+MOST_SUBSCRIPTIONS = 64
+"""Of one connection."""
+_GOING_AWAY = 1001
+_OF_CONNECTION = (401, 403)
+"""Who may not do one thing here may do nothing here: the connection ends."""
+_OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type")
+
+Heard = Callable[[bytes], Awaitable[None]]
+
+
+class ProtocolSocket:
+    """One connection to a thread. ``app`` answers its requests."""
+
+    def __init__(self, socket: WebSocket, app: ASGIApp) -> None:
+        self._socket = socket
+        self._app = app
+        self._subscriptions: dict[str, asyncio.Task[None]] = {}
+        self._ending = False
+
+    async def serve(self) -> None:
+        """Answer messages until the client leaves."""
+        offered = self._socket.scope["subprotocols"]
+        await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        try:
+            while True:
+                message = await self._socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                text = message.get("text")
+                await self._take(text.encode() if text else message.get("bytes") or b"")
+        except WebSocketDisconnect:  # while something was sent
+            return
+        finally:
+            await self._end_subscriptions()
+
+    async def drain(self) -> None:
+        """The server stops: go as soon as nothing is listened to. Listening ends by itself."""
+        self._ending = True
+        if not self._subscriptions:
+            await self._close(_GOING_AWAY, "the server is stopping")
+
+    # -- messages ----------------------------------------------------------------------
+
+    async def _take(self, body: bytes) -> None:
+        """Carry out a message. A large one can only be a command, and is read there."""
+        given: Any = None
+        if len(body) <= LARGE:
+            with contextlib.suppress(orjson.JSONDecodeError):
+                given = orjson.loads(body)
+        given = given if isinstance(given, dict) else {}
+        key, method = given.get("id"), given.get("method")
+        if type(key) is int and method == "subscription.subscribe":
+            await self._subscribe(key, given.get("params"))
+        elif type(key) is int and method == "subscription.unsubscribe":
+            await self._unsubscribe(key, given.get("params"))
+        else:
+            await self._command(key if type(key) is int else None, body)
+
+    async def _command(self, key: int | None, body: bytes) -> None:
+        status, answer = await self._ask("commands", body)
+        if status in (200, 400):  # as the protocol says it, an error, too
+            await self._socket.send_text(answer.decode())
+        elif status == 422:
+            await self._error(key, "invalid_argument", _detail(answer))
+        elif key is None or status in _OF_CONNECTION:
+            await self._close(close_code(status), _detail(answer))
+        else:
+            await self._error(key, "unknown_error", _detail(answer))
+
+    async def _subscribe(self, key: int, params: Any) -> None:
+        if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
+            why = f"a connection has at most {MOST_SUBSCRIPTIONS} subscriptions: end one"
+            await self._error(key, "invalid_argument", why)
+            return
+        name = str(uuid4())
+        listening = self._listen(key, name, orjson.dumps(params))
+        self._subscriptions[name] = asyncio.create_task(listening)
+
+    async def _unsubscribe(self, key: int, params: Any) -> None:
+        name = params.get("subscription_id") if isinstance(params, dict) else None
+        task = self._subscriptions.pop(name, None) if isinstance(name, str) else None
+        if task is None:
+            await self._error(key, "no_such_subscription", f"{name}: no such subscription")
+            return
+        await _cancelled([task])
+        await self._success(key, {})
+
+    # -- subscriptions -----------------------------------------------------------------
+
+    async def _listen(self, key: int, name: str, body: bytes) -> None:
+        begun = False
+
+        async def heard(piece: bytes) -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                await self._success(key, {"subscription_id": name})
+            for line in piece.splitlines():
+                if line.startswith(b"data: "):
+                    await self._socket.send_text(line[6:].decode())
+
+        try:
+            status, answer = await self._ask("stream/events", body, heard)
+        except (WebSocketDisconnect, TimeoutError):  # it left, or has read nothing for long
+            return
+        self._subscriptions.pop(name, None)
+        if status == 422:
+            await self._error(key, "invalid_argument", _detail(answer))
+        elif status != 200:
+            # A client may not read what answers its subscription, but sees that it is cut off.
+            await self._close(close_code(status), _detail(answer))
+        elif not self._subscriptions:
+            await self._close(_GOING_AWAY, "the server is stopping")
+
+    async def _end_subscriptions(self) -> None:
+        tasks = list(self._subscriptions.values())
+        self._subscriptions.clear()
+        await _cancelled(tasks)
+
+    # -- requests to the server, and what the client is sent ---------------------------
+
+    async def _ask(self, path: str, body: bytes, heard: Heard | None = None) -> tuple[int, bytes]:
+        """The status and the body of the answer to a request to ``path`` of the thread. ``heard``
+        gets a success in pieces, as it comes, and first an empty one.
+        """
+        whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
+        status, parts = 0, []
+
+        async def receive() -> Message:
+            nonlocal whole
+            message, whole = whole, None
+            if message is None:  # it ends when its task is cancelled
+                await asyncio.Event().wait()
+            assert message is not None
+            return message
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            piece: bytes = message.get("body", b"")
+            if heard is not None and status == 200:
+                await heard(piece)
+            else:
+                parts.append(piece)
+
+        try:
+            await self._app(_scope(self._socket.scope, path, len(body)), receive, send)
+        except (WebSocketDisconnect, TimeoutError):
+            raise
+        except Exception:  # a bug of ours: the client has its 500
+            _log.exception("%s over a WebSocket failed", path)
+        return status, b"".join(parts)
+
+    async def _success(self, key: int, result: dict[str, Any]) -> None:
+        await self._send({"type": "success", "id": key, "result": result})
+
+    async def _error(self, key: int | None, code: str, message: str) -> None:
+        await self._send({"type": "error", "id": key, "error": code, "message": message})
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self._socket.send_text(orjson.dumps(message).decode())
+
+    async def _close(self, code: int, reason: str) -> None:
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
+            await self._socket.close(code, reason.encode()[:120].decode(errors="ignore"))
+
+
+def _scope(handshake: Scope, path: str, size: int) -> Scope:
+    """A request with the headers of the connection."""
+    headers = [
+        (name, value)
+        for name, value in handshake["headers"]
+        if name not in _OWN_HEADERS and not name.startswith(b"sec-websocket-")
+    ]
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % size)]
+    whole = handshake["path"].removesuffix("stream/events") + path
+    return {
+        **{
+            key: handshake[key] for key in ("asgi", "http_version", "server", "client", "root_path")
+        },
+        "type": "http",
+        "method": "POST",
+        "scheme": "https" if handshake["scheme"] == "wss" else "http",
+        "path": whole,
+        "raw_path": whole.encode(),
+        "query_string": b"",
+        "headers": [*headers, *own],
+    }
+
+
+def _detail(answer: bytes) -> str:
+    """What an error response says."""
+    with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
+        return str(orjson.loads(answer).get("detail", ""))
+    return ""
+
+
+async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
