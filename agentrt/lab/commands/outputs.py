@@ -6,15 +6,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
 from agentrt.errors import ConfigError
 from agentrt.lab.reports.plots import SUFFIXES, check_matplotlib
 
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
     """Raise `ConfigError` for a file that could not be written, before anything runs."""
-    if path is None or str(path) == "-":
+    if path is None:
         return
     where = f"{option} {str(path)!r}"
     folder = path.absolute().parent
@@ -36,11 +34,8 @@ def check_plot(path: Path | None) -> None:
 
 
 def write(path: Path | None, text: str) -> None:
-    """Write a file, or to stdout (``-``), if one was asked for. Raises `ConfigError`."""
+    """Write a file, if one was asked for. Raises `ConfigError`."""
     if path is None:
-        return
-    if str(path) == "-":
-        click.echo(text, nl=False)
         return
     try:
         path.write_text(text, encoding="utf-8")

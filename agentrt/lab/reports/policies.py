@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from agentrt.lab.reports.compare import MEASURES, OF_ENGINE, SHARES, Cell
+from agentrt.lab.reports.compare import MEASURES, OF_ENGINE, SHARES, Cell, as_dicts
 from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
 from agentrt.lab.runs.grid import RunSpec
 from agentrt.lab.runs.machine import Machine
@@ -77,6 +77,14 @@ def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) ->
         "hints": next((h for spec in specs if (h := spec.contender.hints) is not None), None),
         "scheduler": scheduler,
     }
+
+
+def as_values(
+    cells: Sequence[Cell], specs: Sequence[RunSpec], common: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A comparison as JSON-able values."""
+    complete = sum(len(cell.seeds) for cell in cells) == len(specs)
+    return {"settings": common, "complete": complete, "cells": as_dicts(cells)}
 
 
 def in_words(conditions: Mapping[str, Any]) -> str:

@@ -14,7 +14,9 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import Option, count_option, file, many
 from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.oracles import check_policy
+from agentrt.lab.runs import contenders
 from agentrt.lab.runs.contenders import DEFAULT_HINTS, HINTED
+from agentrt.lab.runs.grid import RunSpec, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure, share_in_time
 from agentrt.lab.runs.settings import Setting, Source
@@ -37,6 +39,7 @@ def _scale(name: str, about: str, *, zero: bool = False) -> Option:
     return click.option(name, type=kind, default=1.0, metavar="X", help=f"Multiplies the {about}.")
 
 
+POLICIES = ("mlfq", "plas", "atlas", "adaptive")
 seeds_option: Option = count_option("--seeds", default=3, about="How many seeds, from 0 up.")
 jobs_option: Option = count_option(
     "--jobs", metavar="J", about="Processes.  [default: one per core]"
@@ -165,6 +168,20 @@ def read_counts(option: str, texts: Sequence[str]) -> list[int]:
         if not text.isdecimal() or int(text) < 1:
             raise ConfigError(f"{option} {text!r}: give a number from 1 up")
     return [int(text) for text in texts]
+
+
+def read_grid(
+    options: Mapping[str, Any],
+    settings: Sequence[Setting],
+    seeds: Sequence[int],
+    policies: Sequence[str],
+) -> tuple[list[RunSpec], list[str]]:
+    """The runs that are asked for, and their policies by name. Raises `ConfigError`."""
+    names = read_policies(options["policy"] or policies, options["baseline"])
+    machine, scheduler = read_machine(options), read_scheduler(options)
+    everyone = contenders.policies(names, scheduler, read_hints(options["hints"], names))
+    warn_of_sleepers(settings, machine)
+    return grid(settings, everyone, seeds, machine), names
 
 
 _OF_DEPTH = {
