@@ -5,7 +5,13 @@ from __future__ import annotations
 
 def main() -> None:
     """The entry point of the ``agentrt`` command."""
-    from agentrt.cli.app import call
-    from agentrt.cli.signals import leave
+    import os
 
+    try:
+        from agentrt.cli.app import call
+        from agentrt.cli.signals import end_at_signals, leave
+
+        end_at_signals()
+    except KeyboardInterrupt:
+        os._exit(130)
     leave(call())

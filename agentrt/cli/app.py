@@ -6,6 +6,7 @@ laboratory are there where its package is: an installation may leave it out.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import click
 
 from agentrt import __version__
 from agentrt.cli.faults import exit_code_of
+from agentrt.cli.streams import open_closed
 
 _PRODUCT = {
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
@@ -84,8 +86,10 @@ def call(args: Sequence[str] | None = None) -> int:
 
     Whatever goes wrong is said on stderr; nothing is raised.
     """
+    open_closed()
     try:
         code = app.main(args, prog_name="agentrt", standalone_mode=False)
+        sys.stdout.flush()
     except BaseException as error:
         return exit_code_of(error)
     return code if isinstance(code, int) else 0

@@ -1,29 +1,33 @@
 """What an error becomes on the command line: words on stderr, and an exit code.
 
 0 success · 1 the program failed, or the engine did · 2 the user's mistake · 3 a question to a
-human was left open, which is no fault · 70 our own bug · 130, 143, 129 ended by Ctrl-C,
-SIGTERM, SIGHUP.
+human was left open, which is no fault · 70 our own bug · 130, 143, 129, 141 ended by Ctrl-C,
+SIGTERM, SIGHUP, or since nobody reads the output any more.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import signal
-import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import click
 
+from agentrt.cli.streams import drop_unwritten, reader_left, say
 from agentrt.errors import AgentrtError, EngineError, ProgramError, UsageError
 
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 3
 BUG = 70
+UNREAD = 128 + signal.SIGPIPE
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ROOMS = ("agentrt.executors", "agentrt.graph", "agentrt.integrations", "agentrt.serving")
 
 
@@ -45,16 +49,22 @@ class RefusedError(AgentrtError):
 
 def exit_code_of(error: BaseException) -> int:
     """Say on stderr what went wrong, and return the exit code for it."""
+    code = _told(error)
+    drop_unwritten()
+    return code
+
+
+def _told(error: BaseException) -> int:
     match error:
         case SystemExit():
+            if error.code == FAILED and reader_left():  # which click and rich tell thus
+                return UNREAD
             return error.code if isinstance(error.code, int) else FAILED
-        case BrokenPipeError():
-            return _reader_left()
         case click.Abort() | KeyboardInterrupt():
-            _write("interrupted")
+            say("interrupted")
             return 128 + signal.SIGINT
         case StoppedError():
-            _write(str(error))
+            say(str(error))
             return error.code
         case click.exceptions.NoArgsIsHelpError():
             error.show()
@@ -65,7 +75,7 @@ def exit_code_of(error: BaseException) -> int:
         case AgentrtError():
             return _own_fault(error)
         case _:
-            return _bug(error)
+            return _unwritten(error)
 
 
 def _own_fault(error: AgentrtError) -> int:
@@ -77,7 +87,7 @@ def _own_fault(error: AgentrtError) -> int:
             _say(str(error))
             return FAILED
         case ProgramError():
-            _write(program_fault(error))
+            say(program_fault(error))
             return FAILED
         case ImportFailedError():
             assert error.__cause__ is not None
@@ -88,8 +98,29 @@ def _own_fault(error: AgentrtError) -> int:
             return _bug(error)
 
 
+def _unwritten(error: BaseException) -> int:
+    """The output was closed (``| head``), which needs no words, or a disk is full; else a bug."""
+    for one in _leaves(error):
+        if isinstance(one, BrokenPipeError) and reader_left():
+            return UNREAD
+        if isinstance(one, OSError) and one.errno in _NO_ROOM:
+            where = f" to {one.filename}" if one.filename else ""
+            _say(f"cannot write{where}: {str(one.strerror).lower()}")
+            return FAILED
+    return _bug(error)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group, and in its groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error
+
+
 def _bug(error: BaseException) -> int:
-    _write("".join(traceback.format_exception(error)).rstrip())
+    say("".join(traceback.format_exception(error)).rstrip())
     _say("this is a bug in agentrt; please report it with the lines above")
     return BUG
 
@@ -165,17 +196,5 @@ def _of_click(error: click.ClickException) -> str:
     return f"{text} (see '{where} --help')"
 
 
-def _reader_left() -> int:
-    """Whoever read our output closed it (``| head``): nothing more to say, to anyone."""
-    import os
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return FAILED
-
-
 def _say(message: str) -> None:
-    _write(f"error: {message}")
-
-
-def _write(text: str) -> None:
-    click.echo(text, err=True)
+    say(f"error: {message}")

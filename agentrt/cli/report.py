@@ -15,6 +15,7 @@ from agentrt.cli.execute import Job, Outcome
 from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, program_fault, summary
 from agentrt.cli.human import UnansweredError, as_line
 from agentrt.cli.plan import OpenQuestion
+from agentrt.cli.streams import reader_left
 from agentrt.cli.tables import print_report
 from agentrt.errors import ConfigError, EngineDiedError, NotServedError, ProgramError
 from agentrt.graph import write
@@ -30,6 +31,9 @@ def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as
     Raises `ConfigError` if the graph cannot be written, after all else was.
     """
     losers = [run for run in outcome.runs if failed(run)]
+    for run in losers:
+        if isinstance(run.error, BrokenPipeError) and reader_left():
+            raise run.error  # `| head` has what it wanted
     if as_json:
         click.echo(json.dumps(to_json(outcome), default=plain, ensure_ascii=False))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import sys
 import time
@@ -43,9 +44,7 @@ class Screen:
 
     def announce(self, message: str) -> None:
         """Say something that is to stay on the screen."""
-        # Whoever was to read stderr may be gone; the program goes on all the same.
-        with contextlib.suppress(BrokenPipeError):
-            self.console.file.write(f"{message}\n")
+        self.console.file.write(f"{message}\n")
 
     def saw(self, event: Event) -> None:
         """Something happened to a program."""
@@ -159,15 +158,29 @@ class LiveScreen(Screen):
             live.stop()
 
 
+class _Display(io.TextIOWrapper):
+    """Whoever was to read stderr may be gone, its disk full; the program goes on all the same."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
+
+
 @contextlib.contextmanager
 def open_screen(*, plain: bool = False) -> Iterator[Screen]:
     """The screen for this process' stderr; ``plain`` where others write there, too."""
     # A descriptor of its own: the engine's start moves 2 into a log file.
-    display = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="replace")
+    raw = os.fdopen(os.dup(2), "wb")
+    display = _Display(raw, encoding="utf-8", errors="replace", line_buffering=True)
     console = Console(file=display)
     is_live = console.is_terminal and not console.is_dumb_terminal and not plain
     try:
         yield LiveScreen(console) if is_live else Screen(console)
     finally:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             display.close()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import uvloop
 
 from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
@@ -22,6 +21,7 @@ from agentrt.cli.faults import StoppedError
 from agentrt.cli.load import Found, GraphTarget, load_all, project_of
 from agentrt.cli.screen import Screen
 from agentrt.cli.signals import SIGNALS, Drain, Interrupts
+from agentrt.cli.streams import say
 from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools, read_triggers
 from agentrt.errors import ConfigError, EngineDiedError, ProgramLoadError
 from agentrt.executors.base import Executor
@@ -130,15 +130,11 @@ def served_of(source: str, found: Mapping[str, Found]) -> dict[str, Served]:
 
 def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
     """Serve until a signal ends it. Raises `StoppedError` then."""
-
-    def tell(text: str) -> None:
-        click.echo(text, err=True)
-
     drain, keys = Drain(*SIGNALS), None
     if job.key_file is not None:
-        keys = KeyRing(job.key_file, job.limits, notice=tell)
+        keys = KeyRing(job.key_file, job.limits, notice=say)
     with opened_output(verbose=job.engine.verbose) as (log, screen, last_words):
-        serving = Serving(job, listener, keys, drain, screen, log, tell)
+        serving = Serving(job, listener, keys, drain, screen, log, say)
         executor = make_executor(job.engine, fleet, screen.announce, restarts=True)
         Interrupts(last_words, drain, uvloop.new_event_loop).run(serving.run(executor))
     if drain.first is not None:

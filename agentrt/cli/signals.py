@@ -97,10 +97,17 @@ class Interrupts:
         """
         loop = self._loop = self._new_loop()
         task = self._task = loop.create_task(main)
-        before = {number: signal.signal(number, self._caught) for number in SIGNALS}
         try:
-            result: T = loop.run_until_complete(task)
-            return result
+            with taken(self._caught):
+                result: T = self._until_ended(loop, task)
+                return result
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def _until_ended(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
+        try:
+            return loop.run_until_complete(task)
         except asyncio.CancelledError:
             if self.number is None:
                 raise
@@ -110,10 +117,6 @@ class Interrupts:
             loop.run_until_complete(_finish(loop))
             end_descendants()
             self._over.set()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            asyncio.set_event_loop(None)
-            loop.close()
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
@@ -142,6 +145,35 @@ class Interrupts:
         assert self.number is not None
         how = "interrupted" if self.number == signal.SIGINT else signal.Signals(self.number).name
         return f"{how}: {self._what} were stopped"
+
+
+@contextmanager
+def taken(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """While the body runs, signals go to ``handler``; but nohup's SIGHUP stays ignored."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, earlier in before.items():
+        if number != signal.SIGHUP or earlier is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def end_at_signals() -> None:
+    """SIGTERM and SIGHUP end this process and all that it started, unless a command takes them."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end_now)
+
+
+def end_now(number: int, frame: FrameType | None) -> NoReturn:
+    """End this process and all that it started, as this signal ended it."""
+    try:
+        end_descendants()
+    finally:
+        os._exit(128 + number)
 
 
 async def _finish(loop: asyncio.AbstractEventLoop) -> None:

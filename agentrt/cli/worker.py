@@ -61,6 +61,7 @@ def worker(targets: tuple[str, ...], **options: Any) -> int:
     from agentrt.cli.faults import StoppedError
     from agentrt.cli.load_tools import load_tools
     from agentrt.cli.signals import SIGNALS, Drain, Interrupts
+    from agentrt.cli.streams import say
     from agentrt.cli.tools import read_broker_options
     from agentrt.errors import ConfigError, ProgramLoadError
 
@@ -70,9 +71,6 @@ def worker(targets: tuple[str, ...], **options: Any) -> int:
     tools = [tool for target in targets for tool in load_tools(target)]
     if twice := [name for name, count in Counter(one.name for one in tools).items() if count > 1]:
         raise ProgramLoadError(f"two files have a tool called {twice[0]!r}; rename one")
-
-    def tell(text: str) -> None:
-        click.echo(text, err=True)
 
     drain = Drain(*SIGNALS)
 
@@ -85,12 +83,12 @@ def worker(targets: tuple[str, ...], **options: Any) -> int:
             name=options["name"] or _machine(),
             concurrency=options["concurrency"],
             tenant=options["tenant"],
-            notice=tell,
+            notice=say,
         )
         with drain.possible(lambda signal: offering.drain()):
             await offering.run()
 
-    Interrupts(tell, drain, what="the calls").run(offer())
+    Interrupts(say, drain, what="the calls").run(offer())
     if drain.first is not None:
         raise StoppedError(drain.first, "stopped: what ran has ended")
     return 0

@@ -11,9 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pexpect
 import pytest
 
+from agentrt.cli.faults import StoppedError
+from agentrt.cli.signals import taken
 from agentrt.executors.vllm.processes import descendants
+from agentrt.lab.commands.simulate import progress
 from tests.cli.conftest import Write
 
 SCRIPT = """
@@ -129,3 +133,58 @@ def test_a_blocking_tool_and_what_it_started_end_too(number: int, code: int, wri
             process.send_signal(number)
         assert process.wait(timeout=20) == code
     wait_gone(children)
+
+
+LONELY = """
+import subprocess, sys, time
+from agentrt.cli.signals import end_at_signals
+end_at_signals()
+child = subprocess.Popen(["sleep", "60"])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_command_that_takes_no_signals_leaves_no_process() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LONELY], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 143
+    wait_gone([child])
+
+
+def test_a_second_signal_ends_a_simulation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first one's processes are being ended, say."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    monkeypatch.setattr(progress, "end_now", end)
+    with taken(progress._Raise()):
+        with pytest.raises(StoppedError, match="SIGTERM"):
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit, match="143"):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_nohup_is_heard() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with taken(lambda number, frame: pytest.fail("taken")):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_is_closed_ends_it(write: Write) -> None:
+    """Its window is closed while the live view is drawn on it."""
+    path = write("@program\nasync def p(ctx):\n    await ctx.llm('hang')\n")
+    command = ["-m", "tests.cli.echoing", "run", str(path)]
+    child = pexpect.spawn(sys.executable, command, cwd=str(ROOT), timeout=20)
+    child.expect_exact("p-1")
+    os.close(child.child_fd)
+    assert child.wait() == 129

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from agentrt.cli.streams import say
+
 Option = Callable[[Any], Any]
 
 
@@ -110,5 +112,5 @@ def numbers(text: str, option: str = "") -> tuple[int, ...]:
 
 
 def note(message: str) -> None:
-    """Say on stderr what runs now."""
-    click.echo(message, err=True)
+    """Say on stderr what runs now, if there is somebody to read it."""
+    say(message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -11,14 +10,13 @@ from contextlib import closing, contextmanager
 from types import FrameType
 from typing import NoReturn
 
-import click
-
 from agentrt.cli.faults import StoppedError
+from agentrt.cli.signals import end_now, taken
+from agentrt.cli.streams import say
 from agentrt.lab.reports.compare import Cell, cells
 from agentrt.lab.runs.grid import RunResult, RunSpec
 from agentrt.lab.runs.workers import run_all
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PLAIN_EVERY_S = 10.0
 
 
@@ -34,7 +32,7 @@ def do_runs(
     done: list[RunResult] = []
     try:
         with (
-            _raising_signals(),
+            taken(_Raise()),
             _meter(len(specs)) as meter,
             closing(run_all(specs, jobs)) as results,
         ):
@@ -60,20 +58,20 @@ def compared(
         raise stop
 
 
-@contextmanager
-def _raising_signals() -> Iterator[None]:
-    """Signals raise `StoppedError` here, so that processes end and files close."""
-    before = {number: signal.signal(number, _raise) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+class _Raise:
+    """A first signal raises `StoppedError`, so that processes end and files close; a second one
+    ends all at once.
+    """
 
+    def __init__(self) -> None:
+        self._first: int | None = None
 
-def _raise(number: int, frame: FrameType | None) -> NoReturn:
-    name = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
-    raise StoppedError(number, name)
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        if self._first is not None:
+            end_now(self._first, frame)
+        self._first = number
+        name = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
+        raise StoppedError(number, name)
 
 
 @contextmanager
@@ -118,6 +116,4 @@ class _Lines:
             return
         self._said = now
         left = (now - self._began) * (self._runs / self._ended - 1)
-        # Whoever was to read stderr may be gone; the runs go on all the same.
-        with contextlib.suppress(BrokenPipeError):
-            click.echo(f"{self._ended} of {self._runs} runs, about {left:.0f} s left", err=True)
+        say(f"{self._ended} of {self._runs} runs, about {left:.0f} s left")
