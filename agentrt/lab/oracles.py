@@ -63,7 +63,6 @@ class Laws:
         self._costs: dict[Kind, tuple[int, list[float]]] = {}
 
     def add(self, shape: ProgramShape) -> None:
-        """A program that will come."""
         size = shape.output_tokens * self._step_s
         for kind in {(shape.type, None), (shape.type, _hint_bin(shape.hint_tokens))}:
             self._sizes.setdefault(kind, []).append(size)

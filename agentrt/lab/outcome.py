@@ -33,7 +33,6 @@ class Outcome:
 
     @property
     def latency_s(self) -> float:
-        """From its arrival to its end."""
         return self.ended_s - self.arrived_s
 
     @property
@@ -165,16 +164,13 @@ class Ran:
 
     @property
     def counts(self) -> EngineCounts:
-        """What the engines counted, together."""
         return self.engines[0] if len(self.engines) == 1 else sum_counts(self.engines)
 
     @property
     def preemptions(self) -> int:
-        """How often calls were preempted."""
         return sum(outcome.preemptions for outcome in self.outcomes)
 
     def summary(self) -> Summary:
-        """Its figures."""
         return summarize(self.outcomes, self.counts if self.engines else None, self.busy_s)
 
     def summary_of(self, type: str) -> Summary:

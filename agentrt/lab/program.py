@@ -54,11 +54,9 @@ class LiveProgram:
                 self._children[parent].append(index)
 
     def call_id(self, index: int) -> str:
-        """A call's name on the engine."""
         return f"{self.row.program_id}/{index}"
 
     def first(self) -> list[int]:
-        """The calls that wait for no other."""
         return [index for index, call in enumerate(self.shape.calls) if not call.after]
 
     def call_ended(self, index: int, report: CallReport) -> None:
@@ -75,7 +73,6 @@ class LiveProgram:
 
     @property
     def ended(self) -> bool:
-        """Whether all its calls have ended."""
         return len(self.reports) == len(self.shape.calls)
 
     @property

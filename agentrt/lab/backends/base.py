@@ -84,7 +84,6 @@ class Backend(ABC):
 
     @property
     def busy_s(self) -> list[float]:
-        """The seconds that each engine was busy."""
         return []
 
     @property
@@ -119,7 +118,6 @@ class Replicas:
         return index
 
     def ended(self, call_id: str, report: CallReport) -> None:
-        """A call has ended."""
         self.dispatcher.ended(self._trips.pop(call_id), report)
 
     def served(self, program_id: str) -> list[int]:
@@ -127,6 +125,5 @@ class Replicas:
         return list(self._served.get(program_id, ()))
 
     def program_ended(self, program_id: str) -> None:
-        """A program makes no more calls."""
         self.dispatcher.program_ended(program_id)
         self._served.pop(program_id, None)

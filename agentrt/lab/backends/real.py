@@ -86,7 +86,6 @@ class Real(Backend):
         self._began = 0.0
 
     async def run(self, programs: Sequence[ProgramShape]) -> Ran:
-        """All programs to their end."""
         driver = Driver(self, programs)
         self._began = self._clock()
         async with asyncio.TaskGroup() as self._tasks:

@@ -159,21 +159,17 @@ class Steps(Backend):
     # -- what its engines ask for ------------------------------------------------------
 
     def when(self, step: int, what: Callable[[], None]) -> None:
-        """Let something happen at a step to come."""
         self._serial += 1
         heapq.heappush(self._due, (step, self._serial, what))
 
     def touch(self, engine: Slots) -> None:
-        """At this moment the engine has to choose who runs."""
         self._touched[engine] = None
 
     def served(self, engine: Slots) -> None:
-        """At this moment service of the engine's calls is over."""
         self._served[engine] = None
         self.touch(engine)
 
     def leave(self, engine: Slots, call: QueuedCall) -> None:
-        """A call has ended, and is in the queues no more."""
         job: Job = call.item
         self._ending = engine, call
         report = CallReport(

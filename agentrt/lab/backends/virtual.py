@@ -234,7 +234,6 @@ class Virtual(Backend):
 
     @property
     def routed(self) -> list[int]:
-        """How many calls the router sent to each engine."""
         return [] if self._replicas is None else self._replicas.routed
 
 

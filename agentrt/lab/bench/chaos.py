@@ -200,7 +200,6 @@ class Report:
         return lines
 
     def table(self) -> str:
-        """The figures as Markdown."""
         rows = {
             "minutes": f"{self.seconds / 60:.1f}",
             "programs, of which right": f"{self.programs}, {self.right}",

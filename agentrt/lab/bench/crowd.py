@@ -91,7 +91,6 @@ class Crowd:
         self._next_call = self._draw_call()
 
     def step(self) -> None:
-        """A whole step, untimed."""
         self.prepare()
         for act in self.parts.values():
             act()

@@ -55,7 +55,6 @@ class Results:
         self.samples |= {key: [] for key in keys}
 
     def add(self, *key: object, figures: Figures) -> None:
-        """Keep what was measured in a repeat."""
         self.samples.setdefault(key, []).append(figures)
 
     def values(self, key: tuple[object, ...], name: str) -> list[float]:

@@ -295,7 +295,6 @@ class ServingBench:
 
     @staticmethod
     async def _rest(seconds: float) -> None:
-        """Wait as long as the server asks for."""
         await asyncio.sleep(seconds)
 
 

@@ -222,7 +222,6 @@ class HeadlessEngine:
         self.scheduler.add_request(request)
 
     def abort(self, request_id: str) -> None:
-        """Abort a call, in whatever state."""
         from vllm.v1.request import RequestStatus
 
         self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)

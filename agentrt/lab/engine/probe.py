@@ -52,7 +52,6 @@ class _Watched:
             self.recomputed_tokens += max(0, self.computed_at_stop - cached)
 
     def report(self) -> CallReport:
-        """The account as it stands."""
         request = self.request
         return CallReport(
             service_s=self.service_s,
@@ -102,7 +101,6 @@ class Probe:
             setattr(self._scheduler, name, stand(getattr(self._scheduler, name)))
 
     def detach(self) -> None:
-        """End, and leave the scheduler as it was."""
         for name in _WATCHED:
             delattr(self._scheduler, name)
 

@@ -116,7 +116,6 @@ class StepTimeModel:
         )
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod

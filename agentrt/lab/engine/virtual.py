@@ -91,7 +91,6 @@ class EngineCounts:
         return self.usage.cached_tokens / max(1, self.usage.prompt_tokens)
 
     def add(self, report: CallReport) -> None:
-        """Count a finished call."""
         self.usage += report
 
 
@@ -143,12 +142,10 @@ class VirtualEngine:
 
     @property
     def now(self) -> float:
-        """The virtual clock."""
         return self._engine.now
 
     @property
     def busy(self) -> bool:
-        """Whether a call is unfinished."""
         return bool(self._engine.requests)
 
     def wait_until(self, now: float) -> None:
@@ -200,7 +197,6 @@ class VirtualEngine:
         self._tell("boundary", [(program_id, what, name)])
 
     def end_program(self, totals: ProgramTotals) -> None:
-        """A program ended: the engine forgets it."""
         self._tell("end", totals)
 
     def _tell(self, op: str, argument: Any) -> Any:

@@ -61,7 +61,6 @@ class Cell:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds whose runs are done."""
         return sorted(self.summaries)
 
     def values(self, measure: str) -> list[float]:
@@ -83,7 +82,6 @@ class Cell:
         return [mine / theirs for mine, theirs in pairs if theirs and mine is not None]
 
     def median(self, measure: str) -> float:
-        """The median of a measure over the seeds."""
         return median(self.values(measure))
 
     def median_ratio(self, measure: str, to: Cell | None = None) -> float:

@@ -7,13 +7,12 @@ or more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from agentrt.errors import ConfigError
 from agentrt.lab.reports.compare import Cell
 from agentrt.lab.reports.tables import Spread, in_digits, markdown
 
@@ -26,39 +25,18 @@ Curve = list[tuple[float, float]]
 """Loads, rising, with the latency at each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A latency that all have to keep.
+Level = Callable[[Curve], float]
+"""The seconds per token that all have to keep, given the baseline's medians."""
 
-    Seconds per token (``s``), so many times the baseline's at the lowest load (``x``), or
-    the baseline's at this load (``@``).
-    """
 
-    kind: str
-    value: float
+def exactly(seconds: float) -> Level:
+    """So many seconds per token."""
+    return lambda baseline: seconds
 
-    @classmethod
-    def parse(cls, text: str, hint: str) -> Level:
-        """Read ``0.05``, ``2x`` or ``@0.9``. Raises `ConfigError` for anything else."""
-        kind = "x" if text.endswith("x") else "@" if text.startswith("@") else "s"
-        try:
-            value = float(text.removesuffix("x").removeprefix("@"))
-        except ValueError:
-            value = 0.0
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"--slo {text!r}: {hint}")
-        return cls(kind, value)
 
-    def seconds(self, baseline: Curve) -> float:
-        """The level, given the baseline's medians. Raises `ConfigError` for another's load."""
-        if self.kind == "s":
-            return self.value
-        if self.kind == "x":
-            return self.value * baseline[0][1]
-        for load, latency in baseline:
-            if load == self.value:
-                return latency
-        raise ConfigError(f"--slo @{self.value:g}: no run has this rate; name one of --rate")
+def times(factor: float) -> Level:
+    """So many times the baseline's latency at the lowest load."""
+    return lambda baseline: factor * baseline[0][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +77,7 @@ def at_equal_latency(
         if len(base) < 2:
             continue
         for measure in measures:
-            level_s = level.seconds(_medians(base, measure))
+            level_s = level(_medians(base, measure))
             for policy, mine in by_policy.items():
                 pairs = [
                     tuple(crossing(curve, level_s) for curve in curves)

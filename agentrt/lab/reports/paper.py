@@ -11,8 +11,8 @@ from agentrt.lab.reports.compare import Cell, cells
 from agentrt.lab.reports.equal_latency import (
     MEAN,
     Carried,
-    Level,
     at_equal_latency,
+    exactly,
     repeats_as_dicts,
 )
 from agentrt.lab.reports.plots import draw_panel, new_figure
@@ -56,12 +56,10 @@ class Panel:
 
     @property
     def programs(self) -> int:
-        """How many there are in a run."""
         return self.settings[0].count
 
     @property
     def baseline(self) -> str:
-        """What all are compared with."""
         return self.policies[0]
 
     @property
@@ -89,7 +87,7 @@ class Panel:
     def carried(self) -> Iterator[tuple[float, list[Carried]]]:
         """What each policy carries at each level; nothing where too few loads are done."""
         for times in LEVELS:
-            level = Level("s", times * self.unloaded_s)
+            level = exactly(times * self.unloaded_s)
             found = at_equal_latency(self.cells, self.baseline, level, MEAN)
             if found:
                 yield times, found

@@ -18,7 +18,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
     def __str__(self) -> str:

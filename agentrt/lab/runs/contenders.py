@@ -50,12 +50,10 @@ class Stock:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
         return next(name for name, feed in _FEEDS.items() if feed == self.feed)
 
     @property
     def scheduling(self) -> StockPolicy:
-        """vLLM's ``scheduling_policy``."""
         return "fcfs" if self.feed == "none" else "priority"
 
     def priority(self, program: LiveProgram, index: int) -> int:

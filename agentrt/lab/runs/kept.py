@@ -51,7 +51,6 @@ class KeptRuns:
         return done, left
 
     def keep(self, result: RunResult) -> None:
-        """Write a run to the file's end."""
         if self._path is None:
             return
         summaries = {"": result.summary, **result.by_type}

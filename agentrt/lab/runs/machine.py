@@ -84,7 +84,6 @@ class Machine:
         return self.replicas * capacity_per_s(programs, self.batch, self.step_time())
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able values, for reports: what counts at its depth."""
         told: dict[str, Any] = {"batch": self.batch, "depth": self.depth}
         if self.replicas > 1:
             told |= {"replicas": self.replicas, "router": self.router}

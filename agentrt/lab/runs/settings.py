@@ -50,7 +50,6 @@ class Source:
 
     @property
     def scales(self) -> Scales:
-        """The three factors."""
         return Scales(self.context_scale, self.output_scale, self.gap_scale)
 
     def trace(self) -> Trace:
@@ -60,7 +59,6 @@ class Source:
         return _recorded(self.path, self.context_scale, self.output_scale, self.gap_scale)
 
     def count(self, n: int | None) -> int:
-        """How many programs `programs` gives."""
         if n is not None:
             return n
         return DEFAULT_PROGRAMS if self.path is None else len(self.trace().programs)
@@ -87,7 +85,6 @@ class Setting:
 
     @property
     def count(self) -> int:
-        """How many programs there are."""
         if self.pressure.kind == "recorded":
             return len(self.source.trace().programs[: self.programs])
         return self.source.count(self.programs)

@@ -81,7 +81,6 @@ class Toy:
         return {**chosen, **_COMMON, "note": self.note}
 
     def run(self, policy: str) -> ToyRun:
-        """Run the toy. Raises `ConfigError` for an unknown policy."""
         backend = Steps(self.config(policy), self.batch, 1.0, strict=True)
         outcomes = drive(backend, self.programs).outcomes
         ends = {one.program_id: int(one.ended_s) for one in outcomes}
@@ -103,7 +102,6 @@ class ToyRun:
     ends: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able values, for ``--json``."""
         convention = self.toy.convention(self.policy)
         return {"policy": self.policy, "waiting": self.waiting, "convention": convention}
 
@@ -167,11 +165,9 @@ class Search:
 
     @property
     def critical_path(self) -> int:
-        """The steps of the critical path itself."""
         return int(self.program.ideal_s(1.0))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able values, for ``--json``."""
         calls = [{"steps": c.output_tokens, "after": list(c.after)} for c in self.program.calls]
         return {
             "figure": 9,

@@ -91,7 +91,6 @@ class _Wave:
     low: float
 
     def due_by(self, time: float) -> float:
-        """The rate's integral up to ``time``."""
         whole = math.floor(time)
         within = time - whole
         return (

@@ -50,7 +50,6 @@ class Replay:
         human: bool = False,
         tool: str = "",
     ) -> int:
-        """Add a call, given as recorded, and return its index."""
         gap_s *= self._scales.gap
         self.calls.append(
             CallShape(

@@ -77,7 +77,6 @@ class ProgramShape:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that all its calls generate together."""
         return sum(call.output_tokens for call in self.calls)
 
     def ideal_s(self, seconds_per_token: float) -> float:
@@ -89,7 +88,6 @@ class ProgramShape:
         return max(ends)
 
     def arriving(self, at_s: float) -> ProgramShape:
-        """The same program, arriving at another time."""
         return replace(self, arrives_s=at_s)
 
 

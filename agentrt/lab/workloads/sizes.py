@@ -116,7 +116,6 @@ class ProgramBuilder:
         self._own = math.sqrt(1.0 - shared)
 
     def draw(self, sizes: Sizes) -> int:
-        """A token count of this program."""
         z = self._shared * self._verbosity + self._own * self._rng.gauss(0.0, 1.0)
         return sizes.draw(self._rng, z)
 
@@ -154,7 +153,6 @@ class ProgramBuilder:
         return len(self.calls) - 1
 
     def build(self, program_id: str, type: str) -> ProgramShape:
-        """The program as drawn, arriving at 0."""
         return ProgramShape(program_id, type, tuple(self.calls), system_tokens=self._system_tokens)
 
     def _begin(self, extends: int | None) -> int:

@@ -18,7 +18,7 @@ from agentrt.lab.engine.virtual import PrioritizedCall
 from agentrt.lab.outcome import Summary
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.reports.compare import Cell
-from agentrt.lab.reports.equal_latency import Level, at_equal_latency, by_repeats
+from agentrt.lab.reports.equal_latency import at_equal_latency, by_repeats, exactly, times
 from agentrt.lab.runs.contenders import Stock, contenders, stock_names
 from agentrt.lab.runs.grid import grid, turns
 from agentrt.lab.runs.machine import Machine
@@ -30,7 +30,6 @@ from agentrt.scheduler import ProgramRow, SchedulerConfig
 from agentrt.scheduler.table import ProgramTotals
 
 REACT = Source("react")
-_HINT = "such as 0.05, 2x, @0.9"
 OURS = SchedulerConfig()
 
 
@@ -132,7 +131,7 @@ def test_each_repeat_has_a_ratio_of_its_own() -> None:
             "ours": {0.5: (0.01, 0.01), 1.0: (0.01, 0.02), 1.5: (0.03, 0.04)},
         }
     )
-    stock, ours = at_equal_latency(found, "stock", Level.parse("2x", _HINT))[:2]
+    stock, ours = at_equal_latency(found, "stock", times(2))[:2]
     assert (stock.policy, stock.level_s, stock.mark) == ("stock", 0.02, "")
     assert stock.loads == pytest.approx((1.0, 0.75))
     assert ours.loads == pytest.approx((1.25, 1.0))
@@ -150,44 +149,30 @@ def test_each_repeat_has_a_ratio_of_its_own() -> None:
 )
 def test_a_ratio_that_the_sweep_only_bounds_says_so(ours: tuple[float, ...], mark: str) -> None:
     found = cells({"stock": {1.0: (0.01,), 2.0: (0.03,)}, "ours": {1.0: ours[:1], 2.0: ours[1:]}})
-    level = Level.parse("0.02", _HINT)
+    level = exactly(0.02)
     assert at_equal_latency(found, "stock", level)[1].mark == mark
 
 
 def test_where_stock_keeps_the_level_throughout_ours_is_bounded_from_above() -> None:
     curves: Curves = {"stock": {1.0: (0.01,), 2.0: (0.01,)}, "ours": {1.0: (0.01,), 2.0: (0.03,)}}
-    stock, ours = at_equal_latency(cells(curves), "stock", Level.parse("0.02", _HINT))[:2]
+    stock, ours = at_equal_latency(cells(curves), "stock", exactly(0.02))[:2]
     assert (stock.mark, ours.mark) == ("", "≤")
     alike = {**curves, "ours": curves["stock"]}
-    assert at_equal_latency(cells(alike), "stock", Level.parse("0.02", _HINT))[1].mark == "~"
+    assert at_equal_latency(cells(alike), "stock", exactly(0.02))[1].mark == "~"
 
 
 def test_the_tail_has_a_level_of_its_own() -> None:
     curves: Curves = {"stock": {0.5: (0.01,), 1.0: (0.04,)}, "ours": {0.5: (0.01,), 1.0: (0.03,)}}
-    found = at_equal_latency(cells(curves), "stock", Level.parse("2x", _HINT))
+    found = at_equal_latency(cells(curves), "stock", times(2))
     assert [one.level_s for one in found[::2]] == pytest.approx([0.02, 0.04, 0.06])
     assert [one.ratios for one in found[1::2]] == [pytest.approx(found[1].ratios)] * 3
-
-
-def test_stocks_own_latency_at_a_rate_can_be_the_level() -> None:
-    curves: Curves = {"stock": {0.5: (0.01,), 1.0: (0.02,)}, "ours": {0.5: (0.01,), 1.0: (0.01,)}}
-    found = at_equal_latency(cells(curves, "rate"), "stock", Level.parse("@1.0", _HINT))
-    assert (found[0].level_s, found[0].loads) == (0.02, (1.0,))
-    with pytest.raises(ConfigError, match="no run has this rate"):
-        at_equal_latency(cells(curves), "stock", Level.parse("@0.7", _HINT))
 
 
 def test_one_load_or_a_burst_has_no_throughput_at_equal_latency() -> None:
     one = {"stock": {1.0: (0.01,)}, "ours": {1.0: (0.01,)}}
     two = {"stock": {1.0: (0.01,), 2.0: (0.02,)}}
-    assert at_equal_latency(cells(one), "stock", Level.parse("2x", _HINT)) == []
-    assert at_equal_latency(cells(two, "bursts"), "stock", Level.parse("2x", _HINT)) == []
-
-
-@pytest.mark.parametrize("text", ["", "x", "0x", "-1", "@", "@x", "nan", "2y", "inf"])
-def test_a_bad_level_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--slo .*such as 0.05.*2x.*@0.9"):
-        Level.parse(text, _HINT)
+    assert at_equal_latency(cells(one), "stock", times(2)) == []
+    assert at_equal_latency(cells(two, "bursts"), "stock", times(2)) == []
 
 
 @settings(deadline=None)
@@ -200,7 +185,7 @@ def test_between_two_loads_the_latency_is_interpolated(steps: list[float], share
     latencies = [sum(steps[: i + 1]) for i in range(len(steps))]
     level = latencies[0] + share * (latencies[-1] - latencies[0])
     curve = {1.0 + i: (value,) for i, value in enumerate(latencies)}
-    (found, *_) = at_equal_latency(cells({"stock": curve}), "stock", Level("s", level))
+    (found, *_) = at_equal_latency(cells({"stock": curve}), "stock", exactly(level))
     (load,) = found.loads
     low, high = next(pair for pair in pairwise(sorted(curve)) if pair[0] <= load <= pair[1] + 1e-9)
     part = load - low

@@ -11,7 +11,7 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.lab.outcome import Summary
 from agentrt.lab.reports.compare import Cell, cells
-from agentrt.lab.reports.equal_latency import MEAN, Level, at_equal_latency
+from agentrt.lab.reports.equal_latency import MEAN, at_equal_latency, times
 from agentrt.lab.runs.contenders import policies
 from agentrt.lab.runs.grid import RunSpec, arrivals, do, grid
 from agentrt.lab.runs.machine import Machine
@@ -242,7 +242,7 @@ def test_throughput_at_equal_latency_is_interpolated() -> None:
         *(cell(load, "srpt", 0.1) for load in (0.6, 0.8, 1.0)),
         *(cell(load, "mlfq", 0.3) for load in (0.6, 0.8, 1.0)),
     ]
-    carried = at_equal_latency(found, "fcfs", Level("x", 2.0), MEAN)
+    carried = at_equal_latency(found, "fcfs", times(2), MEAN)
     answers = {a.policy: a for a in carried}
     assert {a.level_s for a in answers.values()} == {0.2}
     assert answers["fcfs"].loads[0] == pytest.approx(0.8)
@@ -253,4 +253,4 @@ def test_throughput_at_equal_latency_is_interpolated() -> None:
 
 
 def test_throughput_needs_two_loads() -> None:
-    assert at_equal_latency([cell(0.9, "fcfs", 0.1)], "fcfs", Level("x", 2.0)) == []
+    assert at_equal_latency([cell(0.9, "fcfs", 0.1)], "fcfs", times(2)) == []

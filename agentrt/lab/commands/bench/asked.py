@@ -11,7 +11,7 @@ import click
 
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.outputs import check_output, check_plot
-from agentrt.lab.reports.equal_latency import Level
+from agentrt.lab.reports.equal_latency import Level, times
 from agentrt.lab.runs.contenders import DEFAULT_POLICIES, Contender, contenders
 from agentrt.lab.runs.grid import RunResult
 from agentrt.lab.runs.pressure import Pressure
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 WORKLOADS = {"sharegpt": "chat", "bfcl": "react"}
 """The paper's names for two of the generators."""
-_SLO = (
-    "give seconds per token such as 0.05, a multiple of stock's at the lowest rate such as 2x, or "
-    "stock's at a rate such as @0.9"
-)
 _VIRTUAL = ("step_model", "jobs")
 _REAL = ("model", "model_shape")
 _DEFAULT_RATES = "0.7x,0.9x,1.1x,1.3x"
@@ -60,27 +56,22 @@ def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
     kept, let_in = _names(options["retention"]), _names(options["admission"])
     everyone = contenders(names, kept, SchedulerConfig(), let_in)
     pressures = _pressures(options)
-    level = Level.parse(options["slo"], _SLO)
-    _check_level(level, pressures, options)
     programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
     repeats = options["repeat"] or (3 if options["virtual"] else 2)
     seeds = range(options["seed"], options["seed"] + repeats)
     return Asked(
-        _source(options), pressures, programs, everyone, seeds, level, options, tuple(flags)
+        _source(options), pressures, programs, everyone, seeds, _slo(options), options, tuple(flags)
     )
 
 
-def _check_level(level: Level, pressures: Sequence[Pressure], options: Mapping[str, Any]) -> None:
-    """Refuse a level at a rate that no run will have."""
-    if level.kind != "@":
-        return
-    # In real time a share becomes a rate that is measured first.
-    named = [p.value for p in pressures if options["virtual"] or p.kind == "rate"]
-    if level.value not in named:
+def _slo(options: Mapping[str, Any]) -> Level:
+    try:
+        return times(Pressure.parse_rate(options["slo"].removesuffix("x")).value)
+    except ConfigError as error:
         raise ConfigError(
-            f"--slo {options['slo']}: no run has this rate; name one of --rate, in real time one "
-            "in programs per second"
-        )
+            f"--slo {options['slo']!r}: give a multiple of stock's latency per token at the lowest "
+            "rate, such as 2x"
+        ) from error
 
 
 def _check_kind(options: Mapping[str, Any]) -> None:

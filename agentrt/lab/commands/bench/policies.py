@@ -110,9 +110,8 @@ _OPTIONS = (
         "--slo",
         default="1.5x",
         show_default=True,
-        metavar="S|Xx|@R",
-        help="The level of throughput at equal latency: seconds per token, a multiple of stock's "
-        "at the lowest rate, or stock's at rate R.",
+        metavar="Xx",
+        help="The level of throughput at equal latency, over stock's at the lowest rate.",
     ),
     _output("--json", "as_json", is_flag=True, help="Print all of it as one JSON line, too."),
     _output("--csv", type=_path, metavar="FILE", help="Write a line per rate, policy, measure."),
