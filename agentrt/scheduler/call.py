@@ -8,6 +8,8 @@ from typing import Any
 
 from agentrt.scheduler.table import ProgramRow
 
+Key = tuple[int, float, int]
+
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
@@ -21,7 +23,8 @@ class QueuedCall:
     ``waited_s`` and ``served_s`` cover its whole life;
     ``debt_waited_s`` and ``debt_served_s`` count from its last promotion, for the
     starvation ratio: the paper resets the call's times on promotion, and would then
-    lose that service from the program's total.
+    lose that service from the program's total. A step adds to ``served_s`` and ``steps`` alone:
+    what counts from a moment on is the difference to what they were then.
     """
 
     call_id: str
@@ -32,9 +35,10 @@ class QueuedCall:
     node: str = ""
     prompt_tokens: int = 0
     level: int = 0
-    order: float = 0.0
-    seq: int = 0
-    quantum_left: float = math.inf
+    key: Key = (0, 0.0, 0)
+    """Its level, its order there, and a number for its turn: a smaller key runs first."""
+    quantum_ends_s: float = math.inf
+    """``served_s`` at which its quantum is used up."""
     since: float | None = None
     began_at: float = 0.0
     gave_way_to: str = ""
@@ -48,17 +52,39 @@ class QueuedCall:
     served_s: float = 0.0
     debt_since: float = 0.0
     debt_waited_s: float = 0.0
-    debt_served_s: float = 0.0
-    residency_steps: int = 0
+    promoted_at_s: float = 0.0
+    """``served_s`` at its last promotion."""
     steps: int = 0
+    began_at_step: int = 0
+    """``steps`` when it last began to run."""
     preemptions: int = 0
     demotions: int = 0
     promotions: int = 0
 
     @property
-    def key(self) -> tuple[int, float, int]:
-        """A smaller key runs first."""
-        return (self.level, self.order, self.seq)
+    def order(self) -> float:
+        """Its place within its level; a smaller one runs first."""
+        return self.key[1]
+
+    @property
+    def seq(self) -> int:
+        """A number that it has anew with each priority."""
+        return self.key[2]
+
+    @property
+    def quantum_left(self) -> float:
+        """Seconds of service until its priority is asked for again."""
+        return self.quantum_ends_s - self.served_s
+
+    @property
+    def debt_served_s(self) -> float:
+        """Its service since its last promotion."""
+        return self.served_s - self.promoted_at_s
+
+    @property
+    def residency_steps(self) -> int:
+        """Engine steps since it last began to run."""
+        return self.steps - self.began_at_step
 
     def __lt__(self, other: QueuedCall) -> bool:
         return self.key < other.key

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import count, islice
 from typing import Any
 
 from agentrt.errors import InvariantError
 from agentrt.scheduler.admission.base import Admission
-from agentrt.scheduler.call import QueuedCall
+from agentrt.scheduler.call import Key, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.adaptive.lane import CHARGED_EVERY_S, Lane
@@ -52,7 +51,7 @@ class LevelQueues:
         self.config = config
         self.admission = admission
         self.policy = make_policy(config) if policy is None else policy
-        self._heap: list[tuple[int, float, int, QueuedCall]] = []
+        self._heap: list[tuple[Key, QueuedCall]] = []
         self._deferred: list[QueuedCall] = []
         self._seqs = count(1)
         self._waiting = 0
@@ -97,7 +96,7 @@ class LevelQueues:
         call.debt_waited_s += now - call.debt_since
         call.since, call.began_at = None, now
         call.gave_way_to = ""
-        call.residency_steps = 0
+        call.began_at_step = call.steps
         if call.promoted:
             self._settle_promotion(call)
         if call.preemptions == 0:
@@ -110,17 +109,14 @@ class LevelQueues:
         call.since = call.debt_since = now
         call.preemptions += 1
         if to_tail:
-            call.seq = next(self._seqs)
+            call.key = (*call.key[:2], next(self._seqs))
         self._watch(call)
 
     def charge(self, call: QueuedCall, seconds: float, now: float, steps: int = 1) -> bool:
         """A call ran for so many seconds, in one engine step or several. True if that moved it."""
         call.served_s += seconds
-        call.debt_served_s += seconds
         call.program.attained_s += seconds
         call.steps += steps
-        call.residency_steps += steps
-        call.quantum_left -= seconds
         return self._charged(call, seconds, now)
 
     def charge_step(self, call_ids: Iterable[str], seconds: float, now: float) -> bool:
@@ -131,24 +127,23 @@ class LevelQueues:
             call = calls.get(call_id)
             if call is None:
                 continue
-            call.served_s += seconds
+            call.served_s = served = call.served_s + seconds
             call.program.attained_s += seconds
             call.steps += 1
-            if levelled:  # else there are no quanta, and nobody gives way
-                call.debt_served_s += seconds
-                call.residency_steps += 1
-                call.quantum_left = left = call.quantum_left - seconds
-                if left <= _EPSILON_S or call.in_lane or call.since is not None:
-                    moved = self._charged(call, seconds, now) or moved
+            # Without levels there are no quanta, and nobody gives way.
+            if levelled and (
+                served >= call.quantum_ends_s - _EPSILON_S or call.in_lane or call.since is not None
+            ):
+                moved = self._charged(call, seconds, now) or moved
         return moved
 
     def _charged(self, call: QueuedCall, seconds: float, now: float) -> bool:
         """What follows from a call's charge. True if its place changed."""
         if call.in_lane:
             self._lane.charge(seconds)
-        spent = call.quantum_left <= _EPSILON_S
+        spent = call.served_s >= call.quantum_ends_s - _EPSILON_S
         if spent and call.in_lane:
-            call.quantum_left = LANE.quantum_s
+            call.quantum_ends_s = call.served_s + LANE.quantum_s
         elif spent:
             before = call.level
             self._enter(call, self.policy.on_quantum_expired(call, now))
@@ -201,7 +196,7 @@ class LevelQueues:
         heap = self._heap
         while heap:
             if _is_current(heap[0]):
-                return heap[0][3]
+                return heap[0][1]
             heapq.heappop(heap)
         return None
 
@@ -288,7 +283,7 @@ class LevelQueues:
             call = self._starvation.pop_starved(now)
             if call is None:
                 break
-            call.debt_waited_s = call.debt_served_s = 0.0
+            call.promoted_at_s, call.debt_waited_s = call.served_s, 0.0
             call.debt_since = now
             call.promotions += 1
             call.promoted = True
@@ -316,15 +311,20 @@ class LevelQueues:
             return []
         if head.level >= running[-1].level:
             return []
-        with self._heads() as heads:
+        seen: list[tuple[Key, QueuedCall]] = []
+        try:
+            heads = self._heads(seen)
             return choose_victims(heads, running, free_slots, free_blocks, room, self.config)
+        finally:
+            for entry in seen:
+                heapq.heappush(self._heap, entry)
 
     def check_integrity(self) -> None:
         """For tests. Raises `InvariantError` on a state that must not be."""
         queued = [c for c in self.calls.values() if c.queued]
         if len(queued) != self._waiting:
             raise InvariantError(f"{self._waiting} calls counted as waiting, {len(queued)} are")
-        offered = {id(c) for *key, c in self._heap if c.queued and c.key == tuple(key)}
+        offered = {id(entry[1]) for entry in self._heap if _is_current(entry)}
         for call in queued:
             if call.since is None:
                 raise InvariantError(f"call {call.call_id} runs and is queued")
@@ -337,8 +337,9 @@ class LevelQueues:
     # -- inside ------------------------------------------------------------------------
 
     def _enter(self, call: QueuedCall, priority: Priority) -> None:
-        call.level, call.quantum_left, call.order = priority
-        call.seq = next(self._seqs)
+        call.level, quantum_s, order = priority
+        call.key = (call.level, order, next(self._seqs))
+        call.quantum_ends_s = call.served_s + quantum_s
         if call.queued and not call.deferred:
             self._offer(call)
 
@@ -347,7 +348,7 @@ class LevelQueues:
         if call.held and self.admission is not None:
             self.admission.wait(call)
         else:
-            heapq.heappush(self._heap, (*call.key, call))
+            heapq.heappush(self._heap, (call.key, call))
             self._tidy()
 
     def _tidy(self) -> None:
@@ -376,24 +377,14 @@ class LevelQueues:
         call.promoted = False
         self._promoted_waiting -= 1
 
-    @contextmanager
-    def _heads(self) -> Iterator[Iterator[QueuedCall]]:
-        """The waiting calls best first, without taking them; cost grows with how far one looks."""
-        seen: list[tuple[int, float, int, QueuedCall]] = []
-
-        def walk() -> Iterator[QueuedCall]:
-            while (call := self.head()) is not None:
-                seen.append(heapq.heappop(self._heap))
-                yield call
-
-        try:
-            yield walk()
-        finally:
-            for entry in seen:
-                heapq.heappush(self._heap, entry)
+    def _heads(self, seen: list[tuple[Key, QueuedCall]]) -> Iterator[QueuedCall]:
+        """The waiting calls best first; entries of those ``seen`` are taken out of the heap."""
+        while (call := self.head()) is not None:
+            seen.append(heapq.heappop(self._heap))
+            yield call
 
 
-def _is_current(entry: tuple[int, float, int, QueuedCall]) -> bool:
-    """Whether a heap's entry still stands for its call: a call has a newer one once it moved."""
-    _, _, seq, call = entry
-    return call.queued and not (call.deferred or call.held) and call.seq == seq
+def _is_current(entry: tuple[Key, QueuedCall]) -> bool:
+    """Whether a heap's entry still stands for its call: a call has another key once it moved."""
+    key, call = entry
+    return call.queued and key is call.key and not (call.deferred or call.held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from agentrt.scheduler.call import QueuedCall
@@ -36,45 +36,26 @@ def choose_victims(
     Once ``max_preemptions_per_step`` are chosen, the other waiting calls have to wait
     for the next step.
     """
-    pool = _Lazy(
+    pool = (
         call
         for call in reversed(running)
         if call.residency_steps >= config.min_residency_steps and not room.spared(call)
     )
-    taken = 0
+    chosen: list[QueuedCall] = []
     for call in heads:
-        if taken >= config.max_preemptions_per_step:
+        if len(chosen) >= config.max_preemptions_per_step:
             break
         needed = room.blocks_needed(call)
-        more, slots, blocks = 0, free_slots, free_blocks
-        while slots < 1 or blocks < needed:
-            victim = pool.at(taken + more)
+        leaving: list[QueuedCall] = []
+        while free_slots < 1 or free_blocks < needed:
+            victim = next(pool, None)
             if victim is None or victim.level <= call.level:
-                return pool.first(taken)
-            slots += 1
-            blocks += room.blocks_held(victim)
-            more += 1
-        taken += more
-        free_slots, free_blocks = slots - 1, blocks - needed
+                return chosen
+            leaving.append(victim)
+            free_slots += 1
+            free_blocks += room.blocks_held(victim)
+        chosen += leaving
+        free_slots, free_blocks = free_slots - 1, free_blocks - needed
         if call.level >= running[-1].level:
             break
-    return pool.first(taken)
-
-
-class _Lazy:
-    """A sequence drawn from an iterator only as far as one looks."""
-
-    def __init__(self, source: Iterator[QueuedCall]) -> None:
-        self._source = source
-        self._drawn: list[QueuedCall] = []
-
-    def at(self, index: int) -> QueuedCall | None:
-        while len(self._drawn) <= index:
-            call = next(self._source, None)
-            if call is None:
-                return None
-            self._drawn.append(call)
-        return self._drawn[index]
-
-    def first(self, count: int) -> list[QueuedCall]:
-        return self._drawn[:count]
+    return chosen

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 from agentrt.executors.identity import from_extra_args
@@ -187,29 +186,21 @@ class ProgramScheduler(AsyncScheduler):
         """Preempt running calls of a worse level for waiting calls of a better one."""
         calls = self.queues.calls
         if self._unsorted:
-            self.running.sort(key=partial(_key, calls))
+            self.running.sort(key=lambda request: calls[request.request_id].key)
             self._unsorted = False
         # Asked for its truth, the queue sets aside whom nobody should give way to.
         head = self.queues.head() if self.running and self.waiting else None
-        if head is None:
-            return
         # The one comparison that nearly every step comes down to.
-        if head.level >= calls[self.running[-1].request_id].level:
+        if head is None or head.level >= calls[self.running[-1].request_id].level:
             return
+        running = [calls[request.request_id] for request in self.running]
         free = free_blocks(self)
-        running = (calls[request.request_id] for request in reversed(self.running))
-        worse = [*takewhile(lambda call: call.level > head.level, running)]
-        victims = self.queues.victims(
-            worse[::-1],
-            free_slots(self),
-            free,
-            Room(
-                lambda call: blocks_needed(self, call.item, free),
-                lambda call: blocks_held(self, call.item),
-                self._spared,
-            ),
+        room = Room(
+            lambda call: blocks_needed(self, call.item, free),
+            lambda call: blocks_held(self, call.item),
+            self._spared,
         )
-        for call in victims:
+        for call in self.queues.victims(running, free_slots(self), free, room):
             call.gave_way_to = head.program.program_id
             self._preempt(call, now)
 
@@ -388,9 +379,3 @@ class ProgramScheduler(AsyncScheduler):
     def control(self, op: str, argument: Any = None) -> Any:
         """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
         return answer(self, op, argument)
-
-
-def _key(calls: Mapping[str, QueuedCall], request: Request) -> tuple[int, float, int]:
-    """What running calls are sorted by, in nearly every step: `QueuedCall.key`, without a call."""
-    call = calls[request.request_id]
-    return call.level, call.order, call.seq

@@ -12,8 +12,6 @@ from agentrt.scheduler import QueuedCall
 from tests.scheduler.harness import Harness
 
 NAMES = [f.name for f in fields(QueuedCall) if f.name not in ("program", "item")]
-UNRANKED = {"debt_served_s", "residency_steps", "quantum_left"}
-"""What nobody looks at where there are no levels."""
 
 
 def play(policy: str, seed: int, *, at_once: bool) -> tuple[list[list[Any]], list[bool]]:
@@ -38,9 +36,7 @@ def play(policy: str, seed: int, *, at_once: bool) -> tuple[list[list[Any]], lis
             each = [queues.charge(call, seconds, harness.now) for call in charged]
             moved.append(any(each))
         queues.check_integrity()
-    skipped = set() if queues.policy.levelled else UNRANKED
-    calls = queues.calls.values()
-    told = [[getattr(c, name) for name in NAMES if name not in skipped] for c in calls]
+    told = [[getattr(c, name) for name in NAMES] for c in queues.calls.values()]
     return told + [[row.program_id, row.attained_s] for row in harness.table], moved
 
 

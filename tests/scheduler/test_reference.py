@@ -235,8 +235,8 @@ def test_victims_make_room_for_one_call_after_the_other(
         for level, size, steps, is_spared in crowd_:
             name = f"{kind}{len(real)}"
             row = ProgramRow(name, "t")
-            real[name] = QueuedCall(name, row, None, None, 0.0, level=level, seq=len(real))
-            real[name].residency_steps = steps
+            key = (level, 0.0, len(real))
+            real[name] = QueuedCall(name, row, None, None, 0.0, level=level, key=key, steps=steps)
             call = Call(name, Program(), None, 0.0 if kind == "wait" else None, level, steps=steps)
             reference.levels[level].append(call)
             sizes[name] = size
