@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentrt.sampling import Sampling, TokenLogprobs
@@ -227,13 +227,6 @@ class CallReport(Usage):
     finished_step: int = 0
     level: int = 0
     replica: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values, for a message: the engine makes one of every call that ends."""
-        return {name: getattr(self, name) for name in _REPORTED}
-
-
-_REPORTED = tuple(one.name for one in fields(CallReport))
 
 
 @dataclass(frozen=True, slots=True)

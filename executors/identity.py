@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -23,13 +23,24 @@ _PROCESS = uuid4().hex[:12]
 _SENT = tuple(field.name for field in fields(Identity) if field.name != "parents")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestIdentity(Identity):
-    """What a vLLM request says; times are seconds of service.
+class RequestIdentity(NamedTuple):
+    """What a vLLM request says, as `Identity` has it; times are seconds of service.
 
-    The client wants a ``report`` of its call; a ``lone`` request is a program of its own.
+    The client wants a ``report`` of its call; a ``lone`` request is a program of its own. A
+    tuple, since the engine core makes one of every call that comes, and a tuple is made fast.
     """
 
+    call_id: str
+    program_id: str
+    program_type: str = "unknown"
+    tenant: str = "default"
+    session: str | None = None
+    node: str = ""
+    path_s: float | None = None
+    service_s: float = 0.0
+    program_path_s: float = 0.0
+    waiting_s: float = 0.0
+    size_hint: float | None = None
     report: bool = False
     lone: bool = False
 
@@ -66,7 +77,7 @@ def from_extra_args(
 ) -> RequestIdentity:
     """Read a request's identity; whatever is malformed counts as not given."""
     nested = extra.get(NESTED)
-    if isinstance(nested, Mapping) and nested.get("program_id"):
+    if isinstance(nested, dict) and nested.get("program_id"):
         return _of_nested(nested)
     program_id = extra.get("agentrt_program") or session_id
     if not program_id:
@@ -85,19 +96,20 @@ def from_extra_args(
 
 def _of_nested(values: Mapping[str, Any]) -> RequestIdentity:
     """What `to_extra_args` wrote, or a client in its manner."""
+    get = values.get
     return RequestIdentity(
-        call_id=_text(values.get("call_id")) or "",
+        call_id=_text(get("call_id")) or "",
         program_id=str(values["program_id"]),
-        program_type=_text(values.get("program_type")) or "unknown",
-        tenant=_text(values.get("tenant")) or "default",
-        session=_text(values.get("session")),
-        node=_text(values.get("node")) or "",
-        path_s=_number(values.get("path_s")),
-        service_s=_number(values.get("service_s")) or 0.0,
-        program_path_s=_number(values.get("program_path_s")) or 0.0,
-        waiting_s=_number(values.get("waiting_s")) or 0.0,
-        size_hint=_number(values.get("size_hint")),
-        report=bool(values.get("report", False)),
+        program_type=_text(get("program_type")) or "unknown",
+        tenant=_text(get("tenant")) or "default",
+        session=_text(get("session")),
+        node=_text(get("node")) or "",
+        path_s=_number(get("path_s")),
+        service_s=_number(get("service_s")) or 0.0,
+        program_path_s=_number(get("program_path_s")) or 0.0,
+        waiting_s=_number(get("waiting_s")) or 0.0,
+        size_hint=_number(get("size_hint")),
+        report=bool(get("report", False)),
     )
 
 

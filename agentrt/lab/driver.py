@@ -118,7 +118,8 @@ class Driver:
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
         """A call ended; its children come, or its program ends."""
         row = live.row
-        self.table.call_ended(row, live.call_id(index), self._now_s, live.path_s[index], report)
+        name, path_s, now = live.call_id(index), live.path_s[index], self._now_s
+        self.table.call_ended(row, name, now, path_s, report.service_s, report.waiting_s, report)
         live.call_ended(index, report)
         self._backend.call_ended(live, index, report)
         for child in live.ready_after(index):

@@ -144,7 +144,9 @@ class RunRegistry:
                     dag.fail(node.id, now, f"{type(error).__name__}: {error}", report)
                 else:
                     dag.finish(node.id, now, report)
-            self.table.call_ended(run.row, call_id(run, node), now, node.path_s, report)
+            service_s, waiting_s = report.service_s, report.waiting_s
+            name = call_id(run, node)
+            self.table.call_ended(run.row, name, now, node.path_s, service_s, waiting_s, report)
             run.saw_steps(report)
             self._leave(run, scope, node, now)
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple, Self
 
 from agentrt.errors import InvariantError
-from agentrt.request import CallReport, Usage
+from agentrt.request import Usage
 
 
 class ProgramState(StrEnum):
@@ -151,20 +151,28 @@ class ProcessTable:
         self._touch(row)
 
     def call_ended(
-        self, row: ProgramRow, call_id: str, now: float, path_s: float | None, report: CallReport
+        self,
+        row: ProgramRow,
+        call_id: str,
+        now: float,
+        path_s: float | None,
+        service_s: float,
+        waiting_s: float,
+        usage: Usage | None = None,
     ) -> None:
-        """A call completed, failed or was aborted; ``report`` is what it used.
+        """A call completed, failed or was aborted; ``usage`` is summed up where it is wanted.
 
         ``path_s`` is its p(c) of Eq. 2, None where its parents are unknown: then the
         paper's scalar takes its place (Alg. 1, line 4).
         """
         row.calls.pop(call_id, None)
         start = row.path_s if path_s is None else path_s
-        row.path_s = max(row.path_s, start + report.service_s)
-        row.service_s += report.service_s
-        row.waiting_s += report.waiting_s
+        row.path_s = max(row.path_s, start + service_s)
+        row.service_s += service_s
+        row.waiting_s += waiting_s
         row.finished_calls += 1
-        row.usage += report
+        if usage is not None:
+            row.usage += usage
         row.last_completion = now
         self._touch(row)
 

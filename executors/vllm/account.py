@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from agentrt.executors.identity import RequestIdentity
-from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.retention import Context
 
@@ -41,24 +41,24 @@ class Account:
         self.deferred_since = since if deferred or now - since > patience_s else None
         return deferred
 
-    def report(self, call: QueuedCall, step: int) -> CallReport:
-        """The account of a call that ended in the engine's ``step``."""
+    def report(self, call: QueuedCall, step: int) -> dict[str, Any]:
+        """The fields of the `CallReport` of a call that ended in the engine's ``step``."""
         request = call.item
         cached = self.cached_tokens
-        return CallReport(
-            service_s=call.served_s,
-            waiting_s=call.waited_s,
-            preemptions=call.preemptions,
-            demotions=call.demotions,
-            promotions=call.promotions,
-            steps=call.steps,
-            arrived_step=self.arrived_step,
-            finished_step=step,
-            prompt_tokens=request.num_prompt_tokens,
-            output_tokens=len(request.output_token_ids),
-            cached_tokens=cached or 0,
-            recomputed_tokens=self.recomputed_tokens,
-            returned_tokens=0 if cached is None else self.returned_tokens,
-            lost_tokens=0 if cached is None else max(0, self.returned_tokens - cached),
-            level=call.level,
-        )
+        return {
+            "service_s": call.served_s,
+            "waiting_s": call.waited_s,
+            "preemptions": call.preemptions,
+            "demotions": call.demotions,
+            "promotions": call.promotions,
+            "steps": call.steps,
+            "arrived_step": self.arrived_step,
+            "finished_step": step,
+            "prompt_tokens": request.num_prompt_tokens,
+            "output_tokens": len(request.output_token_ids),
+            "cached_tokens": cached or 0,
+            "recomputed_tokens": self.recomputed_tokens,
+            "returned_tokens": 0 if cached is None else self.returned_tokens,
+            "lost_tokens": 0 if cached is None else max(0, self.returned_tokens - cached),
+            "level": call.level,
+        }

@@ -15,7 +15,6 @@ from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_
 from agentrt.executors.vllm._compat.scheduling import free_slots
 from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.retention import Retainer
-from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
@@ -35,7 +34,7 @@ class Controlled(Protocol):
     memory: Memory
     retainer: Retainer
     kv_events: KVEventLog | None
-    aborted: OrderedDict[str, CallReport]
+    aborted: OrderedDict[str, dict[str, Any]]
     steps: int
     computed_tokens: int
 
@@ -64,8 +63,7 @@ def _end(scheduler: Controlled, program: Any) -> None:
 
 def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
     """The report of an aborted call, once; else None."""
-    report = scheduler.aborted.pop(str(call_id), None)
-    return None if report is None else report.to_dict()
+    return scheduler.aborted.pop(str(call_id), None)
 
 
 def _configure(scheduler: Controlled, settings: Any) -> dict[str, Any]:

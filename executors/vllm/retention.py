@@ -7,8 +7,6 @@ gives the time with each event.
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,7 +42,7 @@ from agentrt.scheduler.table import ProgramRow
 _HEADROOM = 0.1
 """Share of the cache that new calls leave to what the programs that are there will add."""
 _SHORT = 8
-"""Bytes of a block's hash that are kept: those of one number."""
+"""Bytes of a block's hash that are kept."""
 _CHAINS = 8
 """Calls of a program that are remembered: parallel branches return to different ones."""
 _CALLS = 2048
@@ -68,6 +66,7 @@ class Retainer:
         policy: Retention | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._block_size = hash_block_size(scheduler)
         self.now = 0.0
         self._history = PrefixHistory()
         self._calls: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
@@ -137,9 +136,9 @@ class Retainer:
 
         Of a prompt that is known in whole the last token is computed again in any case.
         """
-        size = hash_block_size(self._scheduler)
-        most = (request.num_prompt_tokens - 1) // size
-        return min(self._history.known(key_of(row), request.block_hashes), most) * size
+        most = (request.num_prompt_tokens - 1) // self._block_size
+        known = self._history.known(key_of(row), request.block_hashes)
+        return min(known, most) * self._block_size
 
     def blocks_freed(self, request: Request, context: Context | None) -> None:
         """A request's blocks are about to be freed, as it ends or is preempted.
@@ -175,15 +174,14 @@ class Retainer:
         """Keep a call's hashes for when its program drops what it had computed."""
         call_id = (extra_args(request).get(NESTED) or {}).get("call_id")
         if call_id:
-            computed = request.num_computed_tokens // hash_block_size(self._scheduler)
+            computed = request.num_computed_tokens // self._block_size
             self._calls[call_id] = tuple(request.block_hashes[:computed])
             if len(self._calls) > _CALLS:
                 self._calls.popitem(last=False)
 
     def _note(self, row: ProgramRow, request: Request) -> None:
         """Remember what a call had computed, for its program's next."""
-        size = hash_block_size(self._scheduler)
-        computed = min(request.num_computed_tokens // size, len(request.block_hashes))
+        computed = min(request.num_computed_tokens // self._block_size, len(request.block_hashes))
         self._history.note(key_of(row), request.block_hashes, computed)
 
     def too_costly(self, request: Request) -> bool:
@@ -257,7 +255,7 @@ class Retainer:
         context, hashes = self.contexts.get(program_id), self._calls.get(call_id, ())
         if context is None or self.queue is None:
             return None
-        first = kept // hash_block_size(self._scheduler)  # a block with more is its own
+        first = kept // self._block_size  # a block with more is its own
         blocks = find_cached(self._scheduler, hashes[first:])
         self.queue.give_up(blocks[::-1], context)
         if self.host is not None:
@@ -280,11 +278,12 @@ class PrefixHistory:
     """
 
     def __init__(self) -> None:
-        self._chains: OrderedDict[Key, deque[array[int]]] = OrderedDict()
+        self._chains: OrderedDict[Key, deque[bytearray]] = OrderedDict()
 
     def known(self, key: Key, hashes: Sequence[bytes]) -> int:
         """How many leading blocks of a prompt with these hashes were computed before."""
-        return max((_common(chain, hashes) for chain in self._chains.get(key, ())), default=0)
+        chains = self._chains.get(key)
+        return max([_common(chain, hashes) for chain in chains]) if chains else 0
 
     def note(self, key: Key, hashes: Sequence[bytes], computed: int) -> None:
         """A call ended that had computed the first ``computed`` blocks of these."""
@@ -292,17 +291,18 @@ class PrefixHistory:
             return
         chains = self._chains.setdefault(key, deque(maxlen=_CHAINS))
         self._chains.move_to_end(key)
-        before, common = array("Q"), 0
-        for chain in chains:
+        at, common = -1, 0
+        for index, chain in enumerate(chains):
             shared = _common(chain, hashes)
             if shared > common:
-                before, common = chain, shared
+                at, common = index, shared
         common = min(common, computed)
-        goes_on = 0 < len(before) == common
-        if goes_on:
-            chains.remove(before)
-        chain = before if goes_on else before[:common]
-        chain.frombytes(b"".join(value[:_SHORT] for value in hashes[common:computed]))
+        if common and len(chains[at]) == common * _SHORT:  # the call goes on from there
+            chain = chains[at]
+            del chains[at]
+        else:
+            chain = chains[at][: common * _SHORT] if common else bytearray()
+        chain += b"".join([value[:_SHORT] for value in hashes[common:computed]])
         chains.append(chain)
         if len(self._chains) > _PROGRAMS:
             self._chains.popitem(last=False)
@@ -316,19 +316,20 @@ class PrefixHistory:
         self._chains.clear()
 
 
-def _common(chain: array[int], hashes: Sequence[bytes]) -> int:
+def _common(chain: bytearray, hashes: Sequence[bytes]) -> int:
     """The length of the common beginning; equal at an index means equal before it."""
-    low, high = 0, min(len(chain), len(hashes))
-    if high and chain[high - 1] == _short(hashes[high - 1]):
+    low, high = 0, min(len(chain) // _SHORT, len(hashes))
+    if high and _has(chain, high - 1, hashes):
         return high  # as it is where a program's call goes on from its last
     while low < high:
         middle = (low + high) // 2
-        if chain[middle] == _short(hashes[middle]):
+        if _has(chain, middle, hashes):
             low = middle + 1
         else:
             high = middle
     return low
 
 
-def _short(value: bytes) -> int:
-    return int.from_bytes(value[:_SHORT], sys.byteorder)
+def _has(chain: bytearray, index: int, hashes: Sequence[bytes]) -> bool:
+    """Whether a chain's block has the hash that stands at the same index."""
+    return hashes[index].startswith(chain[index * _SHORT : (index + 1) * _SHORT])

@@ -50,7 +50,6 @@ from agentrt.executors.vllm.processes import (
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.retention import Retainer
 from agentrt.executors.vllm.scored import COMPUTE_FROM
-from agentrt.request import CallReport
 from agentrt.scheduler.admission import Admission, Capacity, make_admission
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
@@ -90,7 +89,7 @@ class ProgramScheduler(AsyncScheduler):
         self.steps = self.computed_tokens = 0
         self._accounts: dict[str, Account] = {}
         self.kv_events = KVEventLog.of(self)
-        self.aborted: OrderedDict[str, CallReport] = OrderedDict()
+        self.aborted: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
         self._stock_waiting = self.waiting
@@ -172,7 +171,7 @@ class ProgramScheduler(AsyncScheduler):
     def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         delay, params = super()._connector_finished(request)
         if (report := self._close_account(request)) is not None:
-            params = {**(params or {}), SETTINGS: report.to_dict()}
+            params = {**(params or {}), SETTINGS: report}
         return delay, params
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
@@ -310,7 +309,7 @@ class ProgramScheduler(AsyncScheduler):
         if self.admission is not None:
             self.admission.program_ended(program_id, now)
 
-    def _close_account(self, request: Request) -> CallReport | None:
+    def _close_account(self, request: Request) -> dict[str, Any] | None:
         """A request ended, one way or another. Its report, if its client asked for it."""
         call = self.queues.calls.get(request.request_id)
         if call is None:
@@ -318,8 +317,8 @@ class ProgramScheduler(AsyncScheduler):
         now = self.clock()
         self.queues.remove(call, now)
         account = self._accounts.pop(request.request_id)
-        report = account.report(call, self.steps)
-        self.table.call_ended(call.program, request.request_id, now, call.path_s, report)
+        times = call.served_s, call.waited_s
+        self.table.call_ended(call.program, request.request_id, now, call.path_s, *times)
         self.queues.call_ended(call, now)
         if self.admission is not None:
             self.admission.call_ended(call, request.num_computed_tokens, now)
@@ -333,6 +332,7 @@ class ProgramScheduler(AsyncScheduler):
             self._leaves(call.program.program_id, now)
         if not account.identity.report:
             return None
+        report = account.report(call, self.steps)
         if request.status.name == "FINISHED_ABORTED" and account.identity.call_id:
             self._keep(account.identity.call_id, report)
         return report
@@ -366,7 +366,7 @@ class ProgramScheduler(AsyncScheduler):
         self.memory.save()
         super().shutdown()
 
-    def _keep(self, call_id: str, report: CallReport) -> None:
+    def _keep(self, call_id: str, report: dict[str, Any]) -> None:
         # An aborted request has no last output to carry its report: it waits here.
         self.aborted[call_id] = report
         while len(self.aborted) > _KEPT_REPORTS:

@@ -30,7 +30,8 @@ WHOSE = Identity(
 
 def test_a_scheduler_reads_all_but_the_edges() -> None:
     found = from_extra_args("r", to_extra_args(WHOSE), None)
-    told = {**asdict(WHOSE), "parents": ()}
+    told = asdict(WHOSE)
+    del told["parents"]
     assert found == RequestIdentity(**told, report=True, lone=False)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.queues import LevelQueues
@@ -181,8 +180,8 @@ class ToyEngine:
             live, index = call.item
             live.ended.add(index)
             self.queues.remove(call, self.now)
-            report = CallReport(service_s=call.served_s, waiting_s=call.waited_s)
-            self.table.call_ended(live.row, call.call_id, self.now, call.path_s, report)
+            times = call.served_s, call.waited_s
+            self.table.call_ended(live.row, call.call_id, self.now, call.path_s, *times)
             self.queues.call_ended(call, self.now)
             self._emit_ready(live)
             if len(live.ended) == len(live.left):

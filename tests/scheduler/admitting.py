@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrt.request import CallReport
 from agentrt.scheduler import LevelQueues, ProcessTable, QueuedCall, SchedulerConfig
 from agentrt.scheduler.admission import Admission, Capacity, make_admission
 
@@ -62,8 +61,8 @@ class Admitting:
             self.running.remove(call)
             self.contexts[call.program.program_id] = tokens
         self.queues.remove(call, self.now)
-        report = CallReport(service_s=call.served_s, waiting_s=call.waited_s)
-        self.table.call_ended(call.program, call_id, self.now, call.path_s, report)
+        times = call.served_s, call.waited_s
+        self.table.call_ended(call.program, call_id, self.now, call.path_s, *times)
         self.queues.call_ended(call, self.now)
         self.admission.call_ended(call, tokens, self.now)
         if call.program.program_id not in self.table:

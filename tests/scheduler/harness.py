@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrt.request import CallReport
 from agentrt.scheduler import LevelQueues, Policy, ProcessTable, QueuedCall, SchedulerConfig
 from agentrt.scheduler.victims import Room
 
@@ -56,8 +55,8 @@ class Harness:
         if call in self.running:
             self.running.remove(call)
         self.queues.remove(call, self.now)
-        report = CallReport(service_s=call.served_s, waiting_s=call.waited_s)
-        self.table.call_ended(call.program, call.call_id, self.now, call.path_s, report)
+        times = call.served_s, call.waited_s
+        self.table.call_ended(call.program, call.call_id, self.now, call.path_s, *times)
         self.queues.call_ended(call, self.now)
         if program:
             self.table.end_program(call.program.program_id)

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.request import CallReport
 from agentrt.scheduler import ProcessTable, ProgramRow
 from agentrt.scheduler.policies.adaptive.estimate import (
     _ASKED,
@@ -51,7 +50,7 @@ class Past:
     def serve(self, row: ProgramRow, seconds: float) -> None:
         """One more call of a program, from its beginning to its end."""
         row.attained_s += seconds
-        self.table.call_ended(row, "c", 0.0, None, CallReport(service_s=seconds))
+        self.table.call_ended(row, "c", 0.0, None, seconds, 0.0)
 
     def ask(self, row: ProgramRow, node: str = "") -> float:
         return self.history.expect(row, node, row.path_s)

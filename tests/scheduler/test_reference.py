@@ -7,7 +7,6 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.request import CallReport
 from agentrt.scheduler import (
     LevelQueues,
     ProcessTable,
@@ -107,8 +106,8 @@ class Both:
     def end(self, call: Call) -> None:
         real = self.real(call)
         self.queues.remove(real, self.now)
-        report = CallReport(service_s=real.served_s, waiting_s=real.waited_s)
-        self.table.call_ended(real.program, real.call_id, self.now, call.path_s, report)
+        times = real.served_s, real.waited_s
+        self.table.call_ended(real.program, real.call_id, self.now, call.path_s, *times)
         self.queues.call_ended(real, self.now)
         self.reference.end(call, self.now)
         row, program = real.program, call.program

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.graph import NodeKind
-from agentrt.request import CallReport
+from agentrt.request import CallReport, Usage
 from agentrt.scheduler import (
     LevelQueues,
     ProcessTable,
@@ -40,12 +40,12 @@ def test_a_rows_metrics_follow_its_calls() -> None:
     table.call_arrived(row, "c1", now=1)
     table.call_arrived(row, "c2", now=2)
     assert (row.calls, row.last_arrival) == ({"c1": 1, "c2": 2}, 2)
-    table.call_ended(row, "c1", 5, 0.0, CallReport(service_s=3, waiting_s=1, output_tokens=7))
-    table.call_ended(row, "c2", 6, 0.0, CallReport(service_s=2, waiting_s=4))
+    table.call_ended(row, "c1", 5, 0.0, 3, 1, Usage(output_tokens=7))
+    table.call_ended(row, "c2", 6, 0.0, 2, 4)
     assert (row.service_s, row.path_s, row.waiting_s) == (5, 3, 5), "a sum, a path, a sum"
     assert (row.finished_calls, row.usage.output_tokens, row.last_completion) == (2, 7, 6)
     table.call_arrived(row, "c3", now=7)
-    table.call_ended(row, "c3", 9, 3.0, CallReport(service_s=4))
+    table.call_ended(row, "c3", 9, 3.0, 4, 0)
     assert row.path_s == 7, "p(c) = 3 of its parent, and its own 4"
 
 
@@ -53,7 +53,7 @@ def test_without_edges_the_path_grows_from_the_scalar() -> None:
     table = ProcessTable()
     row = table.start_program("p", "chat", now=0)
     for _ in range(2):
-        table.call_ended(row, "c", 1, None, CallReport(service_s=2))
+        table.call_ended(row, "c", 1, None, 2, 0)
     assert row.path_s == 4
 
 
@@ -69,7 +69,7 @@ def test_the_state_says_what_a_program_does() -> None:
     assert row.state(2, 100) is ProgramState.IN_TOOL
     table.call_arrived(row, "c", 3)
     assert row.state(3, 100) is ProgramState.RUNNING
-    table.call_ended(row, "c", 4, None, CallReport())
+    table.call_ended(row, "c", 4, None, 0, 0)
     table.interrupt_ended(row, 5, NodeKind.TOOL, seconds=3)
     table.interrupt_ended(row, 6, NodeKind.HUMAN, seconds=5)
     assert row.interrupt_s == 8
@@ -92,7 +92,7 @@ def test_an_event_after_the_end_does_not_bring_a_row_back() -> None:
     row = table.start_program("p", "t", now=0)
     table.call_arrived(row, "c", 1)
     table.end_program("p")
-    table.call_ended(row, "c", 2, None, CallReport(service_s=1))
+    table.call_ended(row, "c", 2, None, 1, 0)
     assert "p" not in table
 
 
@@ -192,7 +192,8 @@ class Tables:
     def end(self, row: ProgramRow, log: Log, call_id: str, number: int) -> None:
         report = CallReport(service_s=number, waiting_s=number / 4, prompt_tokens=number)
         path_s = None if number % 2 else max(log.paths_s) / 2
-        self.table.call_ended(row, call_id, self.now, path_s, report)
+        times = report.service_s, report.waiting_s
+        self.table.call_ended(row, call_id, self.now, path_s, *times, report)
         del log.calls[call_id]
         log.ended.append(report)
         log.paths_s.append((max(log.paths_s) if path_s is None else path_s) + number)

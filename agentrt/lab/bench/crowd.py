@@ -13,7 +13,6 @@ from dataclasses import replace
 from operator import attrgetter
 from random import Random
 
-from agentrt.request import CallReport
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy, policy_class
@@ -72,7 +71,6 @@ class Crowd:
         self._names = 0
         self._unsorted = False
         self._ending: QueuedCall | None = None
-        self._report = CallReport()
         self._next_program: str | None = None
         self._next_call = ("", "", 0)
         for _ in range(live + SLOTS):
@@ -84,8 +82,6 @@ class Crowd:
         self.now += STEP_S
         at = self._rng.randrange(len(self.running))
         self._ending = self.running.pop(at)
-        served = self._ending.served_s
-        self._report = CallReport(service_s=served, waiting_s=self._ending.waited_s)
         is_last = self._rng.random() < 1 / CALLS_A_PROGRAM
         self._next_program = self._name("p") if is_last else None
         self._next_call = self._draw_call()
@@ -108,7 +104,8 @@ class Crowd:
         call = self._ended()
         row = call.program
         self.queues.remove(call, self.now)
-        self.table.call_ended(row, call.call_id, self.now, call.path_s, self._report)
+        times = call.served_s, call.waited_s
+        self.table.call_ended(row, call.call_id, self.now, call.path_s, *times)
         self.queues.call_ended(call, self.now)
         if self._next_program is not None:
             self.table.end_program(row.program_id)

@@ -100,7 +100,7 @@ class LooksAtAll(Policy):
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
         if self._when == "program ends":
-            min(self._known.values())  # which calls back: see `lines_run`
+            min(self._known.values(), key=lambda call: call.order)
 
     def _look(self, when: str) -> float:
         return max(c.arrived_at for c in self._known.values()) if when == self._when else 0.0
