@@ -19,6 +19,7 @@ from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric
     from vllm.config import VllmConfig
 
 Progress = Callable[[str], None]
@@ -144,6 +145,10 @@ class Executor(ABC):
         """What runs and what waits, and behind what: JSON-able, for people and tests."""
         return {}
 
+    async def metrics(self) -> Sequence[Metric]:
+        """What the engines count themselves, for Prometheus; each has its number as ``engine``."""
+        return ()
+
     # -- what a front end needs --------------------------------------------------------
 
     async def front_setups(self) -> Sequence[FrontSetup]:
@@ -227,6 +232,9 @@ class ForwardingExecutor(Executor):
 
     async def snapshot(self) -> Mapping[str, Any]:
         return await self.inner.snapshot()
+
+    async def metrics(self) -> Sequence[Metric]:
+        return await self.inner.metrics()
 
     async def front_setups(self) -> Sequence[FrontSetup]:
         return await self.inner.front_setups()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import AgentrtError, EngineError
 from agentrt.executors.base import Chunk, FrontSetup, Notification
@@ -16,6 +16,9 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 Output = tuple[str, "Chunk | AgentrtError | KVEventBatch | None"]
 """Whose output it is (a call's id), and what: a piece, the call's error, or its end.
@@ -117,6 +120,10 @@ class EngineActor:
         if not self._engine.alive():
             raise EngineError("the engine core is dead")
         return await self._engine.snapshot()
+
+    async def metrics(self) -> Sequence[Metric]:
+        """What the engine counts itself."""
+        return await self._engine.metrics()
 
     async def cpu_seconds(self) -> float:
         """Processor time that the engine core has used (seconds)."""

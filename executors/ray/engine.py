@@ -31,6 +31,7 @@ from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
@@ -189,6 +190,10 @@ class RayEngine(Executor):
 
     async def snapshot(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = await self._ask("snapshot")
+        return found
+
+    async def metrics(self) -> Sequence[Metric]:
+        found: Sequence[Metric] = await self._ask("metrics")
         return found
 
     async def cpu_seconds(self) -> float:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
@@ -17,8 +17,11 @@ from agentrt.executors.info import is_model
 from agentrt.request import Call
 from agentrt.router import ReplicaView
 
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
 T = TypeVar("T")
-_SNAPSHOT_TIMEOUT_S = 5.0
+_ANSWER_S = 5.0
 _OF_EACH = (
     "steps",
     "computed_tokens",
@@ -199,11 +202,18 @@ class Replica:
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What the engine says; nothing while there is none, or one that does not answer."""
+        return await self._told(self.executor.snapshot, {})
+
+    async def metrics(self) -> Sequence[Metric]:
+        """What the engine counts itself, or nothing."""
+        return await self._told(self.executor.metrics, ())
+
+    async def _told(self, ask: Callable[[], Awaitable[T]], nothing: T) -> T:
         if self.state in UP:
             with contextlib.suppress(AgentrtError, TimeoutError):
-                async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
-                    return await self.executor.snapshot()
-        return {}
+                async with asyncio.timeout(_ANSWER_S):
+                    return await ask()
+        return nothing
 
     def describe(self) -> dict[str, Any]:
         """The replica, for people."""
@@ -218,6 +228,19 @@ class Replica:
             "reruns": self.reruns,
             "last_error": self.last_error,
         }
+
+
+async def metrics_of(replicas: Sequence[Replica]) -> Sequence[Metric]:
+    """What all of them count, each as the ``engine`` of its number."""
+    families: dict[str, Metric] = {}
+    for index, metrics in enumerate(await asyncio.gather(*(one.metrics() for one in replicas))):
+        for metric in metrics:
+            family = families.setdefault(metric.name, metric)
+            samples = [] if family is metric else family.samples
+            number = {"engine": str(index)}
+            samples += [one._replace(labels=one.labels | number) for one in metric.samples]
+            family.samples = samples
+    return tuple(families.values())
 
 
 async def snapshot_of(replicas: Sequence[Replica]) -> Mapping[str, Any]:

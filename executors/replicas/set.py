@@ -10,16 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, FrontSetup, Notification, Progress
 from agentrt.executors.info import ExecutorInfo, not_served
 from agentrt.executors.memory import Memory
 from agentrt.executors.replicas.output import CallOutput
-from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState, snapshot_of
+from agentrt.executors.replicas.replica import (
+    UP,
+    Backoff,
+    Replica,
+    ReplicaState,
+    metrics_of,
+    snapshot_of,
+)
 from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
 from agentrt.request import Call, CallReport
@@ -27,6 +34,9 @@ from agentrt.router import Router
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends, make_policy
 from agentrt.scheduler.table import ProgramTotals
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 class ReplicaSet(Executor):
@@ -245,6 +255,9 @@ class ReplicaSet(Executor):
 
     async def snapshot(self) -> Mapping[str, Any]:
         return await snapshot_of(self.replicas)
+
+    async def metrics(self) -> Sequence[Metric]:
+        return await metrics_of(self.replicas)
 
 
 def _signed(chunk: Chunk, replica: Replica) -> Chunk:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor, FrontSetup, Progress
@@ -14,6 +14,9 @@ from agentrt.executors.replicas.replica import Backoff, Replica, ReplicaState
 from agentrt.executors.replicas.supervisor import Health, Supervisor
 from agentrt.request import Call, CallReport
 from agentrt.scheduler.table import ProgramTotals
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 T = TypeVar("T")
 
@@ -105,6 +108,9 @@ class RestartedEngine(ForwardingExecutor):
         if not found or not self.replica.deaths:
             return found
         return {**found, "deaths": self.replica.deaths, "last_error": self.replica.last_error}
+
+    async def metrics(self) -> Sequence[Metric]:
+        return await self.replica.metrics()
 
     # -- front ends --------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Metric
     from vllm.config import VllmConfig
     from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -74,6 +75,7 @@ class VLLMEngine(CoreClient):
         self._hasher: BlockHasher | None = None
         self._grammars = Grammars()
         self._on_kv_events: KVEventListener | None = None
+        self._metrics: CollectorRegistry | None = None
 
     @property
     def info(self) -> ExecutorInfo:
@@ -136,9 +138,13 @@ class VLLMEngine(CoreClient):
         validate_once()
         self._logits = tuple(offer_processors(config).items())
         self._prepare(config)
+        loggers = None if args.disable_log_stats else [self._stat_logger()]
         try:
             with interrupts_blocked(), core_in(core):
-                return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
+                # vLLM's own loggers are the one that writes lines, and one for a single engine.
+                return AsyncLLM.from_vllm_config(
+                    config, stat_loggers=loggers, disable_log_stats=True
+                )
         except Exception as error:
             raise EngineStartError(
                 f"the engine did not start with model {self.model!r}: {error} "
@@ -147,6 +153,17 @@ class VLLMEngine(CoreClient):
 
     def _prepare(self, config: VllmConfig) -> None:
         """Change vLLM's settings once more before it starts with them."""
+
+    def _stat_logger(self) -> Any:
+        from prometheus_client import CollectorRegistry
+
+        from agentrt.executors.vllm._compat.stats import stat_logger
+
+        self._metrics = CollectorRegistry()
+        return stat_logger(self._metrics)
+
+    async def metrics(self) -> Sequence[Metric]:
+        return () if self._metrics is None else tuple(self._metrics.collect())
 
     @property
     def max_model_len(self) -> int:

@@ -39,9 +39,7 @@ _ON_CPU = {
     "max_num_seqs": 16,
     "kv_cache_memory_bytes": 1 << 30,
     "enforce_eager": True,
-    "disable_log_stats": True,
 }
-_ON_GPU = {"disable_log_stats": True}
 _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TORCH_LOGS": "-all",
@@ -64,7 +62,7 @@ class EngineOptions:
     ``device_ids`` are the GPUs of this engine, counted among those that are visible; empty
     leaves the choice to vLLM. With ``kv_events`` it tells what its prefix cache holds, for a
     router that reads it. ``learned`` is what it knows of programs from its start on: a history
-    file's content.
+    file's content. With ``metrics`` it keeps vLLM's own, as `Executor.metrics` gives them.
     """
 
     model: str | None = None
@@ -76,6 +74,7 @@ class EngineOptions:
     device_ids: tuple[int, ...] = ()
     kv_events: bool = False
     learned: Learned | None = None
+    metrics: bool = False
 
 
 def prepare_environment(options: EngineOptions) -> None:
@@ -105,8 +104,9 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
 
     given = given_flags(options.flags)
     check_given(given)
-    values: dict[str, Any] = dict(_ON_GPU if on_gpu else _ON_CPU)
+    values: dict[str, Any] = {} if on_gpu else dict(_ON_CPU)
     values["use_tqdm_on_load"] = options.verbose
+    values["disable_log_stats"] = not options.metrics
     limit = None if on_gpu else _context_length(model)
     if limit is not None:
         values["max_model_len"] = min(values["max_model_len"], limit)
@@ -117,6 +117,8 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     if options.kv_events:
         values["kv_events_config"] = kv_events_config()
     values |= {n: v for n, v in given.items() if n in AsyncEngineArgs.__dataclass_fields__}
+    if values.get("otlp_traces_endpoint"):
+        values["disable_log_stats"] = False  # vLLM's traces tell them
     values.pop("reasoning_parser", None)  # set with the other parsers of the model's family
     values["model"] = model
     values |= _scheduling(options, values.get("additional_config") or {})

@@ -193,6 +193,17 @@ class TenantMetrics(Collector):
             yield own
 
 
+class Fixed(CollectorRegistry):
+    """Metrics that somebody else collected."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        super().__init__()
+        self._fixed = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._fixed
+
+
 # -- gauges -------------------------------------------------------------------------------
 
 _Read = dict[str, tuple[str, Callable[[Replica], float]]]

@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from agentrt.runtime.run import Run
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.observability.metrics import Gauges, TenantMetrics
+from agentrt.serving.observability.metrics import Fixed, Gauges, TenantMetrics
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
@@ -101,6 +101,8 @@ class Observability:
             counted = CollectorRegistry()
             counted.register(TenantMetrics(metrics.registry, tenant))
         text += generate_latest(counted)
+        if tenant is None:
+            text += generate_latest(Fixed(await self._server.runtime.executor.metrics()))
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def programs(

@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,22 +64,10 @@ class Server:
 
 
 class StockServer(Server):
-    """vLLM's own OpenAI server, with the options of an embedded engine, and its ``flags``.
+    """vLLM's own OpenAI server, with the options of an embedded engine, and its ``flags``."""
 
-    When it ``counts``, its metrics tell what its engine does, which an embedded one does not ask.
-    """
-
-    def __init__(
-        self,
-        options: EngineOptions,
-        model: str,
-        flags: Sequence[str] = (),
-        *,
-        counts: bool = False,
-    ) -> None:
+    def __init__(self, options: EngineOptions, model: str, flags: Sequence[str] = ()) -> None:
         super().__init__()
-        own = stock_flags(options, model)
-        own = [flag for flag in own if not (counts and flag == "--disable-log-stats")]
         port = _free_port()
         self._root = f"http://{_HOST}:{port}"
         self.base_url = f"{self._root}/v1"
@@ -87,7 +75,7 @@ class StockServer(Server):
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", model, "--served-model-name", self.NAME),
             *("--host", _HOST, "--port", str(port), "--disable-uvicorn-access-log"),
-            *(*own, *flags),
+            *(*stock_flags(options, model), *flags),
         )
 
     async def start(
@@ -182,10 +170,12 @@ async def _drop(stream: asyncio.StreamReader) -> None:
 
 
 def stock_flags(options: EngineOptions, model: str) -> list[str]:
-    """vLLM's flags for the options that an embedded engine with ``options`` sets."""
+    """vLLM's flags for the options that an embedded engine with ``options`` sets, but for its
+    metrics: both servers keep them.
+    """
     import torch
 
-    args = engine_args(options, model, on_gpu=torch.cuda.is_available())
+    args = engine_args(replace(options, metrics=True), model, on_gpu=torch.cuda.is_available())
     default = type(args)(model=model)
     flags: list[str] = []
     for name in (field.name for field in fields(args)):

@@ -164,7 +164,7 @@ async def engines(model: str, round_trip_s: float) -> AsyncIterator[dict[str, Si
     with EngineLog(verbose=False) as log:
         async with (
             Runtime(VLLMEngine(own)) as runtime,
-            StockServer(options, model, counts=True) as server,
+            StockServer(options, model) as server,
         ):
             note("starting vLLM's own server")
             await server.start(log.collect)

@@ -13,6 +13,7 @@ One module for each thing of vLLM's that is reached into, and a new line belongs
 - `prefixes`: block hashes, the map of them, and the publisher of KV events.
 - `grammars`: how structured outputs are checked, and the threads that compile them.
 - `logits`: what each model runner takes as a logits processor (a documented plug-in).
+- `stats`: vLLM's own metrics, and where they are registered.
 - `cut_off`: how the front end reads whole outputs that were cut off, beside its parsers.
 - `parsing`: what a tool parser is made of (a documented plug-in), and what it reads and gives.
 

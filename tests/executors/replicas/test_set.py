@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
+from prometheus_client import Metric
+from prometheus_client.metrics_core import CounterMetricFamily
 
 from agentrt.errors import EngineDiedError, EngineStartError
 from agentrt.executors.replicas import Backoff, Replica, ReplicaSet, ReplicaState
@@ -31,6 +34,28 @@ async def test_calls_are_spread(opened: Open) -> None:
     assert {"".join(pieces) for pieces in texts} == {TEXT}
     assert [len(mortal.calls) for _, mortal in cast.made] == [4, 4]
     assert [replica.view.in_flight for replica in replicas.replicas] == [0, 0]
+
+
+class Counting(Mortal):
+    """Counts its calls as an engine does."""
+
+    async def metrics(self) -> Sequence[Metric]:
+        counter = CounterMetricFamily("vllm:requests", "Calls.", labels=("engine",))
+        counter.add_metric(("0",), len(self.calls))
+        return (counter,)
+
+
+async def test_metrics_are_one_family_with_a_sample_for_each_engine_that_is_up(
+    opened: Open,
+) -> None:
+    cast = Cast([Counting()], [Counting()], [Counting(0)])
+    replicas = await opened(cast, "round-robin")
+    for n in range(4):  # the third engine dies of its first call
+        await text_of(replicas, call_of(n))
+    (family,) = await replicas.metrics()
+    counted = {sample.labels["engine"]: sample.value for sample in family.samples}
+    assert counted == {str(index): len(cast.latest(index).calls) for index in (0, 1)}
+    assert sum(counted.values()) >= 3
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 import vllm
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm._compat.stats import stat_logger
 from agentrt.executors.vllm.scheduler import ProgramScheduler
-from agentrt.lab.engine.headless import BLOCK_SIZE, make_request, make_scheduler
+from agentrt.lab.engine.headless import (
+    BLOCK_SIZE,
+    base_config,
+    make_request,
+    make_scheduler,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -288,6 +295,20 @@ def test_the_engine_process_is_started_as_it_was() -> None:
     source = inspect.getsource(found("v1.engine.utils:CoreEngineProcManager.__init__"))
     for said in ("get_mp_context()", "context.Process(", '"tensor_queue"', "kwargs=", "target="):
         assert said in source, changed("core", f"CoreEngineProcManager does without {said}")
+
+
+def test_metrics_of_two_engines_are_apart_and_none_are_the_processs() -> None:
+    """Those of a second would take the place of the first's."""
+    registries = [CollectorRegistry(), CollectorRegistry()]
+    for registry in registries:
+        logger = stat_logger(registry)(base_config(), [0])
+        logger.log_engine_initialized()
+    for registry in registries:
+        names = {metric.name for metric in registry.collect()}
+        assert {"vllm:generation_tokens", "vllm:cache_config_info"} <= names, changed(
+            "stats", "metrics are registered elsewhere"
+        )
+    assert not any(metric.name.startswith("vllm:") for metric in REGISTRY.collect())
 
 
 def test_the_stated_versions_are_those_that_can_be_installed() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from prometheus_client import generate_latest
+from prometheus_client import Metric, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
+from agentrt import Context, program
 from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
@@ -16,8 +20,10 @@ from agentrt.serving.observability.engines import EngineView
 from agentrt.serving.observability.metrics import Gauges, Labels, TenantMetrics
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
+from agentrt.testing.scripted import ScriptedExecutor
 from agentrt.tracking.scope import Scope
 from tests.serving.observability.story import TENANTS, TYPES, Deed, Story, deeds
+from tests.serving.observability.test_routes import made_keys, served
 
 Values = dict[tuple[str, str, str], float]
 
@@ -150,3 +156,26 @@ def test_what_is_kept_of_ended_programs_is_bounded() -> None:
         log.registry.close(run, RunState.CANCELLED)
     assert (len(log.live), len(log.ended)) == (0, 10)
     assert (len(log._counted), len(log._trailing)) == (10, 10)
+
+
+@program
+async def thrice(ctx: Context) -> None:
+    for _ in range(3):
+        await ctx.llm("one")
+
+
+class Counting(ScriptedExecutor):
+    """Counts its calls as an engine does."""
+
+    async def metrics(self) -> Sequence[Metric]:
+        counter = CounterMetricFamily("vllm:requests", "Calls.", labels=("engine",))
+        counter.add_metric(("0",), len(self.calls))
+        return (counter,)
+
+
+async def test_what_the_engines_count_is_the_operators(tmp_path: Path) -> None:
+    keys, (ann, root) = made_keys(tmp_path, "ann", "root", operator="root")
+    async with served(Counting(), keys) as at:
+        await at.runtime.start(thrice, tenant="ann").wait()
+        assert 'vllm:requests_total{engine="0"} 3.0' in (await at.get("/metrics", root)).text
+        assert "vllm:" not in (await at.get("/metrics", ann)).text
