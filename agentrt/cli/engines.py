@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from agentrt.cli.options import DEFAULT_ROUTER
+from agentrt.cli.traces import FLAG
 from agentrt.cli.values import read_quanta
 from agentrt.errors import ConfigError, ModelLoadError, UsageError
 from agentrt.executors import memory
@@ -201,7 +202,9 @@ def _on_cluster(
     return lambda index: RayEngine(warm(engines[index]), cluster)
 
 
-def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOptions:
+def engine_options(
+    options: dict[str, Any], flags: tuple[str, ...], *, metrics: bool = False
+) -> EngineOptions:
     """Everything about the engine that can be refused without starting it."""
     policy = "fcfs" if options.get("kind") == "transformers" else options["policy"]
     policy_class(policy)
@@ -217,6 +220,8 @@ def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOpt
             settings[name] = options[name]
     if options["history"] is not None:
         settings["history"] = _history(options["history"], options)
+    if options["traces"] is not None and options.get("kind") != "transformers":
+        flags = (*flags, f"{FLAG}={options['traces']}")
     model = options["model"]
     if model is not None:
         if not model.strip():
@@ -229,6 +234,7 @@ def engine_options(options: dict[str, Any], flags: tuple[str, ...]) -> EngineOpt
         flags=flags,
         verbose=options["verbose"],
         replicas=options["replicas"],
+        metrics=metrics,
     )
 
 

@@ -18,6 +18,7 @@ from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.cli.screen import Screen
 from agentrt.cli.signals import Drain
 from agentrt.cli.tools import NO_TOOLS, ToolSources
+from agentrt.cli.traces import opened_runtime
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind
@@ -33,7 +34,7 @@ _THREADS = 32
 class Job:
     """What `agentrt run` was asked for. ``timeout`` is seconds for each program, of which at most
     ``max_live`` run at once; ``dashboard`` is the port of its page (0: any), ``tools`` where
-    programs find tools beside their own.
+    programs find tools beside their own, ``traces`` where their traces go.
     """
 
     plan: Plan
@@ -45,6 +46,7 @@ class Job:
     dag: Path | None = None
     dashboard: int | None = None
     tools: ToolSources = NO_TOOLS
+    traces: str | None = None
     timed_out: set[str] = field(default_factory=set)
 
 
@@ -78,9 +80,16 @@ async def execute(
     """
     human = Human(job.answers, screen, elsewhere=_elsewhere(job))
     tools = job.tools.transports(screen.announce)
-    runtime = Runtime(
-        executor, ask_human=human, tools=tools, events=job.tools.events(), seed=job.seed
-    )
+    events = job.tools.events()
+    with opened_runtime(
+        executor, job.traces, ask_human=human, tools=tools, events=events, seed=job.seed
+    ) as runtime:
+        return await _execute(job, runtime, human, screen, log, drain)
+
+
+async def _execute(
+    job: Job, runtime: Runtime, human: Human, screen: Screen, log: EngineLog, drain: Drain
+) -> Outcome:
     policy = job.options.scheduler.policy
     async with screen.showing(), job.plan.opened(human, runtime.questions.ask) as starts:
         # What cannot be is found before the engine starts.
@@ -97,7 +106,7 @@ async def execute(
                         job.tools.asking(ServerQuestions(runtime)),
                     ):
                         await _play(job, runtime, first, starts, watch)
-                snapshot = await executor.snapshot()
+                snapshot = await runtime.executor.snapshot()
             finally:
                 screen.progress("stopping the engine")
                 await runtime.close()

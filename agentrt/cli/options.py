@@ -185,6 +185,13 @@ scheduling_options = _together(
         "is room or not.  [default: none]",
     ),
 )
+traces_option = grouped("Output")(
+    "--otlp-traces-endpoint",
+    "traces",
+    metavar="URL",
+    help="Send traces there by OTLP, as --otlp-traces-endpoint of 'vllm serve': spans of "
+    "programs, of their calls and tools, and vLLM's own below them.",
+)
 broker_options = _together(
     tools(
         "--broker",

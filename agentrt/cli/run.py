@@ -20,6 +20,7 @@ from agentrt.cli.options import (
     scheduling_options,
     seed_option,
     tool_options,
+    traces_option,
 )
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ _GRAPH_FLAGS = {
     help="Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
 )
 @dashboard_option
+@traces_option
 @_output(
     "--verbose",
     is_flag=True,
@@ -133,6 +135,7 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     from agentrt.cli.execute import Job
     from agentrt.cli.load import load_program
     from agentrt.cli.tools import read_tools
+    from agentrt.cli.traces import read_traces
 
     if options["kind"] == "transformers":
         check_transformers(click.get_current_context(), engine_flags)
@@ -150,6 +153,7 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
         dag=options["dag"],
         dashboard=options["dashboard"],
         tools=tools,
+        traces=read_traces(options["traces"], engine_flags),
     )
     return _run(job, fleet, as_json=options["as_json"])
 

@@ -15,6 +15,7 @@ from agentrt.cli.options import (
     model_option,
     scheduling_options,
     tool_options,
+    traces_option,
 )
 
 _EPILOG = """\b
@@ -165,6 +166,7 @@ _server, _tenants, _events = grouped("Server"), grouped("Tenants"), grouped("Eve
 @model_option
 @batch_option
 @fleet_options
+@traces_option
 @grouped("Output")("--verbose", is_flag=True, help="Show vLLM's own log on stderr.")
 def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: Any) -> int:
     """Serve the programs and graphs in the files, and the model, over HTTP.

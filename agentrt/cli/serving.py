@@ -23,6 +23,7 @@ from agentrt.cli.screen import Screen
 from agentrt.cli.signals import SIGNALS, Drain, Interrupts
 from agentrt.cli.streams import say
 from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools, read_triggers
+from agentrt.cli.traces import opened_runtime, read_traces
 from agentrt.errors import ConfigError, EngineDiedError, ProgramLoadError
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
@@ -61,6 +62,7 @@ class ServeJob:
     served: Mapping[str, Served] = field(default_factory=dict)
     projects: Sequence[Path] = ()
     seed: int = 0
+    traces: str | None = None
     name: str | None = None
     key_file: Path | None = None
     database: str = "sqlite:agentrt.db"
@@ -77,7 +79,7 @@ class ServeJob:
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
     """What the command line asks for. Raises `UsageError` for what cannot be."""
-    engine = engine_options(options, flags)
+    engine = engine_options(options, flags, metrics=True)
     if not options["database"].startswith(("sqlite:", "postgresql://")):
         raise ConfigError(f"--database {options['database']!r}: give sqlite:FILE or postgresql://…")
     served: dict[str, Any] = {}
@@ -98,6 +100,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         served=served,
         projects=projects,
         seed=options["seed"],
+        traces=read_traces(options["traces"], flags),
         name=options["served_model_name"],
         key_file=options["api_key_file"],
         database=options["database"],
@@ -181,7 +184,16 @@ class Serving:
         apis = [*load_apis(job.projects), triggers_api(job.triggers, self.tell)]
         async with AsyncExitStack() as stack:
             served = await self._prepared(stack)
-            await self._run(admission, tenants, apis, served)
+            opened = opened_runtime(
+                admission,
+                job.traces,
+                ask_human=None,
+                tools=job.tools.transports(self.tell),
+                events=job.tools.events(),
+                seed=job.seed,
+                model_names=() if job.name is None else (job.name,),
+            )
+            await self._run(stack.enter_context(opened), tenants, apis, served)
 
     async def _prepared(self, stack: AsyncExitStack) -> Mapping[str, Served]:
         """What is served, with its graphs made: one that cannot be is found before the engine
@@ -205,21 +217,12 @@ class Serving:
 
     async def _run(
         self,
-        admission: AdmissionController,
+        runtime: Runtime,
         tenants: Tenants,
         apis: Sequence[Api],
         served: Mapping[str, Served],
     ) -> None:
         job = self.job
-        names = () if job.name is None else (job.name,)
-        runtime = Runtime(
-            admission,
-            ask_human=None,
-            tools=job.tools.transports(self.tell),
-            events=job.tools.events(),
-            seed=job.seed,
-            model_names=names,
-        )
         make_room(_THREADS)
         async with self.screen.showing():
             await start_engine(runtime, self.screen.progress, self.log)
@@ -232,9 +235,16 @@ class Serving:
                     opened_app(server, apis, front) as app,
                     job.tools.asking(server.questions),
                 ):
-                    await self._serve(server, app, fronts)
+                    await self._serve(server, self._traced(app), fronts)
         finally:
             await runtime.close()
+
+    def _traced(self, app: ASGIApp) -> ASGIApp:
+        if self.job.traces is None:
+            return app
+        from agentrt.integrations.opentelemetry import RemoteParents
+
+        return RemoteParents(app)
 
     def _server(
         self,

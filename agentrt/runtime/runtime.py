@@ -71,6 +71,8 @@ class Runtime:
     the transports of tools beside those for functions of this process, ``events`` is where
     `Context.event` hears of what happens. ``ask_human`` answers
     `Context.human`; with None, questions wait in ``questions`` for whoever answers them there.
+    ``enter`` is called before a program's code, in its context: the code finds the context
+    variables that it sets.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Runtime:
         clock: Callable[[], float] = time.monotonic,
         registry: RunRegistry | None = None,
         model_names: Sequence[str] = (),
+        enter: Callable[[Run], None] = lambda run: None,
     ) -> None:
         self.executor = executor
         self.registry = RunRegistry(clock) if registry is None else registry
@@ -92,6 +95,7 @@ class Runtime:
         self._clients: dict[str, Run] = {}
         self._followed: list[RunRegistry] = []
         self._ends: set[asyncio.Task[None]] = set()
+        self._enter = enter
         self._names: Sequence[str] = model_names
         self._frontend: asyncio.Task[Frontend] | None = None
         self.toolbox = Toolbox(tools)
@@ -239,6 +243,7 @@ class Runtime:
     async def _run(self, run: Run, program: Program, input: Any) -> None:
         context = Context(run.id, run.type, self.emitter(run))
         state, error = RunState.DONE, None
+        self._enter(run)
         try:
             run.result = await program(context, input)
         except asyncio.CancelledError:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
+import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,15 +17,16 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, SecretStr
 
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from tests.engine.collector import Collector, collecting
+from tests.engine.served import WAIT_S, Serving, operators_key, url_of
 
 pytestmark = pytest.mark.engine
 
-START_S = 300.0
-WAIT_S = 60.0
 PROGRAM = """
 from agentrt import Context, program
 
@@ -35,68 +34,44 @@ from agentrt import Context, program
 async def greet(ctx: Context, name: str) -> str:
     return (await ctx.llm(f"Greet {name}.", max_tokens=8)).text
 """
+SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+"""Milliseconds from a span's end to the collector."""
 FLAGS = ("--dtype", "float32", "--max-model-len", "1024", "--block-size", "32")
 
 
-class Serving:
-    """The command, and where it serves."""
-
-    def __init__(self, process: subprocess.Popen[bytes], url: str, key: str, log: Path) -> None:
-        self.process, self.url, self.key, self.log = process, url, key, log
-        headers = {"authorization": f"Bearer {key}"}
-        self.http = httpx.Client(base_url=url, headers=headers, timeout=WAIT_S)
-
-    def wait_until(self, condition: Any) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come to that"
-            time.sleep(0.05)  # another process: it is asked, not told
-
-    def session(self, name: str) -> dict[str, Any]:
-        stands: dict[str, Any] = self.http.get(f"/v1/sessions/{name}").json()
-        return stands
+@pytest.fixture(scope="module")
+def traces() -> Iterator[Collector]:
+    with collecting() as traces:
+        yield traces
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def serving(tmp_path_factory: pytest.TempPathFactory, traces: Collector) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("serve")
     (folder / "greet.py").write_text(PROGRAM, encoding="utf-8")
     prepare_environment(EngineOptions())
     embedded_model(lambda message: None)
     agentrt = (sys.executable, "-m", "agentrt.cli")
-    made = subprocess.run(
-        [*agentrt, "keys", "new", "acme", "--file", "keys.json"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    make = [*agentrt, "keys", "new", "acme", "--file", "keys.json"]
+    made = subprocess.run(make, cwd=folder, capture_output=True, text=True, check=True)
+    keys = made.stdout.strip(), operators_key(folder / "keys.json")
     at = ("--port", "0", "--api-key-file", "keys.json", "--isolate-cache", "--max-num-seqs", "4")
-    command = [*agentrt, "serve", "greet.py", *at, "--served-model-name", "tiny", "--", *FLAGS]
-    log = folder / "log"
+    more = ("--served-model-name", "tiny", "--otlp-traces-endpoint", traces.url)
+    command = [*agentrt, "serve", "greet.py", *at, *more, "--", *FLAGS]
+    log, over_http = folder / "log", {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=output, stderr=output, env=os.environ | over_http | SOON
+        )
     try:
         url = url_of(process, log)
-        it = Serving(process, url, made.stdout.strip(), log)
+        it = Serving(process, url, keys, log)
         with it.http:
             yield it
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             process.wait(WAIT_S)
-
-
-def url_of(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START_S
-    while True:
-        text = log.read_text(encoding="utf-8", errors="replace")
-        found = re.search(r"serving tiny, greet at (http://\S+)", text)
-        if found:
-            return found[1]
-        assert process.poll() is None, text
-        assert time.monotonic() < deadline, text
-        time.sleep(0.2)
 
 
 @pytest.fixture
@@ -326,6 +301,54 @@ def test_a_program_that_is_served(serving: Serving) -> None:
     run = serving.http.post("/v1/programs/greet/runs", json={"input": "Ann"}).json()
     assert (run["state"], run["calls"]) == ("done", 1)
     assert run["result"]
+
+
+# -- traces and metrics ----------------------------------------------------------------------
+
+
+def test_vllms_spans_are_below_the_calls_and_these_below_programs_or_clients(
+    serving: Serving, traces: Collector
+) -> None:
+    serving.http.post("/v1/programs/greet/runs", json={"input": "Bob"}).raise_for_status()
+    serving.wait_until(lambda: traces.named("invoke_agent greet"))
+    program = traces.named("invoke_agent greet")[-1]
+    [call] = [span for span in traces.spans if span.parent_span_id == program.span_id]
+    assert call.name.startswith("chat ")
+    serving.wait_until(lambda: below(traces, call.span_id))
+    [request] = below(traces, call.span_id)
+    assert request.name == "llm_request"  # vLLM's own
+    assert request.trace_id == call.trace_id == program.trace_id
+    theirs = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    ask = {"model": "tiny", "messages": HELLO, "max_tokens": 4}
+    serving.http.post("/v1/chat/completions", json=ask, headers=theirs).raise_for_status()
+    parent = bytes.fromhex("b7ad6b7169203331")
+    serving.wait_until(lambda: below(traces, parent))
+    [call] = [span for span in below(traces, parent) if span.name == call.name]
+    serving.wait_until(lambda: below(traces, call.span_id))
+
+
+def below(traces: Collector, parent: bytes) -> list[Any]:
+    return [span for span in traces.spans if span.parent_span_id == parent]
+
+
+def test_vllms_own_metrics_count_what_was_asked_and_are_no_tenants(serving: Serving) -> None:
+    operator = {"authorization": f"Bearer {serving.operators_key}"}
+
+    def generated() -> float:
+        text = serving.http.get("/metrics", headers=operator).text
+        families = {one.name: one for one in text_string_to_metric_families(text)}
+        assert "vllm:kv_cache_usage_perc" in families
+        return sum(
+            sample.value
+            for sample in families["vllm:generation_tokens"].samples
+            if sample.name.endswith("_total")
+        )
+
+    before = generated()
+    ask = {"model": "tiny", "messages": HELLO, "max_tokens": 5, "ignore_eos": True}
+    serving.http.post("/v1/chat/completions", json=ask).raise_for_status()
+    assert generated() - before == 5
+    assert "vllm:" not in serving.http.get("/metrics").text
 
 
 @pytest.mark.parametrize("stream", [False, True])

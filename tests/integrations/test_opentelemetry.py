@@ -1,0 +1,252 @@
+"""Traces of programs: the spans of scripted runs, as OpenTelemetry's own exporter gets them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from agentrt import Context, Runtime, program
+from agentrt.cli.traces import read_traces
+from agentrt.errors import ConfigError
+from agentrt.graph import Frontier, Node
+from agentrt.integrations.opentelemetry import (
+    ProgramTracer,
+    RemoteParents,
+    TracedExecutor,
+    exported,
+)
+from agentrt.request import CallSpec
+from agentrt.runtime.registry import RunRegistry
+from agentrt.runtime.run import Run, RunState
+from agentrt.sampling import Sampling
+from agentrt.testing.scripted import ScriptedExecutor
+from agentrt.tracking.scope import Scope
+
+
+class Traced:
+    """A runtime on a scripted engine, and the spans that ended."""
+
+    def __init__(self) -> None:
+        provider, self._exporter = TracerProvider(), InMemorySpanExporter()
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = provider.get_tracer("tests")
+        registry, self.engine = RunRegistry(), ScriptedExecutor(lambda call: "one two")
+        traces = ProgramTracer(self.tracer, registry)
+        executor = TracedExecutor(self.engine, traces)
+        self.runtime = Runtime(executor, registry=registry, enter=traces.enter)
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        """By the id of their call, or of their program; others by name."""
+        return {_key(span): span for span in self._exporter.get_finished_spans()}
+
+
+def _key(span: ReadableSpan) -> str:
+    told: Mapping[str, Any] = span.attributes or {}
+    return str(told.get("agentrt.call.id") or told.get("agentrt.program.id") or span.name)
+
+
+@asynccontextmanager
+async def traced() -> AsyncIterator[Traced]:
+    it = Traced()
+    async with it.runtime:
+        yield it
+
+
+def above(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+def id_of(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return int(span.context.span_id)
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+async def fail() -> None:
+    raise ValueError("no such thing")
+
+
+@program
+async def planner(ctx: Context) -> None:
+    first = await ctx.llm("plan", max_tokens=2)
+    await asyncio.gather(ctx.llm(first.text), ctx.tool(add, 1, 2))
+    await ctx.llm("sum up")
+
+
+async def test_spans_are_a_programs_nodes_and_links_its_edges() -> None:
+    async with traced() as it:
+        run = it.runtime.start(planner, session="tea", tenant="ann")
+        await run.wait()
+        spans, nodes = it.spans(), list(run.dag.nodes())
+    root = spans[run.id]
+    assert (root.name, above(root)) == ("invoke_agent planner", None)
+    assert len(spans) == 1 + len(nodes) == 5
+    by_node = {node.id: spans[f"{run.id}/{node.id}"] for node in nodes}
+    for node in nodes:
+        span = by_node[node.id]
+        assert above(span) == id_of(root)
+        linked = {link.context.span_id for link in span.links}
+        assert linked == {id_of(by_node[parent]) for parent in node.parents}
+        assert_times(span, node, nodes[0], by_node[0])
+    assert [by_node[n.id].kind for n in nodes].count(SpanKind.CLIENT) == 3
+
+
+def assert_times(span: ReadableSpan, node: Node, first: Node, its: ReadableSpan) -> None:
+    """They lie to each other as the nodes' do, to a microsecond."""
+    assert span.start_time
+    assert span.end_time
+    assert its.start_time
+    assert node.ended_at
+    since = (span.start_time - its.start_time) / 1e9
+    assert since == pytest.approx(node.created_at - first.created_at, abs=1e-6)
+    length = (span.end_time - span.start_time) / 1e9
+    assert length == pytest.approx(node.ended_at - node.created_at, abs=1e-6)
+
+
+async def test_attributes_are_what_the_reports_say() -> None:
+    async with traced() as it:
+        run = it.runtime.start(planner, session="tea", tenant="ann")
+        await run.wait()
+        spans, node = it.spans(), next(iter(run.dag.nodes()))
+    told = spans[f"{run.id}/0"].attributes or {}
+    assert node.report is not None
+    assert spans[f"{run.id}/0"].name == "chat scripted"
+    assert told["gen_ai.request.model"] == "scripted"
+    assert told["gen_ai.usage.output_tokens"] == node.report.output_tokens == 2
+    assert told["agentrt.service_s"] == node.report.service_s > 0
+    assert told["agentrt.scope"] == "planner"
+    root, report = spans[run.id].attributes or {}, run.report(0.0)
+    assert root["gen_ai.agent.name"] == "planner"
+    assert root["gen_ai.conversation.id"] == "tea"
+    assert root["agentrt.tenant"] == "ann"
+    assert root["agentrt.state"] == "done"
+    assert root["agentrt.critical_path_s"] == report.critical_path_s > 0
+    assert root["gen_ai.usage.output_tokens"] == report.output_tokens
+    tool = next(span for span in spans.values() if span.name == "execute_tool add")
+    assert (tool.attributes or {})["gen_ai.tool.name"] == "add"
+
+
+async def test_a_span_of_the_programs_own_stands_between() -> None:
+    async with traced() as it:
+
+        @program
+        async def careful(ctx: Context) -> None:
+            with it.tracer.start_as_current_span("checking"):
+                await ctx.llm("check")
+
+        run = it.runtime.start(careful)
+        await run.wait()
+        spans = it.spans()
+    assert above(spans["checking"]) == id_of(spans[run.id])
+    assert above(spans[f"{run.id}/0"]) == id_of(spans["checking"])
+
+
+async def test_a_program_is_below_the_span_that_started_it_and_leaves_no_trace_there() -> None:
+    async with traced() as it:
+        with it.tracer.start_as_current_span("batch"):
+            runs = [it.runtime.start(planner) for _ in range(2)]
+        await asyncio.gather(*(run.wait() for run in runs))
+        spans = it.spans()
+    assert {above(spans[run.id]) for run in runs} == {id_of(spans["batch"])}
+
+
+async def test_what_fails_is_an_error_and_what_is_cancelled_ends() -> None:
+    async with traced() as it:
+
+        @program
+        async def failing(ctx: Context) -> None:
+            await ctx.tool(fail)
+
+        @program
+        async def endless(ctx: Context) -> None:
+            await ctx.tool(asyncio.Event().wait)
+
+        failed, stopped = it.runtime.start(failing), it.runtime.start(endless)
+        with pytest.raises(ValueError, match="no such"):
+            await failed.wait()
+        while not stopped.dag.running():
+            await asyncio.sleep(0)
+        stopped.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopped.wait()
+        spans = it.spans()
+    for key in (failed.id, f"{failed.id}/0"):
+        assert spans[key].status.status_code is StatusCode.ERROR
+        assert spans[key].status.description == "ValueError: no such thing"
+    for key in (stopped.id, f"{stopped.id}/0"):
+        assert spans[key].status.status_code is StatusCode.UNSET
+        assert (spans[key].attributes or {})["agentrt.state"] == "cancelled"
+
+
+REMOTE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def test_a_clients_call_is_below_the_clients_span() -> None:
+    """As over HTTP: the program is another trace, which the call's span is linked to."""
+    async with traced() as it:
+        run = it.runtime.registry.open("client")
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await called(it.runtime, run)
+
+        headers = [(b"traceparent", REMOTE.encode())]
+        await RemoteParents(app)({"type": "http", "headers": headers}, None, None)  # type: ignore[arg-type]
+        await RemoteParents(app)({"type": "http", "headers": []}, None, None)  # type: ignore[arg-type]
+        it.runtime.registry.close(run, RunState.DONE)
+        spans = it.spans()
+    theirs, alone = spans[f"{run.id}/0"], spans[f"{run.id}/1"]
+    assert theirs.parent is not None
+    assert theirs.context is not None
+    assert f"{theirs.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert f"{theirs.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+    assert {link.context.span_id for link in theirs.links} == {id_of(spans[run.id])}
+    assert above(alone) == id_of(spans[run.id])
+    told = [call.spec.rendered.options["trace_headers"] for call in it.engine.calls]  # type: ignore[union-attr]
+    assert [one["traceparent"].split("-")[2] for one in told] == [
+        f"{id_of(span):016x}" for span in (theirs, alone)
+    ]
+
+
+async def called(runtime: Runtime, run: Run) -> None:
+    scope = Scope(owner=run, frontier=Frontier(), path="client")
+    spec = CallSpec(prompt_token_ids=(1, 2), sampling=Sampling())
+    async for _ in runtime.emitter(run).chunks(spec, scope, stream=False):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("given", "flags", "found"),
+    [
+        (None, (), None),
+        ("http://here:4317", (), "http://here:4317"),
+        (None, ("--otlp-traces-endpoint", "grpc://a:1"), "grpc://a:1"),
+        (None, ("--dtype", "float32", "--otlp-traces-endpoint=http://a:1"), "http://a:1"),
+    ],
+)
+def test_the_flag_is_read_on_either_side_of_the_border(
+    given: str | None, flags: tuple[str, ...], found: str | None
+) -> None:
+    assert read_traces(given, flags) == found
+
+
+@pytest.mark.parametrize("bad", ["localhost", "localhost:4317", "http://", ""])
+def test_what_is_no_url_is_refused(bad: str) -> None:
+    with pytest.raises(ConfigError, match="give a URL"):
+        read_traces(bad, ())
+
+
+def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")
+    with pytest.raises(ConfigError, match="give grpc or http/protobuf"), exported("http://a:1"):
+        pass
