@@ -19,6 +19,7 @@ from agentrt.serving.origins import Origins
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.questions.asked import ServerQuestions
 from agentrt.serving.tenants import Tenants
+from agentrt.serving.webhook_rules import WebhookRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ class Server:
     ``origins`` says which pages may call it, and ``background`` does what the APIs do by
     themselves; ``checks`` say what else keeps the server from being ready. ``questions`` are what
     programs and graphs ask humans. ``live`` counts the live runs of served programs by their
-    tenants, whatever started them. With ``submit``, clients may send programs.
+    tenants, whatever started them. With ``submit``, clients may send programs. ``webhooks`` says
+    which hosts may be called at the ends of runs.
     """
 
     runtime: Runtime
@@ -107,6 +109,7 @@ class Server:
     background: Background = field(default_factory=Background)
     checks: dict[str, Callable[[], str | None]] = field(default_factory=dict)
     submit: bool = False
+    webhooks: WebhookRules = field(default_factory=WebhookRules)
     live: Counter[str] = field(default_factory=Counter)
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)

@@ -17,6 +17,7 @@ from agentrt.errors import ConfigError, ProgramLoadError, UsageError
 from agentrt.serving.langgraph.auth import load_auth
 from agentrt.serving.langgraph.deployment import Finding, key_findings, prepared
 from agentrt.serving.origins import read_cors
+from agentrt.serving.webhook_rules import read_webhooks
 
 _WORDS = {True: "yes", False: "no", None: "-"}
 
@@ -80,6 +81,8 @@ def _read(project: Path, finding: Finding) -> Finding:
             load_auth(project)
         elif finding.what == "http.cors":
             read_cors([project])
+        elif finding.what == "webhooks":
+            read_webhooks((), [project])
     except (ProgramLoadError, ConfigError) as error:
         return Finding(finding.what, False, str(error))
     return finding

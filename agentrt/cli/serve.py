@@ -78,6 +78,14 @@ _server, _tenants, _events = grouped("Server"), grouped("Tenants"), grouped("Eve
     "browser; * for all. Repeat it for more.  [default: without keys, those of this machine]",
 )
 @_server(
+    "--webhook-host",
+    "webhook_hosts",
+    multiple=True,
+    metavar="HOST",
+    help="Runs of graphs may have this host called at their end; *.DOMAIN, or * for any with a "
+    "public address. Repeat it for more.  [default: none]",
+)
+@_server(
     "--allowed-hosts",
     multiple=True,
     metavar="NAME",

@@ -38,6 +38,7 @@ from agentrt.serving.tenants import KeyRing, Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
 from agentrt.serving.triggers import Trigger, program_of
 from agentrt.serving.triggers import api_with as triggers_api
+from agentrt.serving.webhook_rules import WebhookRules, read_webhooks
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -72,6 +73,7 @@ class ServeJob:
     limits: Limits = field(default_factory=Limits)
     bounds: Bounds = field(default_factory=Bounds)
     origins: Origins = field(default_factory=Origins)
+    webhooks: WebhookRules = field(default_factory=WebhookRules)
     drain_s: float = 30.0
     tools: ToolSources = NO_TOOLS
     triggers: Sequence[Trigger] = ()
@@ -115,6 +117,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
             read_origins(options["cors_origins"]),
             read_cors(projects),
         ),
+        webhooks=read_webhooks(options["webhook_hosts"], projects),
         drain_s=options["drain_timeout"],
         tools=read_tools(options),
         triggers=triggers,
@@ -264,6 +267,7 @@ class Serving:
             bounds=job.bounds,
             submit=job.submit,
             origins=job.origins,
+            webhooks=job.webhooks,
         )
 
     async def _serve(self, server: Server, app: ASGIApp, fronts: Sequence[Front]) -> None:

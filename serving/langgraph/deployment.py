@@ -19,7 +19,7 @@ from agentrt.serving.langgraph.auth import User
 from agentrt.serving.langgraph.graphs import made, varies
 from agentrt.serving.server import Served, ServedGraph
 
-_SERVED = {"$schema", "graphs", "dependencies", "env", "auth", "http.cors"}
+_SERVED = {"$schema", "graphs", "dependencies", "env", "auth", "http.cors", "webhooks"}
 _OF_IMAGES = {
     *("python_version", "node_version", "pip_config_file", "pip_installer", "base_image"),
     *("dockerfile_lines", "image_distro", "keep_pkg_tools", "api_version", "source"),
@@ -33,7 +33,6 @@ _ABSENT: Mapping[str, str] = {
     "http.configurable_headers": "no header becomes configurable; send it in the run's config",
     "http.mount_prefix": "paths have no prefix; put a proxy in front that takes it away",
     "ui": "no components of a user interface",
-    "webhooks": "no webhooks; join the run",
     "encryption": "what is stored is not encrypted; encrypt the disk",
 }
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import time
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+import sqlalchemy as sa
 from langchain_core.runnables.config import merge_configs
 
 from agentrt.errors import ProgramLoadError
@@ -46,6 +48,7 @@ class Execution:
         self._opened = AsyncExitStack()  # what a factory has opened for the graph
         self._graph: Graph | None = None
         self._begun = False
+        self._began = time.time()
         self._stream = adapter_of(live.record)
 
     async def run(self) -> None:
@@ -154,7 +157,10 @@ class Execution:
 
     async def _end_without_graph(self, error: Exception) -> None:
         run_id, thread_id = self._record.run_id, self._record.thread_id
-        self._live.result = await end_without_graph(self._state, run_id, thread_id, error)
+        hook = self._hook(None, error_json(error))
+        self._live.result = await end_without_graph(self._state, run_id, thread_id, error, *hook)
+        if hook:
+            self._state.webhooks.begin(run_id, self._record.tenant)
         await self._publish_end("error", error_json(error))
 
     async def _finish(self, error: Exception | None) -> None:
@@ -175,9 +181,16 @@ class Execution:
             result, status = encode(self._stream.result), "success"
         reason = CANCEL_REASON if cancelled else None
         end = self._state.runs.end(record.run_id, status, result, reason)
-        await self._state.threads.update_state(record.thread_id, state, end)
+        hook = [] if cancelled else self._hook(state.get("values"), fault)
+        await self._state.threads.update_state(record.thread_id, state, end, *hook)
         self._live.result = result
+        if hook:
+            self._state.webhooks.begin(record.run_id, record.tenant)
         await self._publish_end(state["status"], None if cancelled else fault)
+
+    def _hook(self, values: Any, fault: dict[str, str] | None) -> list[sa.Insert]:
+        """What is stored to tell the run's webhook of its end, if it has one."""
+        return self._state.webhooks.note(self._record, self._began, values, fault)
 
     async def _publish_end(self, status: str, fault: dict[str, str] | None) -> None:
         parts = self._stream.end(status, fault)

@@ -77,6 +77,7 @@ class RunTerms(Body):
     interrupt_after: Nodes | None = None
     durability: Durability = "sync"
     checkpoint_during: bool | None = None  # the name of durability in older clients
+    webhook: str | None = None
 
     @model_validator(mode="after")
     def _durability(self) -> Self:

@@ -62,10 +62,14 @@ async def _rest(live: LiveRun, seconds: float) -> None:
 
 
 async def end_without_graph(
-    state: TenantState, run_id: str, thread_id: str, error: Exception | None = None
+    state: TenantState,
+    run_id: str,
+    thread_id: str,
+    error: Exception | None = None,
+    *more: sa.Executable,
 ) -> bytes:
-    """Store an end that needs nothing of the run's graph, and return its result. Without an
-    ``error`` the run was cancelled.
+    """Store an end that needs nothing of the run's graph, with ``more``, and return its result.
+    Without an ``error`` the run was cancelled.
     """
     if error is not None:
         fault = error_json(error)
@@ -77,5 +81,5 @@ async def end_without_graph(
         row = await state.storage.database.first(known)
         result = encode((row and row[0]) or {})
     end = state.runs.end(run_id, status, result, reason)
-    await state.threads.update_state(thread_id, {"status": status, "error": fault}, end)
+    await state.threads.update_state(thread_id, {"status": status, "error": fault}, end, *more)
     return result

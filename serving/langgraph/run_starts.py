@@ -156,6 +156,10 @@ class StartRoutes:
         assistant = await self._state.assistants.find(caller.tenant, body.assistant_id)
         _check_thread(body, thread)
         _check_command(body, thread)
+        try:
+            self._state.webhooks.check(body.webhook)
+        except ValueError as error:
+            raise invalid(f"webhook: {error}") from None
         await self._check_nodes(caller, body, assistant)
         return assistant
 

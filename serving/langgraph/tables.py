@@ -157,6 +157,17 @@ crons = sa.Table(
 )
 
 
+# What is still to be told of runs that have ended.
+webhooks = sa.Table(
+    "agentrt_webhooks",
+    metadata,
+    sa.Column("run_id", sa.String(36), primary_key=True),
+    sa.Column("tenant", sa.String(LONGEST_TENANT), nullable=False),
+    _text("url"),
+    _text("body"),
+)
+
+
 # -- containment, as PostgreSQL's JSONB defines it ----------------------------------------
 
 

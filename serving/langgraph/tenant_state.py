@@ -20,6 +20,7 @@ from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.runs import Runs
 from agentrt.serving.langgraph.storage import Storage, open_storage
 from agentrt.serving.langgraph.threads import Threads
+from agentrt.serving.langgraph.webhooks import Webhooks, open_webhooks
 from agentrt.serving.server import Server
 
 LINGER_S = 300.0
@@ -42,6 +43,7 @@ class TenantState:
     threads: Threads
     runs: Runs
     deadlines: Deadlines
+    webhooks: Webhooks
 
     async def access_to(
         self, caller: Caller, thread: str, graph_id: str, purpose: Purpose
@@ -92,6 +94,7 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
             Threads(database, quotas, asks, deadlines),
             Runs(database, quotas, asks),
             deadlines,
+            await stack.enter_async_context(open_webhooks(server, database)),
         )
 
 

@@ -107,15 +107,15 @@ class Threads:
         return await self._database.count(threads, _matching(tenant, body, only))
 
     async def update_state(
-        self, key: str, state: Mapping[str, Any], run_end: sa.Update | None = None
+        self, key: str, state: Mapping[str, Any], *run_end: sa.Executable
     ) -> None:
         """Store the state of a thread (`thread_state`) after it was changed or a run has ended;
-        with the update of that run (`Runs.end`).
+        with the statements of that end (`Runs.end`).
         """
         now = time.time()
         async with self._database.writing() as connection:
-            if run_end is not None:
-                await connection.execute(run_end)
+            for statement in run_end:
+                await connection.execute(statement)
             active = sa.select(sa.func.count()).select_from(runs)
             active = active.where(runs.c.thread_id == key, runs.c.status.in_(ACTIVE))
             busy = (await connection.execute(active)).scalar_one() > 0

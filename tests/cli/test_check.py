@@ -60,6 +60,7 @@ def test_all_of_a_deployment_is_served(
         graphs=graphs("graph", "good"),
         python_version="3.12",
         http={"cors": {"allow_origins": ["*"]}, "app": None},
+        webhooks={"url": {"allowed_domains": ["hooks.example.com"]}},
     )
     assert invoke("serve", "--check", path) == 0
     assert rows(capsys.readouterr().out) == {
@@ -68,6 +69,7 @@ def test_all_of_a_deployment_is_served(
         "dependencies": "yes",
         "python_version": "- for making an image; not read",
         "http.cors": "yes",
+        "webhooks": "yes",
     }
 
 
@@ -80,6 +82,7 @@ def test_what_is_not_served_is_said(
         auth={"path": "./agent.py:graph"},
         http={"app": "./a.py:app", "disable_store": True, "cors": {"allow_origins": "*"}},
         store={"index": {"dims": 3}},
+        webhooks={"url": {"allowed_domains": "hooks.example.com"}},
         teapot=True,
     )
     assert invoke("serve", "--check", path) == 1
@@ -94,6 +97,7 @@ def test_what_is_not_served_is_said(
         "http.disable_store": "these paths stay",
         "http.cors": "allow_origins is a list of texts",
         "store.index": "not found by meaning",
+        "webhooks": "url.allowed_domains",
         "teapot": "not known here",
     }
     assert found.keys() == says.keys()

@@ -48,6 +48,7 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
         (("--router", "agentix"), "give --replicas N"),
         (("--cors-origin", "chat.example"), "--cors-origin 'chat.example': an origin is a scheme"),
         (("--allowed-hosts", "http://a"), "--allowed-hosts 'http://a': give a name without"),
+        (("--webhook-host", "http://a"), "--webhook-host 'http://a': give a host without"),
         (("--speed", "5"), "options of vLLM go after --"),
         (("--model", "./none"), "no such folder"),
     ],

@@ -20,6 +20,7 @@ from agentrt.serving.langgraph import api
 from agentrt.serving.origins import Origins
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Api, KeyCheck, ServedGraph, ServedProgram, Server
+from agentrt.serving.webhook_rules import WebhookRules
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import TURN_S
 from tests.serving.watchdog import opened_app
@@ -64,6 +65,7 @@ def serving(
     *more: Api,
     executor: ScriptedExecutor | None = None,
     origins: Sequence[str] = (),
+    webhooks: WebhookRules | None = None,
 ) -> Iterator[Serving]:
     """Serve graphs and programs until the block's end, with ``more`` APIs beside their own."""
     where = str(database) if ":" in str(database) else f"sqlite:{database}"
@@ -83,6 +85,7 @@ def serving(
                 where,
                 keys=keys,
                 origins=Origins(origins=origins),
+                webhooks=webhooks or WebhookRules(),
             )
             async with opened_app(it.server, [questions, own, *more]) as app:
                 config = uvicorn.Config(app, log_level="warning", lifespan="off", ws=SocketProtocol)

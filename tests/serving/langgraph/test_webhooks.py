@@ -1,0 +1,379 @@
+"""Who asked to be told of a run's end is told, at hosts that the operator has named alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from queue import Queue
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from langgraph_sdk.client import LangGraphClient
+
+from agentrt import Runtime
+from agentrt.errors import AgentrtError
+from agentrt.serving.langgraph import webhooks as telling
+from agentrt.serving.langgraph.runs import NewRun, record_of
+from agentrt.serving.langgraph.tables import webhooks
+from agentrt.serving.langgraph.tenant_state import open_tenant_state
+from agentrt.serving.langgraph.webhooks import OF_TENANT, TRIES, UnheardError, Webhooks, new_client
+from agentrt.serving.server import Server
+from agentrt.serving.webhook_rules import WebhookRules, read_webhooks
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
+from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.langgraph.test_runs import IN, a_thread, given
+
+LOCAL = WebhookRules(("127.0.0.1",), headers={"x-own": "yes"})
+
+
+class Listener:
+    """Somebody who is told: what came, and what is answered next (200 when nothing is said)."""
+
+    def __init__(self) -> None:
+        self.heard: Queue[tuple[dict[str, str], dict[str, Any]]] = Queue()
+        self.answers: Queue[int] = Queue()
+        listener = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                headers = {key.lower(): value for key, value in self.headers.items()}
+                listener.heard.put((headers, json.loads(body)))
+                status = 200 if listener.answers.empty() else listener.answers.get()
+                self.send_response(status)
+                self.send_header("Location", "/elsewhere")
+                self.send_header("Set-Cookie", "a=b")
+                self.end_headers()
+
+            def log_message(self, *about: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/told"
+
+    async def next(self) -> tuple[dict[str, str], dict[str, Any]]:
+        return await asyncio.to_thread(self.heard.get, timeout=TURN_S)
+
+
+@contextmanager
+def a_listener() -> Iterator[Listener]:
+    listener = Listener()
+    thread = threading.Thread(target=listener.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield listener
+    listener.server.shutdown()
+    thread.join()
+    listener.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def listening() -> Iterator[Listener]:
+    with a_listener() as listener:
+        yield listener
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("hooks")
+    with serving(all_graphs(), folder / "a.db", webhooks=LOCAL) as it:
+        yield it
+
+
+# -- ends ---------------------------------------------------------------------------------
+
+
+async def test_an_end_is_told(client: LangGraphClient, listening: Listener) -> None:
+    """With the run, the values of its thread, and the times."""
+    thread = await a_thread(client)
+    run = await client.runs.create(
+        thread, "steps", input=IN, metadata={"n": 1}, webhook=listening.url
+    )
+    headers, body = await listening.next()
+    assert headers["x-own"] == "yes"
+    assert headers["content-type"] == "application/json"
+    assert headers["host"] == listening.url.split("/")[2]
+    assert (body["run_id"], body["thread_id"]) == (run["run_id"], thread)
+    assert (body["status"], body["metadata"]["n"]) == ("success", 1)
+    assert body["values"] == (await client.threads.get_state(thread))["values"]
+    assert body["run_started_at"] <= body["run_ended_at"] <= body["webhook_sent_at"]
+    assert "error" not in body
+
+
+async def test_a_failure_is_told_and_a_run_without_a_thread(
+    client: LangGraphClient, listening: Listener
+) -> None:
+    await client.runs.wait(None, "fail", input=IN, webhook=listening.url, raise_error=False)
+    _, body = await listening.next()
+    assert body["status"] == "error"
+    assert body["error"]["error"] == "ValueError"
+
+
+async def test_who_is_cancelled_is_not_told(client: LangGraphClient, listening: Listener) -> None:
+    """As by LangGraph's own server. The next run is told, and nothing before it."""
+    thread, gate = await a_thread(client), str(uuid4())
+    held = given(gate=gate, steps=[])
+    run = await client.runs.create(thread, "gate", input=held, webhook=listening.url)
+    await GATES.reached(gate)
+    await client.runs.cancel(thread, run["run_id"], wait=True)
+    after = await client.runs.create(thread, "steps", input=IN, webhook=listening.url)
+    _, body = await listening.next()
+    assert body["run_id"] == after["run_id"]
+
+
+async def test_runs_of_a_cron_are_told(client: LangGraphClient) -> None:
+    with a_listener() as own:
+        cron: Any = await client.crons.create(
+            "steps", schedule="* * * * * *", input=IN, webhook=own.url
+        )
+        _, body = await own.next()
+        await client.crons.delete(cron["cron_id"])
+    assert body["kwargs"]["config"]["configurable"]["cron_id"] == cron["cron_id"]
+
+
+# -- tries --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def home(
+    folder: Path, rules: WebhookRules = LOCAL, transport: httpx.AsyncBaseTransport | None = None
+) -> AsyncIterator[tuple[Server, Webhooks, list[float]]]:
+    """A server's webhooks, which rest without time passing, and the rests."""
+    runtime, rests = Runtime(ScriptedExecutor()), list[float]()
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    server = Server(runtime, (), {}, f"sqlite:{folder / 'a.db'}", webhooks=rules)
+    async with open_tenant_state(server) as state, new_client(transport) as client:
+        hooks = state.webhooks
+        hooks._sleep, hooks._client = rest, client
+        yield server, hooks, rests
+        await hooks.close()
+
+
+async def ended(hooks: Webhooks, url: str, tenant: str = "t") -> str:
+    """A run that has ended, of which somebody is still to be told."""
+    from agentrt.serving.langgraph.quotas import Quotas
+    from agentrt.serving.langgraph.runs import Runs
+
+    runs = Runs(hooks._database, Quotas(hooks._server))
+    texts = {"tenant": tenant, "assistant_id": str(uuid4()), "graph_id": "g"}
+    columns = {**texts, "multitask_strategy": "enqueue", "metadata": {}, "start_at": 0.0}
+    row, _ = await runs.enter(NewRun(None, columns, {"webhook": url}, False, True), None)
+    end = runs.end(row.run_id, "success", b"1", None)
+    await hooks._database.write(end, *hooks.note(record_of(row), 0.0, {"v": 1}, None))
+    return str(row.run_id)
+
+
+async def left(hooks: Webhooks) -> int:
+    """How many are still to be told."""
+    while hooks._tasks:
+        await asyncio.wait(list(hooks._tasks.values()))
+    return await hooks._database.count(webhooks, [sa.true()])
+
+
+async def test_what_was_not_told_is_told_after_the_next_start(
+    tmp_path: Path, listening: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A server is killed between a run's end and the telling. 2. The next one tells it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Webhooks, "begin", lambda *_: None)
+        async with home(tmp_path) as (_, hooks, _):
+            run_id = await ended(hooks, listening.url)
+    async with home(tmp_path) as (_, hooks, _):
+        _, body = await listening.next()
+        assert (body["run_id"], body["values"]) == (run_id, {"v": 1})
+        assert await left(hooks) == 0
+        await hooks.look()
+        assert not hooks._tasks
+
+
+async def test_who_does_not_hear_is_tried_again_and_then_left(
+    tmp_path: Path, listening: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of the other side is tried again; its refusal, and a redirect, are not."""
+    async with home(tmp_path) as (server, hooks, rests):
+        for answers, tries in (([503, 429], 3), ([500] * TRIES, TRIES), ([404], 1), ([302], 1)):
+            for status in answers:
+                listening.answers.put(status)
+            rests.clear()
+            hooks.begin(await ended(hooks, listening.url), "t")
+            assert server.under_way
+            assert await left(hooks) == 0
+            assert len(rests) == tries - 1
+            assert [(await listening.next())[0].get("cookie") for _ in range(tries)] == [
+                None
+            ] * tries
+            assert listening.heard.empty()
+        assert rests == sorted(rests)
+        assert not server.under_way
+    assert caplog.text.count("was not told") == 3
+
+
+async def test_one_tenant_is_not_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many of a tenant are told at once; what is more waits, and others do not."""
+    forever = asyncio.Event()
+
+    async def wait(url: str, run_id: str, body: bytes) -> None:
+        await forever.wait()
+
+    async with home(tmp_path) as (_, hooks, _):
+        monkeypatch.setattr(hooks, "_try", wait)
+        for number in range(OF_TENANT + 5):
+            hooks.begin(f"{number}", "many")
+        hooks.begin("other", "few")
+        assert len(hooks._tasks) == OF_TENANT + 1
+        await hooks.close()
+        assert not hooks._tasks
+
+
+# -- where --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hosts", "url", "says"),
+    [
+        ((), "http://127.0.0.1/", "--webhook-host"),
+        (("a.example",), "http://b.example/", "'b.example' is none of those"),
+        (("*.a.example",), "http://a.example/", "none of those"),
+        (("*.a.example",), "http://bada.example/", "none of those"),
+        (("a.example",), "http://a.example.evil.example/", "none of those"),
+        (("a.example",), "http://evil.example#a.example", "none of those"),
+        (("a.example",), "http://a.example@evil.example/", "no user and password"),
+        (("*",), "http://u:p@a.example/", "no user and password"),
+        (("*",), "ftp://a.example/", "https or http"),
+        (("*",), "/runs", "whole URL"),
+        (("*",), "http://", "whole URL"),
+        (("*",), "http://[::1", "no URL"),
+        (("*",), "http://a.example/" + "x" * 3000, "2048 characters"),
+    ],
+)
+async def test_a_url_that_may_not_be_called_is_refused(
+    hosts: tuple[str, ...], url: str, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        WebhookRules(hosts).read(url)
+
+
+def test_ports_and_schemes_can_be_fewer() -> None:
+    rules = WebhookRules(("*",), https=True, ports=(443,))
+    assert rules.read("https://a.example/x").path == "/x"
+    for url in ("http://a.example/", "https://a.example:8443/"):
+        with pytest.raises(ValueError, match=r"https|8443"):
+            rules.read(url)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.9.9", "100.64.0.1", "0.0.0.0", "::1"),
+        *("169.254.169.254", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "224.0.0.1"),
+        *("64:ff9b::a00:1", "2002:a00:1::", "::", "240.0.0.1"),
+    ],
+)
+def test_any_host_is_not_the_own_network(address: str) -> None:
+    """A host that was named may be there, but for what is on this link or nowhere."""
+    with pytest.raises(ValueError, match="is not called"):
+        WebhookRules(("*", "*.example")).check_address("a.example", address)
+    nowhere = ("169.254", "fe80", "224.", "0.0.0.0", "::")
+    named = WebhookRules(("a.example",))
+    if address.startswith(nowhere[:4]) or address == "::":
+        with pytest.raises(ValueError, match="is not called"):
+            named.check_address("a.example", address)
+    else:
+        named.check_address("a.example", address)
+
+
+async def test_the_address_that_was_checked_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that means another address the next time gains nothing by it; TLS knows the name."""
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200)
+
+    meanings = iter([["93.184.216.34"], ["93.184.216.34", "127.0.0.1"], ["127.0.0.1"]])
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return next(meanings)
+
+    monkeypatch.setattr(telling, "resolve", resolve)
+    async with home(tmp_path, WebhookRules(("*",)), httpx.MockTransport(answer)) as (_, hooks, _):
+        await hooks.post("https://hooks.example:8443/a?b=c", b"{}")
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"127\.0\.0\.1, which is not called"):
+                await hooks.post("https://hooks.example/", b"{}")
+    [request] = asked
+    assert str(request.url) == "https://93.184.216.34:8443/a?b=c"
+    assert request.headers["host"] == "hooks.example:8443"
+    assert request.extensions["sni_hostname"] == "hooks.example"
+
+
+async def test_a_host_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
+    async with home(tmp_path, WebhookRules(("nowhere.invalid",))) as (_, hooks, rests):
+        await hooks._try("http://nowhere.invalid/", "r", b"{}")
+        assert len(rests) == TRIES - 1
+        with pytest.raises((OSError, UnheardError)):
+            await hooks.post("http://nowhere.invalid/", b"{}")
+
+
+async def test_who_asks_for_a_host_that_is_not_named_learns_it(http: httpx.AsyncClient) -> None:
+    body = {"assistant_id": "steps", "input": IN, "webhook": "http://10.0.0.1/"}
+    cron = {**body, "schedule": "@yearly"}
+    for path, sent in (("/runs", body), ("/runs/batch", [body]), ("/runs/crons", cron)):
+        answer = await http.post(path, json=sent)
+        assert answer.status_code == 422
+        assert "webhook: the host '10.0.0.1' is none of those" in answer.json()["detail"]
+
+
+# -- settings -----------------------------------------------------------------------------
+
+
+def test_a_project_names_hosts_and_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LG_WEBHOOK_TOKEN", "t")
+    section = {
+        "url": {"allowed_domains": ["*.Example.com"], "allowed_ports": [443]},
+        "headers": {"authorization": "Bearer ${{ env.LG_WEBHOOK_TOKEN }}"},
+    }
+    rules = read_webhooks(["own.example", "[::1]"], [_project(tmp_path, section)])
+    assert rules.hosts == ("own.example", "::1", "*.example.com")
+    assert (rules.https, rules.ports) == (True, (443,))
+    assert rules.headers == {"authorization": "Bearer t"}
+    rules.read("https://a.example.com/")
+    assert read_webhooks(["*"], []) == WebhookRules(("*",))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "section", "says"),
+    [
+        (["http://a.example"], {}, "--webhook-host 'http://a.example': give a host"),
+        (["a.example:80"], {}, "without scheme and port"),
+        ([], {"url": {"allowed_domains": "a"}}, "url.allowed_domains"),
+        ([], {"url": {"allowed_domains": ["a b"]}}, "webhooks: 'a b': give a host"),
+        ([], {"urls": {}}, "webhooks: urls: Extra"),
+        ([], {"headers": {"a": "${{ env.HOME }}"}}, "HOME must begin with LG_WEBHOOK_"),
+        ([], {"headers": {"a": "${{ env.LG_WEBHOOK_NONE }}"}}, "and be set"),
+    ],
+)
+def test_wrong_settings_are_told(
+    tmp_path: Path, hosts: list[str], section: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(AgentrtError, match=says.replace("{", "\\{").replace("(", "\\(")):
+        read_webhooks(hosts, [_project(tmp_path, section)])
+
+
+def _project(folder: Path, section: dict[str, Any]) -> Path:
+    path = folder / "langgraph.json"
+    path.write_text(json.dumps({"graphs": {}, "webhooks": section}))
+    return path
