@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import click
@@ -68,7 +69,7 @@ FOOTPRINT = (
 )
 
 
-_Client = Callable[[httpx.AsyncClient, float, "Turn"], Awaitable[None]]
+_pause = asyncio.sleep
 
 
 @click.command()
@@ -128,6 +129,25 @@ class Turn:
             "rate": len(self.latencies) / self.seconds,
         }
 
+    async def call(
+        self, client: httpx.AsyncClient, chat: list[Any], tokens: int, **more: Any
+    ) -> httpx.Response | None:
+        """The answer to one request, if it is one; ``more`` is the rest of httpx's request."""
+        body = {"model": Server.NAME, "messages": chat, "max_tokens": tokens}
+        body |= {"temperature": 0, "ignore_eos": True, **more.pop("json", {})}
+        began = time.perf_counter()
+        try:
+            answer = await client.post("chat/completions", json=body, **more)
+        except httpx.TransportError as error:
+            self.statuses[type(error).__name__] += 1
+            return None
+        self.statuses[str(answer.status_code)] += 1
+        if answer.status_code != httpx.codes.OK:
+            await _pause(float(answer.headers.get("retry-after", 1)))
+            return None
+        self.latencies.append(time.perf_counter() - began)
+        return answer
+
 
 class ServingBench:
     """Puts ``clients`` programs at a time on each server, in turns of ``seconds``."""
@@ -137,7 +157,7 @@ class ServingBench:
         self.measured = Results({"server": "server", "clients": "clients"})
         self.cpu = Results({"server": "server", "asked": "asked for"})
         self.footprints = Results({"turn": "after turn"})
-        self._programs = 0
+        self._numbers = count(1)
         self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
 
     async def run(
@@ -180,7 +200,7 @@ class ServingBench:
             for asked, tokens in SINGLES.items():
                 self._progress(f"CPU time, repeat {repeat + 1} of {repeats}: {name}, {asked}")
                 before = servers[name].cpu_s()
-                turn = await self.singles(servers[name].base_url, asked, seconds)
+                turn = await self.turn(servers[name].base_url, _SINGLES_CLIENTS, seconds, asked)
                 used = servers[name].cpu_s() - before
                 calls = len(turn.latencies)
                 found[asked, name, repeat] = {
@@ -207,29 +227,21 @@ class ServingBench:
         figures = {**server.footprint(), "programs": len(listed["data"])}
         self.footprints.add(len(self.footprints.samples), figures=figures)
 
-    async def turn(self, url: str, clients: int, seconds: float) -> Turn:
-        """Load one server with programs for so long."""
-        return await self._load(
-            clients,
-            seconds,
-            lambda client, until, turn: self._programs_of(client, url, until, turn),
-        )
-
-    async def singles(self, url: str, asked: str, seconds: float) -> Turn:
-        """Load one server with single calls for so long."""
-        return await self._load(
-            _SINGLES_CLIENTS,
-            seconds,
-            lambda client, until, turn: self._singles_of(client, url, asked, until, turn),
-        )
-
-    async def _load(self, clients: int, seconds: float, work: _Client) -> Turn:
+    async def turn(self, url: str, clients: int, seconds: float, asked: str = "programs") -> Turn:
+        """Load one server for so long: with programs, or with one of `SINGLES`."""
         turn, began = Turn(), time.perf_counter()
 
         async def one() -> None:
             # A pool of its own for each: one of hundreds of connections costs more than the call.
-            async with httpx.AsyncClient(verify=self._tls, timeout=_CALL_S) as client:
-                await work(client, began + seconds, turn)
+            async with httpx.AsyncClient(base_url=url, verify=self._tls, timeout=_CALL_S) as client:
+                while time.perf_counter() < began + seconds:
+                    name = f"bench-{next(self._numbers)}"
+                    if asked in SINGLES:
+                        how = {"json": {"stream": asked == "streams"}}
+                        await turn.call(client, [_user(name)], SINGLES[asked], **how)
+                    else:
+                        await run_program(client, name, began + seconds, turn)
+                        await client.delete(f"sessions/{name}")  # stock does not know of any
 
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
@@ -237,67 +249,20 @@ class ServingBench:
         turn.seconds = time.perf_counter() - began
         return turn
 
-    async def _programs_of(
-        self, client: httpx.AsyncClient, url: str, until: float, turn: Turn
-    ) -> None:
-        while time.perf_counter() < until:
-            self._programs += 1
-            name = f"bench-{self._programs}"
-            await self.program(client, url, name, until, turn)
-            await client.delete(f"{url}/sessions/{name}")  # stock does not know of any
 
-    async def _singles_of(
-        self, client: httpx.AsyncClient, url: str, asked: str, until: float, turn: Turn
-    ) -> None:
-        while time.perf_counter() < until:
-            self._programs += 1
-            chat = [{"role": "user", "content": f"Call {self._programs}: tell me of rivers."}]
-            body = _body(chat, SINGLES[asked]) | {"stream": asked == "streams"}
-            await self._call(client, url, body, {}, turn)
-
-    async def program(
-        self, client: httpx.AsyncClient, url: str, name: str, until: float, turn: Turn
-    ) -> None:
-        """Its calls, but none that would begin after the turn's end."""
-        chat: list[Any] = [{"role": "user", "content": f"Program {name}: tell me of rivers."}]
-        for step in range(CALLS):
-            if time.perf_counter() > until:
-                return
-            headers = {"x-session-id": name}
-            answer = await self._call(client, url, _body(chat, TOKENS), headers, turn)
-            if answer is None:
-                return
-            said = answer.json()["choices"][0]["message"]["content"]
-            chat += [{"role": "assistant", "content": said}]
-            chat += [{"role": "user", "content": f"Go on, {step}."}]
-
-    async def _call(
-        self,
-        client: httpx.AsyncClient,
-        url: str,
-        body: Mapping[str, Any],
-        headers: Mapping[str, str],
-        turn: Turn,
-    ) -> httpx.Response | None:
-        """The answer to one request, if it is one, and how it went."""
-        began = time.perf_counter()
-        try:
-            answer = await client.post(f"{url}/chat/completions", json=body, headers=headers)
-        except httpx.TransportError as error:
-            turn.statuses[type(error).__name__] += 1
-            return None
-        turn.statuses[str(answer.status_code)] += 1
-        if answer.status_code != httpx.codes.OK:
-            await self._rest(float(answer.headers.get("retry-after", 1)))
-            return None
-        turn.latencies.append(time.perf_counter() - began)
-        return answer
-
-    @staticmethod
-    async def _rest(seconds: float) -> None:
-        await asyncio.sleep(seconds)
+async def run_program(client: httpx.AsyncClient, name: str, until: float, turn: Turn) -> None:
+    """A program's calls, but none that would begin after the turn's end."""
+    chat = [_user(name)]
+    for step in range(CALLS):
+        if time.perf_counter() > until:
+            return
+        answer = await turn.call(client, chat, TOKENS, headers={"x-session-id": name})
+        if answer is None:
+            return
+        said = answer.json()["choices"][0]["message"]["content"]
+        chat += [{"role": "assistant", "content": said}]
+        chat += [{"role": "user", "content": f"Go on, {step}."}]
 
 
-def _body(chat: list[Any], tokens: int) -> dict[str, Any]:
-    asked = {"model": Server.NAME, "messages": chat, "max_tokens": tokens}
-    return {**asked, "temperature": 0, "ignore_eos": True}
+def _user(name: str) -> dict[str, str]:
+    return {"role": "user", "content": f"Program {name}: tell me of rivers."}

@@ -7,6 +7,7 @@ from math import inf
 import httpx
 import pytest
 
+from agentrt.lab.bench import serving
 from agentrt.lab.bench.servers import Server
 from agentrt.lab.bench.serving import (
     CALLS,
@@ -16,6 +17,7 @@ from agentrt.lab.bench.serving import (
     SINGLES,
     ServingBench,
     Turn,
+    run_program,
 )
 from agentrt.serving.tenants import Limits
 from tests.serving.local import MODEL, open_server
@@ -33,8 +35,8 @@ async def test_clients_are_programs_that_end() -> None:
         assert turn.statuses.keys() == {"200"}
         assert len(turn.latencies) == turn.statuses["200"] == len(local.engine.calls)
         assert len(local.runtime.table) == 0
-        async with httpx.AsyncClient() as client:
-            await bench.program(client, f"{local.url}/v1", "whole", inf, turn)
+        async with httpx.AsyncClient(base_url=f"{local.url}/v1") as client:
+            await run_program(client, "whole", inf, turn)
         depths = {call.identity.parents for call in local.engine.calls}
         assert depths == {(), *((step,) for step in range(CALLS - 1))}
 
@@ -44,7 +46,7 @@ async def test_single_calls_are_programs_of_their_own() -> None:
         bench = ServingBench(1, 0.1, lambda message: None)
         for asked, tokens in SINGLES.items():
             made = len(local.engine.calls)
-            turn = await bench.singles(f"{local.url}/v1", asked, 0.1)
+            turn = await bench.turn(f"{local.url}/v1", 16, 0.1, asked)
             assert turn.statuses == {"200": len(turn.latencies)}
             calls = local.engine.calls[made:]
             assert len({call.identity.program_id for call in calls}) == len(calls) > 0
@@ -66,10 +68,10 @@ class Busy(Server):
 async def test_cpu_time_is_told_by_call_by_token_and_beside_stock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def singles(self: ServingBench, url: str, asked: str, seconds: float) -> Turn:
+    async def turn(self: ServingBench, *asked: object) -> Turn:
         return Turn([0.1] * 100)
 
-    monkeypatch.setattr(ServingBench, "singles", singles)
+    monkeypatch.setattr(ServingBench, "turn", turn)
     bench = ServingBench(1, 1.0, lambda message: None)
     await bench.measure_cpu({"stock": Busy("stock", 0.5), "agentrt": Busy("ours", 0.6)}, 2)
     table = [line.replace(" ", "") for line in bench.cpu.table(CPU).splitlines()[2:]]
@@ -89,14 +91,12 @@ async def test_what_fails_is_counted_and_being_busy_is_no_error(
     async def rest(seconds: float) -> None:
         rests.append(seconds)
 
-    monkeypatch.setattr(ServingBench, "_rest", staticmethod(rest))
+    monkeypatch.setattr(serving, "_pause", rest)
     async with open_server(limits=Limits(requests_per_minute=1)) as local:
-        bench = ServingBench(1, 0.1, lambda message: None)
-        async with httpx.AsyncClient() as client:
-            turn = Turn()
-            await bench.program(client, f"{local.url}/v1", "a", inf, turn)
-            await bench.program(client, f"{local.url}/none", "b", inf, turn)
-            await bench.program(client, f"{local.url}/v1", "late", 0.0, turn)
+        turn = Turn()
+        for path, name, until in (("v1", "a", inf), ("none", "b", inf), ("v1", "late", 0.0)):
+            async with httpx.AsyncClient(base_url=f"{local.url}/{path}") as client:
+                await run_program(client, name, until, turn)
     assert turn.statuses == {"200": 1, "429": 1, "404": 1}
     turn.seconds = 1.0
     figures = turn.figures()
