@@ -62,7 +62,7 @@ def grouped(group: str) -> Callable[..., Decorator]:
     return partial(click.option, cls=RunOption, group=group)
 
 
-def _together(*options: Decorator) -> Decorator:
+def together(*options: Decorator) -> Decorator:
     """Several options as one decorator, listed in this order."""
     return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
 
@@ -92,7 +92,7 @@ batch_option = engine(
 seed_option = grouped("Program")(
     "--seed", type=int, default=0, metavar="N", help="Makes sampled calls repeatable.  [default: 0]"
 )
-fleet_options = _together(
+fleet_options = together(
     engine(
         "--replicas",
         type=click.IntRange(min=1),
@@ -122,7 +122,7 @@ fleet_options = _together(
         help="Run the engines on the nodes of a Ray cluster: auto, HOST:PORT, or ray://HOST:PORT.",
     ),
 )
-scheduling_options = _together(
+scheduling_options = together(
     scheduling(
         "--policy",
         default="atlas",
@@ -192,7 +192,7 @@ traces_option = grouped("Output")(
     help="Send traces there by OTLP, as --otlp-traces-endpoint of 'vllm serve': spans of "
     "programs, of their calls and tools, and vLLM's own below them.",
 )
-broker_options = _together(
+broker_options = together(
     tools(
         "--broker",
         metavar="mqtt[s]://[USER@]HOST[:PORT][/PREFIX]",
@@ -215,7 +215,7 @@ broker_options = _together(
         "--broker-key", type=click.Path(path_type=Path), metavar="FILE", help="And its private key."
     ),
 )
-tool_options = _together(
+tool_options = together(
     tools(
         "--mcp",
         "mcp_files",
@@ -235,7 +235,7 @@ tool_options = _together(
     ),
     broker_options,
 )
-graph_options = _together(
+graph_options = together(
     langgraph(
         "--thread",
         metavar="ID",

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from agentrt.cli.options import RunCommand, RunOption, batch_option, model_option
+from agentrt.cli.options import RunCommand, batch_option, grouped, model_option
 from agentrt.cli.signals import Interrupts
 from agentrt.executors.base import last_reply
 from agentrt.executors.vllm.options import EngineOptions, check_model
@@ -43,6 +43,9 @@ Let nothing else run meanwhile. Exit codes: 0 done; 1 the engine failed; 2 bad u
 """
 
 
+_output = grouped("Output")
+
+
 class EngineCommand(RunCommand):
     """A command about an engine, without a program."""
 
@@ -53,34 +56,23 @@ class EngineCommand(RunCommand):
 @click.command(cls=EngineCommand, epilog=_EPILOG)
 @model_option
 @batch_option
-@click.option(
+@grouped("Measurement")(
     "--rounds",
     type=click.IntRange(min=1),
     default=2,
     metavar="N",
-    cls=RunOption,
-    group="Measurement",
     help="Run the designed calls N times.  [default: 2]",
 )
-@click.option(
+@_output(
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE.json",
-    cls=RunOption,
-    group="Output",
     help="Write the step-time model, for engines in virtual time.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    cls=RunOption,
-    group="Output",
-    help="Print the step-time model as one JSON object, as the last line.",
+@_output(
+    "--json", "as_json", is_flag=True, help="Print the step-time model as one JSON object, last."
 )
-@click.option(
-    "--verbose", is_flag=True, cls=RunOption, group="Output", help="Show vLLM's own log on stderr."
-)
+@_output("--verbose", is_flag=True, help="Show vLLM's own log on stderr.")
 def calibrate(engine_flags: tuple[str, ...], **options: Any) -> None:
     """Measure how long steps of an engine take on this machine.
 

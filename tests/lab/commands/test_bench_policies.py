@@ -145,5 +145,5 @@ def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.M
 
     monkeypatch.chdir(Path(__file__).parents[3])
     monkeypatch.setattr("agentrt.lab.commands.bench.policies_virtual.measure", stopped)
-    monkeypatch.setattr("agentrt.lab.commands.bench.policies_real.measure", stopped)
+    monkeypatch.setattr("agentrt.lab.bench.policies.measure", stopped)
     assert call(shlex.split(line)) == 130

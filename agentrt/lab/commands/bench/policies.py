@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from agentrt.cli.options import RunOption
+from agentrt.cli.options import grouped, together
 from agentrt.lab.commands.bench.asked import Asked, read
 from agentrt.lab.commands.outputs import write
 from agentrt.lab.reports.compare import as_csv, as_dicts, cells
@@ -25,8 +24,6 @@ from agentrt.lab.reports.policies import ALL, latencies, where_it_went
 from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.grid import RunResult
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
 EPILOG = """\b
 Examples:
   agentrt bench --workload mixed --virtual --rate 0.9x,1.1x,1.3x --repeat 3 --plot curves.png
@@ -40,12 +37,11 @@ not depend on the machine. Without it: real engines in real time, one after the 
 Ctrl-C keeps what is done. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
 """
 
-_option = partial(click.option, cls=RunOption)
-_work, _engine, _output = (partial(_option, group=n) for n in ("Workload", "Engine", "Output"))
+_work, _engine, _output = (grouped(name) for name in ("Workload", "Engine", "Output"))
 _one = click.IntRange(min=1)
 _factor = click.FloatRange(min=0, min_open=True)
 _path = click.Path(path_type=Path)
-_OPTIONS = (
+policies_options = together(
     _work(
         "--workload",
         default="mixed",
@@ -119,20 +115,13 @@ _OPTIONS = (
 )
 
 
-def policies_options(command: Decorated) -> Decorated:
-    """All of them."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
 def compare(options: dict[str, Any], flags: Sequence[str]) -> None:
     """Run the comparison and tell of it. Raises `ConfigError` before anything runs."""
     asked = read(options, flags)
     if options["virtual"]:
         from agentrt.lab.commands.bench.policies_virtual import measure
     else:
-        from agentrt.lab.commands.bench.policies_real import measure
+        from agentrt.lab.bench.policies import measure
     about, head, results, stop = measure(asked)
     _tell(asked, about, head, results)
     if stop is not None:

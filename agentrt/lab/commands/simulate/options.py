@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from agentrt.cli.options import together
 from agentrt.cli.values import read_quanta
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import Option, count_option, file, many
@@ -23,17 +24,6 @@ from agentrt.lab.runs.settings import Setting, Source
 from agentrt.scheduler import SchedulerConfig
 
 
-def _all(*options: Option) -> Option:
-    """Several options as one decorator."""
-
-    def decorated(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorated
-
-
 def _scale(name: str, about: str, *, zero: bool = False) -> Option:
     kind = click.FloatRange(min=0, min_open=not zero)
     return click.option(name, type=kind, default=1.0, metavar="X", help=f"Multiplies the {about}.")
@@ -45,16 +35,16 @@ jobs_option: Option = count_option(
     "--jobs", metavar="J", about="Processes.  [default: one per core]"
 )
 _WORKLOADS = "chat, react, lats, mixed, graphs8.  [default: mixed]"
-workloads_option: Option = _all(
+workloads_option: Option = together(
     many("--workload", metavar="NAME…", help=_WORKLOADS),
     many("--trace", metavar="FILE…", help="Programs drawn from recorded traces."),
 )
-scale_options: Option = _all(
+scale_options: Option = together(
     _scale("--context-scale", "tokens of prompts"),
     _scale("--output-scale", "tokens of outputs"),
     _scale("--gap-scale", "seconds between calls", zero=True),
 )
-_MACHINE: Option = _all(
+_MACHINE: Option = together(
     count_option("--batch", default=32, metavar="B", about="How many calls run at a time."),
     click.option(
         "--depth",
@@ -86,9 +76,9 @@ _MACHINE: Option = _all(
         about="virtual: how long steps take, from agentrt calibrate.  [default: made up]",
     ),
 )
-machine_options: Option = _all(_MACHINE, jobs_option)
+machine_options: Option = together(_MACHINE, jobs_option)
 """The simulated engine alone."""
-engine_options: Option = _all(
+engine_options: Option = together(
     count_option(
         "--replicas",
         default=1,
