@@ -58,7 +58,7 @@ def decisions(**options: Any) -> None:
     programs with a call that waits. In each step a call ends and another arrives.
     """
     names = baseline_first(options["policies"] or policy_names())
-    live = counts("--live", options["live"] or ("10", "1000", "100000"))
+    live = sorted(counts("--live", options["live"] or ("10", "1000", "100000")))
     measured = measure(names, live, options["repeat"], options["steps"], options["seed"], tell=note)
     tables = f"{measured.table(COLUMNS)}\n\n{growth_table(measured, names, live)}"
     show(tables, measured.medians(), as_json=options["as_json"])

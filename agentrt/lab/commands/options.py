@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from agentrt.cli.streams import say
+from agentrt.errors import ConfigError
 
 Option = Callable[[Any], Any]
 
@@ -95,20 +96,11 @@ seed_option = click.option("--seed", type=int, default=0, show_default=True, met
 
 
 def counts(option: str, texts: Sequence[str]) -> list[int]:
-    """The numbers that the values of an option name, in rising order."""
-    return sorted({number for text in texts for number in numbers(text, option)})
-
-
-def numbers(text: str, option: str = "") -> tuple[int, ...]:
-    """``4,64`` as numbers. Raises `BadParameter` for anything else."""
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        what = f"{option} {text!r}".strip()
-        raise click.BadParameter(f"{what} is no list of positive numbers such as 4,64")
-    return found
+    """The numbers that the values of an option name. Raises `ConfigError` for anything else."""
+    for text in texts:
+        if not text.isdecimal() or int(text) < 1:
+            raise ConfigError(f"{option} {text!r}: give a number from 1 up")
+    return [int(text) for text in texts]
 
 
 def note(message: str) -> None:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import isnan
 from typing import Any
 
 import click
 
-from agentrt.lab.commands.options import ManyCommand, count_option, json_flag, many
+from agentrt.lab.commands.options import ManyCommand, count_option, counts, json_flag, many
 from agentrt.lab.commands.simulate.options import (
     machine_options,
-    read_counts,
     read_loads,
     read_machine,
     read_sources,
@@ -82,17 +81,10 @@ def routing(**options: Any) -> None:
     for name in options["router"]:
         make_router(name)
     routers = options["router"] or router_names()
-    replicas = read_counts("--replicas", options["replicas"] or ("4",))
+    replicas = counts("--replicas", options["replicas"] or ("4",))
     machine = read_machine(options)
     check_policy(options["policy"])
-    runs = specs(
-        _settings(options),
-        replicas,
-        routers,
-        range(options["seeds"]),
-        SchedulerConfig(policy=options["policy"]),
-        machine,
-    )
+    runs = _specs(options, replicas, routers, machine)
     results, stop = do_runs(runs, options["jobs"])
     found = gather(sorted(results, key=lambda result: runs.index(result.spec)))
     if found:
@@ -107,26 +99,26 @@ def _settings(options: Mapping[str, Any]) -> list[Setting]:
     return [Setting(source, load, options["programs"]) for source in sources for load in loads]
 
 
-def specs(
-    settings: Sequence[Setting],
+def _specs(
+    options: Mapping[str, Any],
     replicas: Sequence[int],
     routers: Sequence[str],
-    seeds: Sequence[int],
-    scheduler: SchedulerConfig,
     machine: Machine,
 ) -> list[RunSpec]:
     """The runs, those with the same programs side by side.
 
-    A setting's number of programs is for each replica: it is multiplied by how many there are.
+    The number of programs is for each replica: it is multiplied by how many there are.
     """
     return [
         RunSpec(
             replace(setting, programs=setting.count * count),
             seed,
-            Contender(scheduler),
+            Contender(SchedulerConfig(policy=options["policy"])),
             replace(machine, replicas=count, router=router),
         )
-        for setting, count, seed, router in product(settings, replicas, seeds, routers)
+        for setting, count, seed, router in product(
+            _settings(options), replicas, range(options["seeds"]), routers
+        )
     ]
 
 
@@ -144,36 +136,6 @@ def groups(found: Sequence[Cell]) -> Iterator[list[Cell]]:
     """Those that ran the same programs on as many replicas, together."""
     for key in dict.fromkeys((one.setting, one.replicas) for one in found):
         yield [one for one in found if (one.setting, one.replicas) == key]
-
-
-@dataclass(frozen=True, slots=True)
-class Scaled:
-    """More replicas against the fewest, for one router: medians over seeds.
-
-    ``steady_per_s`` are programs that end per second while others arrive. ``linear`` is which
-    share that is of those that arrive, over the same share with the fewest replicas; ``mean``
-    and ``p95`` are latencies over theirs.
-    """
-
-    cell: Cell
-    steady_per_s: float
-    linear: float
-    mean: float
-    p95: float
-
-
-def scaling(found: Sequence[Cell]) -> list[Scaled]:
-    """How each router's throughput and latency grow with the replicas."""
-    answers = []
-    for one in found:
-        same = [other for other in found if _what(other) == _what(one)]
-        base = min(same, key=lambda other: other.replicas)
-        steady, offered, mean, p95 = (
-            one.median_ratio(measure, base)
-            for measure in ("steady_per_s", "offered_per_s", "mean_s", "p95_s")
-        )
-        answers.append(Scaled(one, one.median("steady_per_s"), steady / offered, mean, p95))
-    return answers
 
 
 def _what(one: Cell) -> tuple[str, str, str]:
@@ -236,16 +198,21 @@ def _to_best(one: Cell, group: Sequence[Cell], measure: str) -> list[str]:
 
 
 def _scaling(found: Sequence[Cell]) -> str:
-    rows = [
-        [
-            *_what(one.cell),
-            one.cell.replicas,
-            digits(one.steady_per_s),
-            "-" if isnan(one.linear) else f"{one.linear:.3f}",
-            f"{one.mean:.2f}",
-            f"{one.p95:.2f}",
-        ]
-        for one in scaling(found)
-    ]
+    """More replicas against the fewest, for each router: medians over seeds.
+
+    Over linear: the share of arriving programs that end while others arrive, over the same share
+    with the fewest replicas.
+    """
+    rows = []
+    for one in found:
+        same = [other for other in found if _what(other) == _what(one)]
+        fewest = min(same, key=lambda other: other.replicas)
+        steady, offered, mean, p95 = (
+            one.median_ratio(measure, fewest)
+            for measure in ("steady_per_s", "offered_per_s", "mean_s", "p95_s")
+        )
+        linear = "-" if isnan(steady / offered) else f"{steady / offered:.3f}"
+        per_s = digits(one.median("steady_per_s"))
+        rows.append([*_what(one), one.replicas, per_s, linear, f"{mean:.2f}", f"{p95:.2f}"])
     head = ["workload", "load", "router", "replicas", "programs/s", "over linear"]
     return markdown([*head, "mean / fewest's", "P95 / fewest's"], rows)

@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import ManyCommand, file, json_flag, many, policy_option
+from agentrt.lab.commands.options import ManyCommand, counts, file, json_flag, many, policy_option
 from agentrt.lab.commands.outputs import check_plot
 from agentrt.lab.commands.simulate.options import (
     POLICIES,
     engine_options,
-    read_counts,
     read_grid,
     read_loads,
     read_sources,
@@ -74,8 +73,8 @@ def sweep(**options: Any) -> None:
         if not found:
             return
         common = conditions(specs, seeds, baseline)
-        counts = sorted({cell.setting.count for cell in found})
-        click.echo(f"{', '.join(map(str, counts))} programs. {in_words(common)}\n")
+        ran = sorted({cell.setting.count for cell in found})
+        click.echo(f"{', '.join(map(str, ran))} programs. {in_words(common)}\n")
         click.echo(sweep_table(found, baseline))
         if options["as_json"]:
             click.echo(json.dumps(as_values(found, specs, common)))
@@ -86,12 +85,12 @@ def sweep(**options: Any) -> None:
 
 def _settings(options: Mapping[str, Any]) -> list[Setting]:
     sources = read_sources(options)
-    counts: list[int | None] = [*read_counts("--programs", options["programs"])] or [None]
+    numbers: list[int | None] = [*counts("--programs", options["programs"])] or [None]
     if options["offline"]:
         if options["load"]:
             raise ConfigError("--offline has all programs arrive at once; leave --load out")
-        return [Setting(s, Pressure("at-once"), n) for s in sources for n in counts]
-    if len(counts) > 1:
+        return [Setting(s, Pressure("at-once"), n) for s in sources for n in numbers]
+    if len(numbers) > 1:
         raise ConfigError("--programs: several numbers are for --offline; give one")
     loads = read_loads(options["load"] or _LOADS)
-    return [Setting(source, load, counts[0]) for source in sources for load in loads]
+    return [Setting(source, load, numbers[0]) for source in sources for load in loads]

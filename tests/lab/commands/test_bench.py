@@ -43,8 +43,8 @@ def test_decisions_of_some_policies(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["decisions", "--live", "0"], ["--live '0'", "positive numbers"]),
-        (["decisions", "--live", "10", "many"], ["--live 'many'", "positive numbers"]),
+        (["decisions", "--live", "0"], ["--live '0'", "from 1 up"]),
+        (["decisions", "--live", "10", "many"], ["--live 'many'", "from 1 up"]),
         (["decisions", "--policies", "lifo"], ["unknown policy 'lifo'", "plas"]),
         (["decisions", "--policies", "srpt"], ["unknown policy 'srpt'"]),
         (["decisions", "--repeat", "0"], ["'--repeat'", "x>=1"]),
@@ -55,7 +55,7 @@ def test_decisions_of_some_policies(capsys: pytest.CaptureFixture[str]) -> None:
         (["memory", "--contender", "cap:0"], ["no contender is named 'cap:0'", "cap:N"]),
         (["memory", "--trace", "none.jsonl"], ["'none.jsonl' does not exist"]),
         (["scheduler", "--cases", "fcfs+mru"], ["--cases 'fcfs+mru'", "lru, ttl, cost"]),
-        (["scheduler", "--running", "few"], ["--running 'few'", "positive numbers"]),
+        (["scheduler", "--running", "few"], ["--running 'few'", "from 1 up"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,14 +152,6 @@ def read_scheduler(options: Mapping[str, Any]) -> SchedulerConfig:
     return SchedulerConfig(**settings)
 
 
-def read_counts(option: str, texts: Sequence[str]) -> list[int]:
-    """Numbers from 1 up."""
-    for text in texts:
-        if not text.isdecimal() or int(text) < 1:
-            raise ConfigError(f"{option} {text!r}: give a number from 1 up")
-    return [int(text) for text in texts]
-
-
 def read_grid(
     options: Mapping[str, Any],
     settings: Sequence[Setting],
