@@ -23,7 +23,6 @@ from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.grammars import compile_aside
 from agentrt.executors.vllm._compat.pool import (
     all_blocks,
-    blocks_held,
     blocks_needed,
     free_blocks,
 )
@@ -194,11 +193,7 @@ class ProgramScheduler(AsyncScheduler):
             return
         running = [calls[request.request_id] for request in self.running]
         free = free_blocks(self)
-        room = Room(
-            lambda call: blocks_needed(self, call.item, free),
-            lambda call: blocks_held(self, call.item),
-            self._spared,
-        )
+        room = Room(lambda call: blocks_needed(self, call.item, free), self._spared)
         for call in self.queues.victims(running, free_slots(self), free, room):
             call.gave_way_to = head.program.program_id
             self._preempt(call, now)

@@ -164,23 +164,21 @@ class Reference:
     ) -> list[Call]:
         """Whom to preempt: for each waiting call the worst, as few as make room for it.
 
-        They must be of a worse level, neither newly started nor spared; where these do not make
-        enough room nobody gives way, and nobody goes before the one that has to wait.
+        They must be of a worse level, neither newly started nor spared. They give up their slot
+        and no memory: nobody gives way for a call that does not fit into the free blocks, nor for
+        any behind it.
         """
         safe = self.config.min_residency_steps
         pool = [c for c in self.running() if c.steps >= safe and c.name not in spared]
         chosen: list[Call] = []
         for call in self.waiting() if self.config.preemption else []:
-            if len(chosen) >= self.config.max_preemptions_per_step:
-                break
-            leaving: list[Call] = []
-            while slots < 1 or blocks < size(call):
-                if not pool or pool[-1].level <= call.level:
-                    return chosen
-                leaving.append(pool.pop())
-                slots += 1
-                blocks += size(leaving[-1])
-            chosen += leaving
-            slots -= 1
             blocks -= size(call)
+            if blocks < 0 or len(chosen) >= self.config.max_preemptions_per_step:
+                break
+            if slots < 1:
+                if not pool or pool[-1].level <= call.level:
+                    break
+                chosen.append(pool.pop())
+                slots += 1
+            slots -= 1
         return chosen

@@ -56,7 +56,7 @@ class Harness:
         self, running: list[QueuedCall], slots: int = 0, blocks: int = 100, size: int = 1
     ) -> list[QueuedCall]:
         running = sorted(running, key=lambda c: c.key)
-        return self.queues.victims(running, slots, blocks, Room(lambda c: size, lambda c: size))
+        return self.queues.victims(running, slots, blocks, Room(lambda c: size))
 
 
 def test_a_call_enters_the_level_of_its_programs_service() -> None:
@@ -98,13 +98,14 @@ def test_the_worst_goes_first_and_no_more_than_needed() -> None:
     assert harness.victims([bad, worse], slots=2) == []
 
 
-def test_memory_preempts_only_when_that_makes_enough_room() -> None:
+def test_nobody_gives_way_for_memory() -> None:
     harness = Harness()
     running = harness.run(harness.arrive("a", "p", service=9))
     harness.arrive("x", "r")
-    assert harness.victims([running], slots=5, blocks=0, size=3) == [running]
-    one_short = harness.queues.victims([running], 5, 0, Room(lambda c: 4, lambda c: 3))
-    assert one_short == [], "a preemption that does not help is not made"
+    harness.arrive("y", "s")
+    assert harness.victims([running], blocks=3, size=3) == [running]
+    assert harness.victims([running], blocks=2, size=3) == []
+    assert harness.victims([running], slots=1, blocks=5, size=3) == [], "y would not fit"
 
 
 def test_a_starved_call_is_promoted_when_its_ratio_reaches_beta() -> None:

@@ -169,11 +169,7 @@ class Both:
             return 1 + (int(name.split("/")[1]) * 5 + which) % 4
 
         spared = {call.name for call in self.reference.running() if size(call.name) == which % 6}
-        room = Room(
-            lambda call: size(call.call_id),
-            lambda call: size(call.call_id),
-            lambda call: call.call_id in spared,
-        )
+        room = Room(lambda call: size(call.call_id), lambda call: call.call_id in spared)
         running = [self.real(call) for call in self.reference.running()]
         blocks = which % 5
         found = self.queues.victims(running, slots, blocks, room)
@@ -216,7 +212,7 @@ crowd = st.lists(
 
 @settings(max_examples=400, deadline=None)
 @given(crowd, crowd, st.integers(0, 2), st.integers(0, 6), st.integers(0, 2), st.integers(0, 4))
-def test_victims_make_room_for_one_call_after_the_other(
+def test_victims_give_their_slots_to_one_call_after_the_other(
     waits: list[tuple[int, int, int, bool]],
     runs: list[tuple[int, int, int, bool]],
     slots: int,
@@ -240,11 +236,7 @@ def test_victims_make_room_for_one_call_after_the_other(
             reference.levels[level].append(call)
             sizes[name] = size
             spared |= {name} if is_spared and size % 2 else set()
-    room = Room(
-        lambda call: sizes[call.call_id],
-        lambda call: sizes[call.call_id],
-        lambda call: call.call_id in spared,
-    )
+    room = Room(lambda call: sizes[call.call_id], lambda call: call.call_id in spared)
     heads = [real[call.name] for call in reference.waiting()]
     running = [real[call.name] for call in reference.running()]
     expected = reference.victims(slots, blocks, lambda call: sizes[call.name], spared)

@@ -34,12 +34,6 @@ def first_free_block(queue: FreeKVCacheBlockQueue) -> int:
     return int(queue.fake_free_list_head.next_free_block.block_id)
 
 
-def blocks_held(scheduler: Scheduler, request: Request) -> int:
-    """KV-cache blocks that preempting this request would free."""
-    groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
-    return sum(1 for group in groups for block in group if block.ref_cnt == 1)
-
-
 def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
     """A request's blocks that later calls can find, of vLLM's first pool."""
     manager = scheduler.kv_cache_manager

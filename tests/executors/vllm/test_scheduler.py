@@ -169,16 +169,18 @@ def test_flat_arguments_and_sessions_identify_a_program_too() -> None:
     assert {row.program_id for row in ours(e).table} == {"flat"}, "a lone call leaves no row"
 
 
-def test_memory_is_taken_from_the_worst_level() -> None:
-    """Slots are free; the blocks are not. The new call takes those of the one served most."""
+def test_a_running_call_keeps_its_memory() -> None:
+    """Slots are free; the blocks are not. The new call is of a better level, and waits for them."""
     e = engine(max_num_seqs=8, blocks=12)
     e.add("big", prompt(100), 60, of("a"))
     for _ in range(8):
         e.step()
     e.add("new", prompt(100, 2), 2, of("b"))
-    assert list(e.step().scheduled) == ["new"]
-    assert ours(e).queues.calls["big"].preemptions == 1
+    big = ours(e).queues.calls["big"]
+    assert big.level > ours(e).queues.calls["new"].level
+    assert list(e.step().scheduled) == ["big"]
     e.run()
+    assert big.preemptions == 0
 
 
 def test_stale_programs_are_dropped() -> None:
