@@ -18,12 +18,10 @@ from agentrt.executors.base import Chunk, Executor, ForwardingExecutor, Progress
 from agentrt.executors.replicas.routing import prompt_tokens
 from agentrt.request import Call
 from agentrt.scheduler.policies import Policy, policy_class
-from agentrt.serving.tenants.fair import FairQueue, Ticket
+from agentrt.serving.tenants.fair import BATCHES, FairQueue, Ticket
 from agentrt.serving.tenants.grammars import Compilations
 from agentrt.serving.tenants.limits import Tenants
 
-_BATCHES = 2
-"""The engine has so many batches of calls: one that runs, and others to choose from."""
 _BATCH = 16
 _OUTPUT_WEIGHT = 2.0
 """An output token costs so much more than a prompt's (as in VTC's evaluation)."""
@@ -62,7 +60,7 @@ class AdmissionController(ForwardingExecutor):
         await self.inner.start(progress)
         if self._is_shared:
             info = self.inner.info
-            self._queue.slots = _BATCHES * (info.slots or _BATCH) * info.engines
+            self._queue.slots = BATCHES * (info.slots or _BATCH) * info.engines
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._isolate:

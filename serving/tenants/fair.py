@@ -16,8 +16,12 @@ from dataclasses import dataclass, field
 
 from agentrt.serving.tenants.limits import Limits
 
+BATCHES = 2
+"""The engine has so many batches of calls: one that runs, and others to choose from."""
 KEPT_OF = 8
 """One place in so many is kept for tenants with no call inside."""
+RECENT_S = 10.0
+"""For so long after its last call a tenant is expected to make another."""
 STARVATION_S = 20.0
 """A call that has waited so long is not overtaken by calls of its own tenant any more."""
 
@@ -43,6 +47,7 @@ class _Tenant:
     """What its calls inside are expected to use. It orders tenants, but does not raise the count
     that others start from: it may not come true."""
     inside: int = 0
+    heard: float = 0.0
     waiting: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
     ranked: list[tuple[float, int]] = field(default_factory=list)
 
@@ -64,8 +69,10 @@ class FairQueue:
     """Tickets in front of ``slots`` places; ``limits`` says each tenant's weight and concurrency.
 
     ``slots`` None is room for all. The last of them, one in `KEPT_OF`, are kept for tenants with
-    no call inside, so that none has to wait until calls of others end. Take a ticket with `push`,
-    let in with `pop`, give back with `settle`; one that gives up waiting leaves by `drop`.
+    no call inside, so that none has to wait until calls of others end. While a tenant was heard of
+    lately that has fewer calls inside than another, that one gets no more than a batch, less as
+    many: what comes then runs at once. Take a ticket with `push`, let in with `pop`, give back with
+    `settle`; one that gives up waiting leaves by `drop`.
     """
 
     def __init__(self, slots: int | None, limits: Callable[[str], Limits]) -> None:
@@ -75,25 +82,30 @@ class FairQueue:
         self._numbers = itertools.count()
         self._inside = 0
         self._floor = 0.0
+        self._now = 0.0
 
     def push(self, tenant: str, rank: float, cost: float, now: float) -> Ticket:
         """A call of ``tenant`` wants in."""
+        self._now = now
         one = self._tenants.get(tenant)
         if one is None:
             one = self._tenants[tenant] = _Tenant(self._least_counter())
         elif one.is_idle:
             one.served = max(one.served, self._least_counter())
         ticket = Ticket(next(self._numbers), tenant, rank, cost, now)
+        one.heard = now
         one.waiting[ticket.number] = ticket
         heapq.heappush(one.ranked, (rank, ticket.number))
         return ticket
 
     def pop(self, now: float) -> Ticket | None:
         """The ticket that goes in now, if there is room for any that waits."""
-        room = self._room()
-        if room is not None and room <= 0:
+        self._now = now
+        if self.slots is not None and self._inside >= self.slots:
             return None
-        ready = [name for name, one in self._tenants.items() if self._may_enter(name, one, room)]
+        recent = filter(self._is_recent, self._tenants.values())
+        least = min((one.inside for one in recent), default=0)
+        ready = [name for name, one in self._tenants.items() if self._may_enter(name, one, least)]
         if not ready:
             return None
         name = min(ready, key=self._counter)
@@ -131,20 +143,20 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def _room(self) -> int | None:
-        """The places that are free; None for any number."""
-        return None if self.slots is None else self.slots - self._inside
-
-    def _may_enter(self, name: str, one: _Tenant, room: int | None) -> bool:
+    def _may_enter(self, name: str, one: _Tenant, least: int) -> bool:
+        """Whether a tenant's next call may go in; ``least`` is what a tenant has inside that was
+        heard of lately.
+        """
         most = self._limits(name).concurrency
         if not one.waiting or (most is not None and one.inside >= most):
             return False
-        return room is None or not one.inside or room > self._kept
+        if self.slots is None or not one.inside:
+            return True
+        return self._inside < _but_kept(self.slots // BATCHES if one.inside > least else self.slots)
 
-    @property
-    def _kept(self) -> int:
-        """How many places are kept; a queue of one place keeps none."""
-        return 0 if not self.slots else min(self.slots - 1, -(-self.slots // KEPT_OF))
+    def _is_recent(self, one: _Tenant) -> bool:
+        """Whether a tenant is expected to call; where all have room, that makes no difference."""
+        return not one.is_idle or (self.slots is not None and self._now - one.heard < RECENT_S)
 
     def _counter(self, name: str) -> tuple[float, str]:
         """The virtual counter of a tenant, by which the least goes first."""
@@ -165,7 +177,15 @@ class FairQueue:
         return self._floor
 
     def _forget_idle(self) -> None:
-        """Forget idle tenants whose counter is no higher than a new tenant's."""
+        """Forget tenants that are idle for some time, and whose counter is no higher than a new
+        tenant's.
+        """
         floor = self._least_counter()
-        for name in [n for n, t in self._tenants.items() if t.is_idle and t.served <= floor]:
+        every = self._tenants.items()
+        for name in [n for n, t in every if t.served <= floor and not self._is_recent(t)]:
             del self._tenants[name]
+
+
+def _but_kept(places: int) -> int:
+    """How many of so many places are for everybody; of one, all."""
+    return max(1, places - -(-places // KEPT_OF))

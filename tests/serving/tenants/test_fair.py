@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.serving.tenants.fair import STARVATION_S, FairQueue, Ticket
+from agentrt.serving.tenants.fair import RECENT_S, STARVATION_S, FairQueue, Ticket
 from agentrt.serving.tenants.limits import Limits
 
 
@@ -125,6 +125,40 @@ def test_whoever_is_outside_gets_in_at_once_however_much_another_wants() -> None
         assert one.pop(float(now)) is None
 
 
+def test_whoever_calls_again_and_again_finds_room_in_the_batch() -> None:
+    """An engine with room for 16 calls in its batch, of 32 that it is given.
+
+    1. A tenant has made a short call: another gets 14 of the places, however much it wants.
+    2. So it is as long as the first goes on, and for some seconds after.
+    3. Then the other has all but the kept ones: nobody is there to wait for them.
+    """
+    one = queue(32)
+    for now in range(3):
+        one.push("light", 0.0, 10.0, float(now))
+        ticket = one.pop(float(now))
+        assert ticket is not None
+        assert ticket.tenant == "light"
+        assert (filled(one, "greedy", float(now)) == 13) is (now == 0)
+        one.settle(ticket, 10.0)
+        assert (one.pop(float(now)) is not None) is (now == 0)
+        assert one.counts()["greedy"]["inside"] == 14
+    late = 2.0 + RECENT_S
+    assert one.pop(late - 0.1) is None
+    while one.pop(late) is not None:
+        pass
+    assert one.counts()["greedy"]["inside"] == 28
+
+
+def test_two_tenants_that_want_the_same_have_all_that_is_not_kept() -> None:
+    one = queue(32)
+    for _ in range(100):
+        one.push("a", 0.0, 10.0, 0.0)
+        one.push("b", 0.0, 10.0, 0.0)
+    while one.pop(0.0) is not None:
+        pass
+    assert {name: count["inside"] for name, count in one.counts().items()} == {"a": 14, "b": 14}
+
+
 def test_two_greedy_tenants_leave_places_for_a_third() -> None:
     one = queue(32)
     filled(one, "greedy")
@@ -168,6 +202,7 @@ class Reference:
         self.waiting: list[Ticket] = []
         self.inside: list[Ticket] = []
         self.served: dict[str, float] = {}
+        self.heard: dict[str, float] = {}
         self.floor = 0.0
 
     def is_busy(self, tenant: str) -> bool:
@@ -184,27 +219,35 @@ class Reference:
             self.raise_floor()
             self.served[ticket.tenant] = max(self.served.get(ticket.tenant, 0.0), self.floor)
         self.waiting.append(ticket)
+        self.heard[ticket.tenant] = ticket.since
 
     def stands(self, tenant: str) -> float:
         """Its service so far and what its calls inside are expected to use, for its weight."""
         expected = sum(ticket.cost for ticket in self.inside if ticket.tenant == tenant)
         return self.served[tenant] + expected / self.limits[tenant].weight
 
-    def may_enter(self, tenant: str) -> bool:
-        inside = sum(1 for ticket in self.inside if ticket.tenant == tenant)
+    def count(self, tenant: str) -> int:
+        return sum(1 for ticket in self.inside if ticket.tenant == tenant)
+
+    def is_recent(self, tenant: str, now: float) -> bool:
+        return self.is_busy(tenant) or now - self.heard[tenant] < RECENT_S
+
+    def may_enter(self, tenant: str, now: float) -> bool:
+        inside = self.count(tenant)
         most = self.limits[tenant].concurrency
         if most is not None and inside >= most:
             return False
-        return self.slots is None or inside == 0 or self.slots - len(self.inside) > self.kept
-
-    @property
-    def kept(self) -> int:
-        """One of eight, rounded up, but not the only one."""
-        return 0 if self.slots in (None, 1) else 1 + (self.slots - 1) // 8
+        if self.slots is None or inside == 0:
+            return True
+        others = [other for other in self.served if self.is_recent(other, now)]
+        has_more = any(self.count(other) < inside for other in others)
+        places = self.slots // 2 if has_more else self.slots
+        # One of eight, rounded up, is kept; but not the only one.
+        return len(self.inside) < max(1, places - (places + 7) // 8)
 
     def pop(self, now: float) -> Ticket | None:
         """The lowest tenant's oldest ticket if it was passed for long, else its best."""
-        ready = {ticket.tenant for ticket in self.waiting if self.may_enter(ticket.tenant)}
+        ready = {ticket.tenant for ticket in self.waiting if self.may_enter(ticket.tenant, now)}
         if not ready or len(self.inside) == self.slots:
             return None
         tenant = min(ready, key=lambda name: (self.stands(name), name))
@@ -267,13 +310,17 @@ def test_the_queue_decides_as_the_reference(
             for name in "abc"
             if reference.is_busy(name)
         }
+    reference.push(one.push("a", 0.0, 1.0, now))
     while reference.waiting or reference.inside:
         ticket = (reference.waiting + reference.inside)[0]
         used = None if ticket in reference.waiting else 8.0
         one.drop(ticket) if used is None else one.settle(ticket, used)
         reference.leave(ticket, used)
     assert one.counts() == {}
-    assert len(one) == sum(1 for served in reference.served.values() if served > reference.floor)
+    assert len(one) == sum(
+        served > reference.floor or (slots is not None and reference.is_recent(tenant, now))
+        for tenant, served in reference.served.items()
+    )
 
 
 def test_tickets_that_gave_up_are_forgotten() -> None:
