@@ -35,7 +35,7 @@ from agentrt.executors.vllm.frontend.client import ProgramEngineClient
 from agentrt.executors.vllm.frontend.families import HELD
 from agentrt.executors.vllm.frontend.flags import parse_flags
 from agentrt.executors.vllm.frontend.heard import Heard
-from agentrt.executors.vllm.frontend.long_prompts import tokenize_apart
+from agentrt.executors.vllm.frontend.long_prompts import work_apart
 from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
 from agentrt.executors.vllm.processes import apart
 from agentrt.request import CallSpec, RenderedCall
@@ -78,11 +78,11 @@ class VLLMFrontend(Frontend):
             # Its messages name the model, and must not tell clients of folders.
             setup.vllm_config.model_config.served_model_name = args.served_model_name[0]
             renderer, processor = await apart(make_renderer, setup.vllm_config)
-            tokenize_apart(renderer, setup.vllm_config.model_config.max_model_len)
             if args.tool_call_parser == HELD:
                 from agentrt.executors.vllm.frontend.held import explain_tools
 
                 renderer = explain_tools(renderer)
+            work_apart(renderer, setup.vllm_config.model_config.max_model_len)
             client = ProgramEngineClient(setup, renderer, processor, executor)
             app = await make_app(client, args, setup.tasks)
             read_cut_off(app.state, client.model_config, renderer.get_tokenizer())

@@ -1,12 +1,14 @@
-"""Long prompts are tokenized apart from short ones, which so never wait for them.
+"""Long chats and prompts are rendered and tokenized apart from short ones, which so never wait for
+them.
 
-vLLM's renderer has one thread for all. A long prompt gets another, in the turn of whom it is for,
-and only if it may fit at all: its characters are bounded, and its tokens counted piece by piece
-until there are too many.
+vLLM's renderer has one thread for all, and reads messages in the event loop. What is long gets
+another thread, in the turn of whom it is for, and is tokenized only if it may fit at all: its
+characters are bounded, and its tokens counted piece by piece until there are too many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -16,15 +18,18 @@ from agentrt.executors.vllm.turns import SharedThread, Turns
 
 LONG = 32_000
 """Characters, or tokens to decode: less takes some 20 ms."""
+MANY = 64
+"""Messages of a chat: to read fewer takes a millisecond."""
 _SURE = 6
 """Characters of a token. A text with fewer, for the tokens that it may have, is likely to fit."""
 _PIECE = 64_000
 
 
-def tokenize_apart(renderer: Any, max_model_len: int) -> Any:
-    """Make one of vLLM's renderers tokenize long prompts in a thread of their own, and decode long
-    outputs there; the renderer itself comes back.
+def work_apart(renderer: Any, max_model_len: int) -> Any:
+    """Make one of vLLM's renderers render long chats, tokenize long prompts and decode long outputs
+    in a thread of their own; the renderer itself comes back.
     """
+    read = renderer.render_messages_async
     quick, quick_decode = renderer._tokenize_prompt_async, renderer._async_tokenizer_decode
     apart, short = (
         SharedThread("long-prompts").run,
@@ -53,8 +58,22 @@ def tokenize_apart(renderer: Any, max_model_len: int) -> Any:
             return await quick_decode(ids, *args, **options)
         return await apart(lambda: renderer._decode(ids, *args, **options))
 
+    async def render(messages: Sequence[Any], params: Any) -> Any:
+        if len(messages) <= MANY or not all(map(_is_text, messages)):
+            return await read(messages, params)
+        return await apart(lambda: renderer.render_messages(messages, params))
+
     renderer._tokenize_prompt_async, renderer._async_tokenizer_decode = tokenize, decode
+    renderer.render_messages_async = render
     return renderer
+
+
+def _is_text(message: Any) -> bool:
+    """Whether nothing of a message has to be loaded first: images are, side by side."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, list):
+        return all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+    return content is None or isinstance(content, str)
 
 
 def check_tokens(tokenizer: Any, text: str, most: int) -> None:

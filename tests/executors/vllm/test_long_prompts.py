@@ -14,7 +14,7 @@ pytest.importorskip("vllm")
 from vllm.exceptions import VLLMValidationError
 
 from agentrt.executors.frontend import WORKS_FOR
-from agentrt.executors.vllm.frontend.long_prompts import LONG, check_tokens, tokenize_apart
+from agentrt.executors.vllm.frontend.long_prompts import LONG, MANY, check_tokens, work_apart
 from agentrt.executors.vllm.turns import Turns
 
 MOST = 20_000
@@ -60,6 +60,12 @@ class Renderer:
     def _decode(self, ids: Any) -> str:
         return "long"
 
+    async def render_messages_async(self, messages: Any, params: Any) -> str:
+        return threading.current_thread().name
+
+    def render_messages(self, messages: Any, params: Any) -> str:
+        return threading.current_thread().name
+
 
 def params(**more: Any) -> Any:
     return SimpleNamespace(**{"max_total_tokens": MOST, "truncate_prompt_tokens": None, **more})
@@ -72,7 +78,7 @@ async def turns_over() -> None:
 
 async def test_a_short_prompt_does_not_wait_and_long_ones_take_turns() -> None:
     """One tenant brings five long prompts, and then another brings one: it is the second."""
-    renderer = tokenize_apart(Renderer(), MOST)
+    renderer = work_apart(Renderer(), MOST)
 
     async def long(who: str) -> Any:
         WORKS_FOR.set(who)
@@ -94,8 +100,21 @@ async def test_a_short_prompt_does_not_wait_and_long_ones_take_turns() -> None:
     assert await renderer._async_tokenizer_decode([1] * (LONG + 1)) == "long"
 
 
+async def test_a_chat_of_many_messages_is_read_beside_the_event_loop() -> None:
+    """Not one of images: these are loaded side by side."""
+    renderer, text = work_apart(Renderer(), MOST), [{"type": "text", "text": "hi"}]
+    user = {"role": "user", "content": "hi"}
+    loads = {"role": "user", "content": [*text, {"type": "image_url", "image_url": {}}]}
+    here = threading.current_thread().name
+    for one in (user, {**user, "content": text}, {**user, "content": None}):
+        assert await renderer.render_messages_async([one] * MANY, None) == here
+        long = await renderer.render_messages_async([one] * (MANY + 1), None)
+        assert long.startswith("long-prompts")
+    assert await renderer.render_messages_async([*[user] * MANY, loads], None) == here
+
+
 async def test_a_text_that_cannot_fit_is_refused_unread() -> None:
-    renderer = tokenize_apart(Renderer(), MOST)
+    renderer = work_apart(Renderer(), MOST)
     far = {"prompt": "x" * (MOST * Tokenizer.max_chars_per_token + 1)}
     for asked in (params(), params(truncate_prompt_tokens=5), params(max_total_tokens=None)):
         with pytest.raises(VLLMValidationError, match="maximum context length is 20000"):
@@ -104,7 +123,7 @@ async def test_a_text_that_cannot_fit_is_refused_unread() -> None:
 
 
 async def test_tokens_are_counted_until_there_are_too_many() -> None:
-    renderer = tokenize_apart(Renderer(), MOST)
+    renderer = work_apart(Renderer(), MOST)
     long = {"prompt": "x" * (MOST * 8), "who": "a"}
     with pytest.raises(VLLMValidationError, match="at least 31990 input tokens"):
         await renderer._tokenize_prompt_async(long, params())
