@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
 
 from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError
 from agentrt.executors.base import Chunk
@@ -13,6 +14,7 @@ from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.errors import CalledOffError
+from agentrt.tracking.scope import Scope
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,12 +37,14 @@ class RequestCaller:
         self.error: AgentrtError | None = None
 
     @contextlib.contextmanager
-    def siblings(self, count: int) -> Iterator[Sequence[RequestCaller]]:
-        """The same caller, so often: each call has a scope of its own anyway."""
-        yield [self] * count
+    def siblings(self, count: int) -> Iterator[Sequence[Sibling]]:
+        """One with a scope of its own for each call: the last begins when the first may be over."""
+        yield [Sibling(self, self._entry.scope()) for _ in range(count)]
 
-    async def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        """Make a call.
+    async def chunks(
+        self, spec: CallSpec, *, stream: bool, scope: Scope | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Make a call, in ``scope`` or in a new one.
 
         Raises `CallTimeoutError` at the program's deadline, and `CalledOffError` when the program
         is ended.
@@ -48,7 +52,7 @@ class RequestCaller:
         run = self._entry.program.run
         if run.ended_at is not None:
             raise CalledOffError(run.id)
-        scope = self._entry.scope()
+        scope = scope or self._entry.scope()
         made = self._emitter.make(spec, scope, (), stream=stream)
         self._open.add(made)
         try:
@@ -99,6 +103,20 @@ class RequestCaller:
         while self._open:
             self._over.clear()
             await self._over.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """Makes one of several calls that run beside each other."""
+
+    caller: RequestCaller
+    scope: Scope
+
+    def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        return self.caller.chunks(spec, stream=stream, scope=self.scope)
+
+    def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Sibling]]:
+        return self.caller.siblings(count)
 
 
 def _uncancel() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -142,8 +142,14 @@ class ProgramEngineClient(EngineClient):
             except Exception as error:
                 queue.put_nowait((index, error))
 
+        async def begin(each: Sequence[Caller]) -> None:
+            # One in each pass of the event loop: a hundred at once would hold all others up.
+            for index, one in enumerate(each):
+                tasks.append(asyncio.create_task(feed(index, one)))
+                await asyncio.sleep(0)
+
         with who.siblings(params.n) as each:
-            tasks = [asyncio.create_task(feed(index, one)) for index, one in enumerate(each)]
+            tasks = [asyncio.create_task(begin(each))]
             try:
                 async for output in _merged(queue, params):
                     yield Chunk("", output=output)

@@ -5,6 +5,7 @@ One scripted engine with the embedded model's tokenizer says what each test want
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -64,8 +65,10 @@ Ask = Callable[..., Any]
 def ask(shared: Runtime, engine: ScriptedEngine) -> Ask:
     """Runs a program of one call, which the engine answers with ``says``; its run and reply."""
 
-    async def run(says: str, chat: Any = "Hello?", **options: Any) -> tuple[Run, Any]:
-        engine.script = lambda call: says
+    async def run(
+        says: str | Callable[[Call], str], chat: Any = "Hello?", **options: Any
+    ) -> tuple[Run, Any]:
+        engine.script = (lambda call: says) if isinstance(says, str) else says
 
         @program
         async def asks(ctx: Context) -> Any:
@@ -131,6 +134,26 @@ async def test_each_choice_is_a_sibling_in_the_dag(ask: Ask, engine: ScriptedEng
     seeds = {call.spec.seed for call in engine.calls}
     assert len(seeds) == 3, "each choice draws a seed of its own"
     assert None not in seeds
+
+
+@SHARED_LOOP
+async def test_choices_begin_one_after_the_other(ask: Ask, engine: ScriptedEngine) -> None:
+    """One in each pass of the event loop, so that others go on meanwhile."""
+    passes, begun = [0], list[int]()
+
+    def noted(call: Call) -> str:
+        begun.append(passes[0])
+        return YES
+
+    async def count() -> None:
+        while True:
+            passes[0] += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await ask(noted, n=32, temperature=0.7)
+    counting.cancel()
+    assert len(set(begun)) == 32
 
 
 @SHARED_LOOP
