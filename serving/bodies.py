@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
-LARGE = 64 * 1024
-"""Bytes from which on a body is read as a whole before anything else is done with it."""
+from agentrt.serving.tenants.loop import LONG
+
 MOST_VALUES = 512 * 1024
 """Values in the JSON of a body. Parsing so many takes some 50 ms, in which the server does nothing
 else.
@@ -71,7 +71,7 @@ class BoundedBody:
     @property
     def is_large(self) -> bool:
         """Whether it is to be read with `read`, as far as is known before."""
-        return self._is_open or self._declares(min(LARGE, self._most_bytes))
+        return self._is_open or self._declares(min(LONG, self._most_bytes))
 
     def _declares(self, size: int) -> bool:
         """Whether the headers announce more than so many bytes, or nothing that makes sense."""

@@ -15,9 +15,11 @@ from starlette.websockets import WebSocketClose
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.frontend import WORKS_FOR, Frontend
+from agentrt.executors.vllm._compat.routes import FIELDS, ShortRoutes
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.error_responses import in_form_of
 from agentrt.serving.frontend.bounds import check_bounds
+from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from agentrt.serving.frontend.exchange import Exchange
 from agentrt.serving.frontend.paths import is_public, makes_calls
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
@@ -25,7 +27,9 @@ from agentrt.serving.frontend.strict import KnownFields
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.errors import ApiError, describe, log_fault
 from agentrt.serving.server import Server
+from agentrt.serving.tenants.loop import pause
 
+_SHORT = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 _MODELS = "/v1/models"
 _OF_RESPONSES = "/v1/responses/"
 
@@ -57,6 +61,7 @@ class FrontendApp:
         self._server = server
         self._known = [KnownFields(front.app) for front in fronts if strict]
         self._fronts = tuple(fronts)
+        self._apps = {front.app: ShortRoutes(front.app, _SHORT, pause) for front in fronts}
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
         self._store = ResponseStore(server.runtime.now)
@@ -90,6 +95,7 @@ class FrontendApp:
             return
         body = await request.body() if request.method == "POST" else b""
         fields = _fields(request, body)
+        await pause()
         for known in self._known[:1]:  # all front ends have the same routes
             known.check(path, fields)
         model = await _model(request, fields)
@@ -97,13 +103,14 @@ class FrontendApp:
         WORKS_FOR.set(tenant)
         token = ASKING.set(Asking(tenant, len(body), model))
         try:
-            handed = _handed_on(request), _replay(body, request.receive)
+            handed = _handed_on(request, fields), _replay(body, request.receive)
             if request.method != "POST":
                 await front.app(*handed, send)
             elif makes_calls(path):
                 check_bounds(path, fields)
+                await pause()
                 exchange = Exchange(self._server, self._store, tenant, path, fields)
-                await exchange.run(front.app, *handed, send)
+                await exchange.run(self._apps[front.app], *handed, send)
             else:
                 self._server.tenants.ask(tenant)
                 await front.app(*handed, send)
@@ -167,11 +174,13 @@ async def _model(request: Request, fields: Mapping[str, Any]) -> str | None:
     return model if isinstance(model, str) else None
 
 
-def _handed_on(request: Request) -> Scope:
+def _handed_on(request: Request, fields: Mapping[str, Any]) -> Scope:
     """The request as vLLM sees it: its id is the server's own."""
     given = [header for header in request.scope["headers"] if header[0] != b"x-request-id"]
     own = (b"x-request-id", request.state.request_id.encode("ascii"))
     scope = {**request.scope, "headers": [*given, own]}
+    if fields:
+        scope[FIELDS] = fields
     for name in ("router", "endpoint"):  # of our own application, where it was asked first
         scope.pop(name, None)
     return scope

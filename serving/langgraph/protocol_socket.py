@@ -18,8 +18,8 @@ import orjson
 from fastapi import WebSocket, WebSocketDisconnect
 from starlette.types import ASGIApp, Message, Scope
 
-from agentrt.serving.bodies import LARGE
 from agentrt.serving.sockets import SUBPROTOCOL, close_code
+from agentrt.serving.tenants.loop import LONG
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class ProtocolSocket:
     async def _take(self, body: bytes) -> None:
         """Carry out a message. A large one can only be a command, and is read there."""
         given: Any = None
-        if len(body) <= LARGE:
+        if len(body) <= LONG:
             with contextlib.suppress(orjson.JSONDecodeError):
                 given = orjson.loads(body)
         given = given if isinstance(given, dict) else {}

@@ -2,7 +2,8 @@
 
 Use is CPU time of the steps that requests are made of, forgotten within a fraction of a second.
 While the loop is much used, a tenant that uses it more than another that asks as well has its next
-requests wait, one after the other. Who is alone never waits.
+requests wait, one after the other, and a large one wherever it comes to a `pause`. Who is alone
+never waits.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Generator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +31,8 @@ _OLD = 8
 """A tenant's mean request is of so many."""
 _MOST_NAMES = 1024
 _LEAST_S = 0.001
+LONG = 64 * 1024
+"""Bytes of a body from which on a request lets others go on between the pieces of its work."""
 
 
 @dataclass(slots=True)
@@ -56,7 +60,7 @@ class LoopShares:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._sleep = sleep
         self._uses: dict[str, _Use] = {}
 
@@ -64,21 +68,26 @@ class LoopShares:
         """Run a request of ``tenant`` with a body of ``size`` bytes in its turn."""
         use = self._uses.pop(tenant) if tenant in self._uses else _Use()
         self._uses[tenant] = use  # the latest comes last
-        use.asked_at = self._clock()
+        use.asked_at = self.clock()
         self._forget_old()
         await use.turns.acquire()  # until the first step is done: the body is parsed in it
-        turn = _Turn(self._clock, use)
+        turn = _Turn(self, use, size)
+        _TURN.set(turn)
         try:
-            while wait_s := self._wait_s(use):
-                await self._sleep(wait_s)
-            turn.begin(size * _BYTE_S)
+            await self.wait(use)
+            turn.begin()
             await Stepped(request(), turn.stepped)
         finally:
             turn.end()
 
+    async def wait(self, own: _Use) -> None:
+        """Wait until its tenant may go on."""
+        while wait_s := self._wait_s(own):
+            await self._sleep(wait_s)
+
     def _wait_s(self, own: _Use) -> float:
         """Seconds until its tenant may go on."""
-        now = self._clock()
+        now = self.clock()
         recent = itertools.takewhile(
             lambda use: use.asked_at > now - _RECENT_S, reversed(self._uses.values())
         )
@@ -97,14 +106,25 @@ class LoopShares:
 class _Turn:
     """One request: what it is expected to take is its tenant's use before it has taken it."""
 
-    def __init__(self, clock: Callable[[], float], use: _Use) -> None:
-        self._clock, self._use = clock, use
+    def __init__(self, shares: LoopShares, use: _Use, size: int) -> None:
+        self._shares, self._use, self._size = shares, use, size
         self._expected = self._total = 0.0
-        self._is_first = True
+        self._is_first, self._is_pausing = True, False
 
-    def begin(self, least_s: float) -> None:
-        self._expected = max(self._use.mean, least_s)
+    def begin(self) -> None:
+        self._expected = max(self._use.mean, self._size * _BYTE_S)
         self._add(self._expected)
+
+    async def pause(self) -> None:
+        """Let others go on. The next request of the tenant waits for this one's work meanwhile."""
+        if self._size < LONG:
+            return
+        self._is_pausing = True
+        await asyncio.sleep(0)
+        self._add(-self._expected)  # what it has not taken yet is no reason to wait
+        await self._shares.wait(self._use)
+        self._add(self._expected)
+        self._is_pausing = False
 
     def stepped(self, took_s: float) -> None:
         """A step is over."""
@@ -112,20 +132,31 @@ class _Turn:
         known = min(self._expected, took_s)
         self._expected -= known
         self._add(took_s - known)
-        self._release()
+        if not self._is_pausing:
+            self._release()
 
     def end(self) -> None:
         self._release()
         self._use.mean += (self._total - self._use.mean) / _OLD
 
     def _add(self, seconds: float) -> None:
-        self._use.share(self._clock())
+        self._use.share(self._shares.clock())
         self._use.used += seconds
 
     def _release(self) -> None:
         if self._is_first:
             self._is_first = False
             self._use.turns.release()
+
+
+_TURN: ContextVar[_Turn | None] = ContextVar("agentrt_turn", default=None)
+
+
+async def pause() -> None:
+    """Between pieces of work for the request under way: where it is a large one, others go on."""
+    turn = _TURN.get()
+    if turn is not None:
+        await turn.pause()
 
 
 class Stepped:

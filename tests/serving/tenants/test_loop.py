@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrt.serving.tenants import loop as loop_
-from agentrt.serving.tenants.loop import BUSY, FREE, LoopShares, Stepped
+from agentrt.serving.tenants.loop import BUSY, FREE, LONG, LoopShares, Stepped, pause
 
 
 class Server:
@@ -128,3 +128,28 @@ async def test_a_request_that_fails_or_is_cancelled_does_so_as_it_would(server: 
     await asyncio.wait([hanging])
     assert hanging.cancelled()
     await server.ask("a", 0.01)
+
+
+@pytest.mark.parametrize(("size", "order"), [(LONG, "abbbaaA"), (LONG - 1, "aaaAbbb")])
+async def test_a_large_request_lets_others_go_on_between_its_pieces(size: int, order: str) -> None:
+    """Its tenant's next one begins when all of its work is done, and not at its first pause."""
+    shares, done = LoopShares(), list[str]()
+
+    async def three(name: str) -> None:
+        for _ in range(3):
+            done.append(name)
+            await pause()
+
+    async def one(name: str) -> None:
+        done.append(name)
+
+    await asyncio.gather(
+        shares.run("a", lambda: three("a"), size),
+        shares.run("a", lambda: one("A"), size),
+        shares.run("b", lambda: three("b"), 0),
+    )
+    assert "".join(done) == order
+
+
+async def test_nobody_pauses_outside_a_request() -> None:
+    await pause()
