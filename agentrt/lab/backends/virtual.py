@@ -134,19 +134,13 @@ class Virtual(Backend):
 
     def ideal_s(self, program: ProgramShape) -> float:
         """Seconds with the engine to itself and all shared prefixes cached."""
-        ends: list[float] = []
-        for call in program.calls:
-            start = max((ends[i] for i in call.after), default=0.0) + call.gap_s
-            ends.append(
-                start
-                + self._step_time.alone_s(
-                    cached_tokens(program, call),
-                    prompt_tokens(call),
-                    call.output_tokens,
-                    self._options.max_num_batched_tokens,
-                )
-            )
-        return max(ends)
+        chunk = self._options.max_num_batched_tokens
+
+        def alone_s(call: CallShape) -> float:
+            cached, prompt = cached_tokens(program, call), prompt_tokens(call)
+            return self._step_time.alone_s(cached, prompt, call.output_tokens, chunk)
+
+        return max(program.ends(alone_s))
 
     def remaining_s(self, row: ProgramRow) -> float:
         """What a clairvoyant knows: about the seconds of service that a program still needs."""

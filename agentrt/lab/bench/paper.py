@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import WORKLOADS
 from agentrt.lab.commands.options import count_option, file, json_flag, note
-from agentrt.lab.commands.outputs import check_output, check_plot, silence_vllm, write
+from agentrt.lab.commands.outputs import check_output, check_plot, silence_vllm
 from agentrt.lab.commands.simulate.progress import do_runs
 from agentrt.lab.oracles import check_policy
 from agentrt.lab.reports.paper import Panel, as_values, draw, page
@@ -39,12 +39,12 @@ _COARSE = ("1", "1.5", "3", "8")
 _TOOL_LOADS = ("1", "2", "4", "8")
 _BESIDE = ("adaptive",)
 """Who runs at the other horizons beside the baseline."""
-_ELSEWHERE = ("jobs", "runs", "as_json", "markdown", "plot")
+_ELSEWHERE = ("jobs", "runs", "as_json", "plot")
 """Options that say where results go, or how fast."""
 _EPILOG = """\b
 Examples:
   agentrt bench paper --quick --seeds 3             # minutes
-  agentrt bench paper --runs runs.jsonl --markdown docs/results/paper.md --plot docs/paper.png
+  agentrt bench paper --runs runs.jsonl --plot docs/results/paper.png > docs/results/paper.md
   agentrt bench paper --workload sessions.jsonl --scale 0.2 --loads 1,2,4
 
 \b
@@ -72,11 +72,6 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
     show_default=True,
     help="Multiplies prompts, outputs and the tools' times.",
 )
-@click.option(
-    "--gap-scale",
-    type=click.FloatRange(min=0),
-    help="Of --workload: multiplies the tools' times alone.  [default: --scale]",
-)
 @count_option("--seeds", default=1, about="Repeats.")
 @count_option("--max-num-seqs", default=16, about="Batch slots.")
 @count_option("--kv-blocks", default=2048, about="KV blocks of 16 tokens.")
@@ -85,15 +80,13 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @click.option("--quick", is_flag=True, help="The order of calls alone, in the step simulator.")
 @file("--runs", about="Keep each finished run here, and do none again that is here.")
 @json_flag("Print all of it as one JSON line, too.")
-@file("--markdown", about="Write the page here, too.")
 @file("--plot", about="Draw token latency against load.")
 def paper(**options: Any) -> None:
     """Policies as the paper measures them: token latency by load, and load at equal latency.
 
     Stock is vLLM's own scheduler; srpt knows the future, and is the mark to come close to.
     """
-    for name in ("markdown", "runs"):
-        check_output(f"--{name}", options[name])
+    check_output("--runs", options["runs"])
     check_plot(options["plot"])
     kept = KeptRuns(options["runs"], f"vLLM {vllm_version()}")
     panels = _panels(options)
@@ -111,7 +104,6 @@ def paper(**options: Any) -> None:
         if options["plot"]:
             text += f"\n\n![Token latency by load]({options['plot'].name})"
         click.echo(text)
-        write(options["markdown"], f"{text}\n")
         if options["plot"]:
             draw(shown, options["plot"])
         if options["as_json"]:
@@ -163,8 +155,7 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
     scale, count = options["scale"], options["programs"]
     loads, names = tuple(_listed(options["loads"])), _policies(options)
     if options["workload"]:
-        gaps = options["gap_scale"]
-        source = _source(options["workload"], scale, scale if gaps is None else gaps)
+        source = _source(options["workload"], scale, scale)
         return [_panel(source.name, source, loads, count, names)]
     still, tools = _source("mixed", scale, 0.0), _source("mixed", scale, scale)
     chat, react, lats = (_source(name, scale, 0.0) for name in ("chat", "react", "lats"))

@@ -107,12 +107,10 @@ def share_in_time(programs: Sequence[ProgramShape], token_s: float) -> float:
     last_s = max(program.arrives_s for program in programs)
     made_s = 0.0
     for program in programs:
-        ends: list[float] = []
-        for call in program.calls:
-            start_s = max((ends[i] for i in call.after), default=program.arrives_s) + call.gap_s
+        ends = program.ends(lambda call: call.output_tokens * token_s)
+        for call, end_s in zip(program.calls, ends, strict=True):
             took_s = call.output_tokens * token_s
-            ends.append(start_s + took_s)
-            made_s += min(took_s, max(0.0, last_s - start_s))
+            made_s += min(took_s, max(0.0, last_s - program.arrives_s - end_s + took_s))
     return made_s / (token_s * sum(program.output_tokens for program in programs))
 
 

@@ -19,6 +19,7 @@ from agentrt.lab.commands.simulate.options import (
 )
 from agentrt.lab.commands.simulate.progress import compared
 from agentrt.lab.reports.policies import as_values, conditions, in_words, ratios_table, values_table
+from agentrt.lab.runs.contenders import BASELINE
 from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
 
@@ -30,7 +31,7 @@ Examples:
 
 \b
 A load is the share of what the engine's slots can do: at 1 they are busy all the time.
-Ratios are to the baseline with the same programs; with --repeat the median is shown,
+Ratios are to fcfs with the same programs; with --repeat the median is shown,
 with the least and the greatest. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
 
@@ -52,20 +53,19 @@ def run(**options: Any) -> None:
     For each: latency of programs (mean, P50, P95, P99), slowdown, token latency,
     throughput, makespan, where the time went, preemptions.
     """
-    baseline = options["baseline"]
     setting = Setting(_source(options), _pressure(options), options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["repeat"]))
     specs, names = read_grid(options, [setting], seeds, POLICIES)
-    with compared(specs, options["jobs"], names, baseline) as found:
+    with compared(specs, options["jobs"], names, BASELINE) as found:
         if not found:
             return
-        common = conditions(specs, seeds, baseline)
+        common = conditions(specs, seeds, BASELINE)
         if options["as_json"]:
             click.echo(json.dumps(as_values(found, specs, common)))
             return
         what = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
         parts = [f"{what} {in_words(common)}", values_table(found)]
-        parts += [ratios_table(found, baseline)] if len(found) > 1 else []
+        parts += [ratios_table(found, BASELINE)] if len(found) > 1 else []
         click.echo("\n\n".join(parts))
 
 

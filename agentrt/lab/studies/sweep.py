@@ -24,6 +24,7 @@ from agentrt.lab.commands.simulate.options import (
 from agentrt.lab.commands.simulate.progress import compared
 from agentrt.lab.reports.plots import draw_curves
 from agentrt.lab.reports.policies import as_values, conditions, in_words, sweep_table
+from agentrt.lab.runs.contenders import BASELINE
 from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting
 
@@ -67,15 +68,15 @@ _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 def sweep(**options: Any) -> None:
     """Simulate every policy under every load on every workload."""
     check_plot(options["plot"])
-    baseline, seeds = options["baseline"], list(range(options["seeds"]))
+    seeds = list(range(options["seeds"]))
     specs, names = read_grid(options, _settings(options), seeds, POLICIES)
-    with compared(specs, options["jobs"], names, baseline) as found:
+    with compared(specs, options["jobs"], names, BASELINE) as found:
         if not found:
             return
-        common = conditions(specs, seeds, baseline)
+        common = conditions(specs, seeds, BASELINE)
         ran = sorted({cell.setting.count for cell in found})
         click.echo(f"{', '.join(map(str, ran))} programs. {in_words(common)}\n")
-        click.echo(sweep_table(found, baseline))
+        click.echo(sweep_table(found, BASELINE))
         if options["as_json"]:
             click.echo(json.dumps(as_values(found, specs, common)))
         if options["plot"]:

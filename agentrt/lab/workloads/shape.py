@@ -7,7 +7,7 @@ engine run them; the benchmarks give them words.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean, pstdev
@@ -81,11 +81,15 @@ class ProgramShape:
 
     def ideal_s(self, seconds_per_token: float) -> float:
         """Seconds from its start to its end if no call ever waits, tools included."""
+        return max(self.ends(lambda call: call.output_tokens * seconds_per_token))
+
+    def ends(self, took_s: Callable[[CallShape], float]) -> list[float]:
+        """When each call ends if none ever waits and each takes so long."""
         ends: list[float] = []
         for call in self.calls:
             start = max((ends[i] for i in call.after), default=0.0) + call.gap_s
-            ends.append(start + call.output_tokens * seconds_per_token)
-        return max(ends)
+            ends.append(start + took_s(call))
+        return ends
 
     def arriving(self, at_s: float) -> ProgramShape:
         return replace(self, arrives_s=at_s)

@@ -66,11 +66,9 @@ def test_a_case_worked_out_by_hand(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    page = tmp_path / "page.md"
     policies = ("--policies", "stock,adaptive,srpt")
-    kept = ("--runs", str(tmp_path / "runs.jsonl"), "--markdown", str(page))
+    kept = ("--runs", str(tmp_path / "runs.jsonl"))
     text, panel = _run([*case, *depth, *policies, *kept], capsys)
-    assert page.read_text(encoding="utf-8") == f"{text}\n"
     assert panel["unloaded_s_per_token"] == pytest.approx(1.0)
     cells = {(cell["load"], cell["policy"]): cell for cell in panel["cells"]}
     for policy in (base, "adaptive", "srpt"):

@@ -10,13 +10,12 @@ from typing import Any
 import click
 
 from agentrt.cli.options import together
-from agentrt.cli.values import read_quanta
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import Option, count_option, file, many
 from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.oracles import check_policy
 from agentrt.lab.runs import contenders
-from agentrt.lab.runs.contenders import DEFAULT_HINTS, HINTED
+from agentrt.lab.runs.contenders import BASELINE, DEFAULT_HINTS, HINTED
 from agentrt.lab.runs.grid import RunSpec, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.pressure import Pressure, share_in_time
@@ -97,7 +96,6 @@ engine_options: Option = together(
         help="How well the sizes that NAME+hints is told correlate with the true ones.  "
         "[default: 0.5]",
     ),
-    click.option("--quanta", metavar="S,S,…", help="Seconds of service per queue level."),
     click.option("--beta", type=float, metavar="X", help="Anti-starvation; inf: never promote."),
     click.option(
         "--lane",
@@ -105,13 +103,6 @@ engine_options: Option = together(
         metavar="X",
         help="The share of the batch that adaptive keeps for the oldest programs; 0: none.  "
         "[default: 0.05]",
-    ),
-    click.option(
-        "--baseline",
-        default="fcfs",
-        show_default=True,
-        metavar="NAME",
-        help="What ratios are to; always runs.",
     ),
     jobs_option,
 )
@@ -146,10 +137,9 @@ def read_hints(given: float | None, policies: Sequence[str]) -> float:
 
 def read_scheduler(options: Mapping[str, Any]) -> SchedulerConfig:
     """The scheduler's settings, but for the policy. Raises `ConfigError` for a bad one."""
-    settings = {name: options[name] for name in ("beta", "lane") if options.get(name) is not None}
-    if options["quanta"] is not None:
-        settings["quanta"] = read_quanta(options["quanta"])
-    return SchedulerConfig(**settings)
+    return SchedulerConfig(
+        **{name: options[name] for name in ("beta", "lane") if options[name] is not None}
+    )
 
 
 def read_grid(
@@ -159,7 +149,7 @@ def read_grid(
     policies: Sequence[str],
 ) -> tuple[list[RunSpec], list[str]]:
     """The runs that are asked for, and their policies by name. Raises `ConfigError`."""
-    names = read_policies(options["policy"] or policies, options["baseline"])
+    names = read_policies(options["policy"] or policies, BASELINE)
     machine, scheduler = read_machine(options), read_scheduler(options)
     everyone = contenders.policies(names, scheduler, read_hints(options["hints"], names))
     warn_of_sleepers(settings, machine)
