@@ -31,12 +31,11 @@ from agentrt.lab.commands.options import (
 from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler, stock_scheduler
 from agentrt.lab.runs.grid import turns
+from agentrt.lab.runs.rivals import settings
 from agentrt.request import Identity
-from agentrt.scheduler.config import RETENTIONS
-from agentrt.scheduler.policies import policy_class
 
 STOCK = "stock"
-CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost")
+CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost", "adaptive+cost+memory")
 CALLS = 4
 """Calls of a program, one after the other."""
 PROMPT, GROWTH, LONGEST = 96, 64, 96
@@ -54,7 +53,11 @@ COLUMNS = (
 
 
 @click.command(cls=ManyCommand)
-@many("--cases", metavar="CASE…", help=f"POLICY or POLICY+RETENTION.  [default: {','.join(CASES)}]")
+@many(
+    "--cases",
+    metavar="CASE…",
+    help=f"A policy, with a plus each a retention and an admission.  [default: {','.join(CASES)}]",
+)
 @many("--running", metavar="N…", help="Calls in the batch.  [default: 4,64]")
 @many("--waiting", metavar="N…", help="Calls that wait.  [default: 10,1000]")
 @count_option("--steps", default=200)
@@ -65,7 +68,7 @@ def scheduler(**options: Any) -> None:
     """The CPU time of a scheduler's steps, ours and vLLM's own, with calls that come and end."""
     names = tuple(dict.fromkeys((STOCK, *(options["cases"] or CASES))))
     for name in names[1:]:
-        settings_of(name)
+        settings(name)
     silence_vllm()
     running = counts("--running", options["running"] or ("4", "64"))
     waiting = counts("--waiting", options["waiting"] or ("10", "1000"))
@@ -75,16 +78,6 @@ def scheduler(**options: Any) -> None:
         for name, figures in measure(names, *size, options):
             measured.add(*size, name, figures=figures)
     show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
-
-
-def settings_of(case: str) -> dict[str, Any]:
-    """The settings of our scheduler that a case names. Raises `ConfigError`, `BadParameter`."""
-    policy, _, retention = case.partition("+")
-    policy_class(policy)
-    if (retention or "lru") not in RETENTIONS:
-        known = ", ".join(RETENTIONS)
-        raise click.BadParameter(f"--cases {case!r}: unknown retention; known: {known}")
-    return {"policy": policy, "retention": retention or "lru"}
 
 
 def measure(
@@ -126,7 +119,7 @@ class Load:
             stock_scheduler() if stock else ProgramScheduler,
             max_num_seqs=self.running,
             blocks=2 * self.running * -(-longest // BLOCK_SIZE) + 1,
-            settings={} if stock else settings_of(self.case),
+            settings={} if stock else settings(self.case).to_dict(),
         )
         self._spent = dict.fromkeys(ASKED, 0)
         for name in ASKED:

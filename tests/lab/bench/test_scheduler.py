@@ -8,7 +8,8 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.scheduler import ProgramScheduler
-from agentrt.lab.bench.scheduler import ASKED, CASES, Load, measure, settings_of
+from agentrt.lab.bench.scheduler import ASKED, CASES, Load, measure
+from agentrt.lab.runs.rivals import settings
 
 pytestmark = pytest.mark.engine
 
@@ -41,9 +42,7 @@ def test_cases_alternate_and_are_compared_with_stock() -> None:
         assert ours["added_us"] == ours["step_us"] - stock["step_us"]
 
 
-def test_a_case_names_a_policy_and_a_retention() -> None:
-    assert settings_of("fcfs") == {"policy": "fcfs", "retention": "lru"}
-    assert settings_of("adaptive+cost") == {"policy": "adaptive", "retention": "cost"}
-    assert all(settings_of(case) for case in CASES[1:])
-    with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
-        settings_of("lifo")
+def test_all_cases_name_settings() -> None:
+    assert all(settings(case) for case in CASES[1:])
+    with pytest.raises(ConfigError, match="no contender is named 'lifo'"):
+        settings("lifo")
