@@ -122,9 +122,8 @@ class LevelQueues:
     def charge_step(self, call_ids: Iterable[str], seconds: float, now: float) -> bool:
         """Charge a step to all calls in it: `charge`, written out since it is so frequent."""
         moved = False
-        calls, levelled = self.calls, self.policy.levelled
-        for call_id in call_ids:
-            call = calls.get(call_id)
+        levelled = self.policy.levelled
+        for call in map(self.calls.get, call_ids):
             if call is None:
                 continue
             call.served_s = served = call.served_s + seconds

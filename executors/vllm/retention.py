@@ -319,17 +319,11 @@ class PrefixHistory:
 def _common(chain: bytearray, hashes: Sequence[bytes]) -> int:
     """The length of the common beginning; equal at an index means equal before it."""
     low, high = 0, min(len(chain) // _SHORT, len(hashes))
-    if high and _has(chain, high - 1, hashes):
-        return high  # as it is where a program's call goes on from its last
+    index = high - 1  # the first look: mostly a program's call goes on from its last
     while low < high:
-        middle = (low + high) // 2
-        if _has(chain, middle, hashes):
-            low = middle + 1
+        if hashes[index].startswith(chain[index * _SHORT : (index + 1) * _SHORT]):
+            low = index + 1
         else:
-            high = middle
+            high = index
+        index = (low + high) // 2
     return low
-
-
-def _has(chain: bytearray, index: int, hashes: Sequence[bytes]) -> bool:
-    """Whether a chain's block has the hash that stands at the same index."""
-    return hashes[index].startswith(chain[index * _SHORT : (index + 1) * _SHORT])

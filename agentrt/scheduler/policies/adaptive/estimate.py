@@ -78,12 +78,13 @@ class History:
 
         ``path_s`` is what ATLAS would rank by: the estimate where nothing is known.
         """
-        aged = self._refined(row, "", max(path_s, SMALLEST_S))
+        age = age_bin(row.attained_s)
+        aged = self._refined(row, age, "", max(path_s, SMALLEST_S))
         turn = f"turn {int(2.0 * math.log2(row.finished_calls + 1))}"
         factor = 1.0
         for what in (*_hint(row), turn):
-            factor *= self._refined(row, what, aged) / aged
-        by_node = self._refined(row, f"node {node}", aged) / aged
+            factor *= self._refined(row, age, what, aged) / aged
+        by_node = self._refined(row, age, f"node {node}", aged) / aged
         if not 1.0 / _TELLING < by_node < _TELLING:
             factor *= by_node
         return min(max(aged * factor, SMALLEST_S), LONGEST_S)
@@ -133,12 +134,14 @@ class History:
             raise ConfigError(f"this is not a history of programs: {error!r}") from error
         self._cells = OrderedDict(cells[-_CELLS:])
 
-    def _refined(self, row: ProgramRow, what: str, estimate: float) -> float:
+    def _refined(self, row: ProgramRow, age: int, what: str, estimate: float) -> float:
         """An estimate refined by one cell; that the program was there is noted."""
-        key = (row.tenant, row.type, age_bin(row.attained_s), what)
-        asked = self._asked.setdefault(row.program_id, {})
-        if len(asked) < _ASKED:
-            asked.setdefault(key, row.attained_s)
+        key = (row.tenant, row.type, age, what)
+        asked = self._asked.get(row.program_id)
+        if asked is None:
+            asked = self._asked[row.program_id] = {}
+        if key not in asked and len(asked) < _ASKED:
+            asked[key] = row.attained_s
         cell = self._cells.get(key)
         return estimate if cell is None else cell.refine(estimate)
 
