@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ class TextCache:
     """
 
     ids: list[int]
-    positions: Tensor
+    positions: list[int]
     layers: DynamicCache
     attention: Attention | None = None
     calls: frozenset[str] = frozenset()
@@ -47,11 +48,29 @@ class TextCache:
         layers = DynamicCache(states)
         return replace(self, ids=self.ids[:count], positions=self.positions[:count], layers=layers)
 
-    def keep(self, which: Tensor) -> None:
-        """Forget all but the tokens ``which``, indices into ``positions``."""
-        self.positions = self.positions[which]
+    def forget(self, before: int) -> None:
+        """Drop what no later token sees. It did so when the text had ``before`` tokens."""
+        assert self.attention is not None
+        lengths = before, len(self.ids)
+        start, end = (bisect(self.positions, n - self.attention.window) for n in lengths)
+        kept = [at for at in range(start, end) if self.attention.keeps(self.positions[at])]
+        if len(kept) < end - start:
+            self._keep(start, kept, end)
+
+    def _keep(self, start: int, kept: list[int], end: int) -> None:
+        """Keep of what is cached from ``start`` to ``end`` the places ``kept`` alone."""
+        import torch
+
+        self.positions[start:end] = [self.positions[at] for at in kept]
+
+        def left(states: Tensor) -> Tensor:
+            parts = [states[:, :, :start], states[:, :, end:]]
+            if kept:
+                parts.insert(1, states[:, :, kept])
+            return torch.cat(parts, dim=2) if start or kept else parts[1]
+
         for layer in self.layers.layers:
-            layer.keys, layer.values = layer.keys[:, :, which], layer.values[:, :, which]
+            layer.keys, layer.values = left(layer.keys), left(layer.values)
 
 
 Sharing = tuple[str | None, Attention | None]

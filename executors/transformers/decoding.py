@@ -18,6 +18,9 @@ from agentrt.sampling import Sampling, TokenLogprobs
 if TYPE_CHECKING:
     from torch import Tensor
 
+_CHUNK = 256
+"""So many tokens of a prompt are computed at once; between them a call can be cancelled."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -30,11 +33,14 @@ class Step:
 class Decoding:
     """A call of bare token ids. `steps` computes; the other attributes say what has come of it.
 
-    ``cached`` tokens of the prompt needed no computing. Raises `CallRejectedError` for what cannot
+    ``cached`` tokens of the prompt needed no computing. Without ``stream`` the steps have no text,
+    but for the last one. Raises `CallRejectedError` for what cannot
     be asked of this executor.
     """
 
-    def __init__(self, model: CausalModel, prefixes: PrefixCache, call: Call) -> None:
+    def __init__(
+        self, model: CausalModel, prefixes: PrefixCache, call: Call, *, stream: bool = True
+    ) -> None:
         self.sampling = call.spec.sampling or Sampling()
         self.prompt = _checked_prompt(model, call, self.sampling)
         self.cached = 0
@@ -44,6 +50,7 @@ class Decoding:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self._model, self._prefixes, self._call_id = model, prefixes, call.call_id
         self._empty = model.start(self.sampling.attention)
+        self._whole = not (stream or self.sampling.stop)
         self._most = min(call.spec.max_tokens, _room(model, call, self.sampling))
         self._sharing = call.spec.cache_salt, self.sampling.attention
         ends = frozenset() if call.spec.ignore_eos else model.stops
@@ -62,7 +69,7 @@ class Decoding:
         cache = self._prefixes.longest(self._sharing, self.prompt, most) or self._empty
         cache.calls = frozenset([self._call_id])
         self.cached = len(cache.ids)
-        said = OutputText(self._model.tokenizer, self.sampling.stop)
+        said = OutputText(self._model.tokenizer, self.sampling.stop, whole=self._whole)
         try:
             logits = yield from self._read(cache)
             while True:
@@ -93,10 +100,10 @@ class Decoding:
 
     def _chunks(self) -> Iterator[list[int]]:
         """What of the prompt is computed at once; with an attention its last token by itself."""
-        size, end = self._model.chunk(self.sampling.attention), len(self.prompt)
+        end = len(self.prompt)
         border = end if self.sampling.attention is None else end - 1
-        for start in range(self.cached, border, size):
-            yield self.prompt[start : min(start + size, border)]
+        for start in range(self.cached, border, _CHUNK):
+            yield self.prompt[start : min(start + _CHUNK, border)]
         if border < end:
             yield self.prompt[border:]
 

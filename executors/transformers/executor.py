@@ -101,7 +101,9 @@ class TransformersExecutor(Executor):
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         model = self.model
-        decoding = await self._in_thread(lambda: Decoding(model, self.prefixes, call))
+        decoding = await self._in_thread(
+            lambda: Decoding(model, self.prefixes, call, stream=stream)
+        )
         turn = self._turns[call.call_id] = _Turn(call, decoding, time.monotonic())
         try:
             async with self._seats:

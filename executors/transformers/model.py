@@ -8,29 +8,36 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.contexts.attention import Attention
 from agentrt.errors import CallRejectedError, ModelLoadError
-from agentrt.executors.transformers.attention import NAME, as_mask, kept, places, register, seen
+from agentrt.executors.transformers.attention import (
+    NAME,
+    Places,
+    as_mask,
+    place_of_one,
+    places,
+    register,
+    seen,
+)
 from agentrt.executors.transformers.cache import TextCache
 from agentrt.executors.transformers.constraining import Grammars
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CHUNK, _LEAST = 256, 64
-"""So many tokens of a prompt are computed at once; between them a call can be cancelled."""
 _TOLERANCE = {"float32": 1e-3}
 """How far logits may be apart, of their largest, that are computed in two ways."""
 _COARSE = 0.05
 
 
 class CausalModel:
-    """A model with its ``tokenizer``, and ``grammars`` of its tokens. ``max_len`` counts the
-    tokens of a text.
+    """A model with its ``tokenizer``, and ``grammars`` of its tokens. It computes on ``device``.
+    ``max_len`` counts the tokens of a text.
 
     With ``moves`` the positions of cached tokens can be moved, so that texts with a bounded
     attention may be of any length. All methods belong to one thread.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+        import torch
         from transformers import DynamicCache
         from transformers.cache_utils import DynamicLayer
 
@@ -42,6 +49,11 @@ class CausalModel:
         self.grammars = Grammars(tokenizer, self.vocabulary, self.stops)
         layers = DynamicCache(config=model.config).layers
         self.plain = all(type(layer) is DynamicLayer for layer in layers)
+        # Asked for them, a model looks through its parameters each time.
+        self.device, self._dtype = model.device, model.dtype
+        self._zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self.device)
+        self._last_place: tuple[int, Places | None] = 0, None
         self._keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.moves = self.plain and self._can_move()
 
@@ -82,18 +94,12 @@ class CausalModel:
         """How many token ids there are."""
         return int(self.config.vocab_size)
 
-    @property
-    def device(self) -> Any:
-        """Where it computes."""
-        return self._model.device
-
     # -- texts -------------------------------------------------------------------------
 
     def start(self, attention: Attention | None = None) -> TextCache:
         """The cache of an empty text. Raises `CallRejectedError` for an attention that the model
         cannot have.
         """
-        import torch
         from transformers import DynamicCache
 
         if attention is not None and not self.plain:
@@ -102,8 +108,7 @@ class CausalModel:
                 "whole text by themselves; choose a model all of whose layers attend alike"
             )
         layers = DynamicCache() if self.plain else DynamicCache(config=self._model.config)
-        none = torch.empty(0, dtype=torch.long, device=self._model.device)
-        return TextCache([], none, layers, attention)
+        return TextCache([], [], layers, attention)
 
     def longest(self, attention: Attention | None) -> int | None:
         """How many tokens a text may have; None for any number."""
@@ -112,26 +117,21 @@ class CausalModel:
         held = attention.sinks + attention.window
         return None if self.max_len is None or held <= self.max_len else self.max_len
 
-    def chunk(self, attention: Attention | None) -> int:
-        """How many tokens of a prompt are computed at once, and are in the cache meanwhile."""
-        return _CHUNK if attention is None else min(_CHUNK, max(_LEAST, attention.window))
-
     def extend(self, cache: TextCache, ids: Sequence[int], keep: int = 1) -> Tensor:
         """Add ``ids`` to the text, and return the logits after each of the last ``keep``."""
         import torch
 
-        device, start = self._model.device, len(cache.ids)
-        tokens = torch.tensor([list(ids)], device=device)
-        at = torch.arange(start, start + len(ids), device=device)
-        cache.positions = torch.cat([cache.positions, at])
-        options = {} if cache.attention is None else self._seeing(cache.attention, at, cache)
+        before = len(cache.ids)
+        tokens = torch.tensor([list(ids)], device=self.device)
+        cache.ids += ids
+        cache.positions += range(before, len(cache.ids))
+        options = {} if cache.attention is None else self._seeing(cache.attention, before, cache)
         if self._keep:
             options["logits_to_keep"] = keep
         with torch.inference_mode():
             out = self._model(tokens, past_key_values=cache.layers, use_cache=True, **options)
-        cache.ids += ids
         if cache.attention is not None:
-            self._forget(cache.attention, cache)
+            cache.forget(before)
         logits: Tensor = out.logits[0, len(out.logits[0]) - keep :].float()
         return logits
 
@@ -140,22 +140,31 @@ class CausalModel:
     def _places_move(self, attention: Attention) -> bool:
         return self.moves and attention.chunk is None
 
-    def _seeing(self, attention: Attention, queries: Tensor, cache: TextCache) -> dict[str, Any]:
-        mask = as_mask(seen(attention, queries, cache.positions), self._model.dtype)
-        if not self._places_move(attention):
-            return {"attention_mask": mask, "position_ids": queries[None]}
-        return {
-            "attention_mask": mask,
-            "position_ids": queries.new_zeros(1, len(queries)),
-            "places": places(self._model, attention, queries, cache.positions),
-        }
+    def _seeing(self, attention: Attention, before: int, cache: TextCache) -> dict[str, Any]:
+        """What the model is told of the tokens after the first ``before``."""
+        if len(cache.ids) - before == 1:
+            return self._seeing_all(attention, before, len(cache.positions))
+        import torch
 
-    def _forget(self, attention: Attention, cache: TextCache) -> None:
-        """Drop what no later token sees."""
-        near = cache.positions > len(cache.ids) - attention.window
-        needed = near | kept(attention, cache.positions)
-        if not needed.all():
-            cache.keep(needed.nonzero()[:, 0])
+        at = torch.tensor(cache.positions, device=self.device)
+        queries = at[before - len(cache.ids) :]
+        told = {"attention_mask": as_mask(seen(attention, queries, at), self._dtype)}
+        if not self._places_move(attention):
+            return {**told, "position_ids": queries[None]}
+        moved = places(self._model, attention, queries, at)
+        return {**told, "position_ids": queries.new_zeros(1, len(queries)), "places": moved}
+
+    def _seeing_all(self, attention: Attention, before: int, count: int) -> dict[str, Any]:
+        """The same for one token: it sees all ``count`` that are cached."""
+        import torch
+
+        if not self._places_move(attention):
+            at = torch.tensor([[before]], device=self.device)
+            return {"attention_mask": self._no_mask, "position_ids": at}
+        if count != self._last_place[0]:  # it stays the same once the text fills its window
+            self._last_place = count, place_of_one(self._model, count)
+        told = {"attention_mask": self._no_mask, "position_ids": self._zero}
+        return {**told, "places": self._last_place[1]}
 
     def _can_move(self) -> bool:
         """Whether the model gives the same logits if we rotate its queries and keys."""
@@ -168,6 +177,6 @@ class CausalModel:
             found = self.extend(cache, ids, len(ids))
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
             return False  # no rotation, or none like those that we know
-        dtype = str(self._model.dtype).rpartition(".")[2]
+        dtype = str(self._dtype).rpartition(".")[2]
         apart = (found - expected).abs().max() / expected.abs().max()
         return float(apart) < _TOLERANCE.get(dtype, _COARSE)

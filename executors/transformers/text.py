@@ -12,11 +12,13 @@ _PART = "\ufffd"
 class OutputText:
     """Turns tokens into pieces of text. What may become a stop string is held back.
 
-    ``stopped`` is true once a stop string was there; the text ends before it.
+    ``stopped`` is true once a stop string was there; the text ends before it. A text that is
+    wanted as a ``whole``, without stop strings, comes at its end.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Any, stops: Sequence[str], *, whole: bool = False) -> None:
         self.stopped = False
+        self._whole = whole
         self._tokenizer = tokenizer
         self._stops = [stop for stop in stops if stop]
         self._ids: list[int] = []
@@ -26,6 +28,8 @@ class OutputText:
     def add(self, token: int) -> str:
         """One more token: the piece of text that is certain now."""
         self._ids.append(token)
+        if self._whole:
+            return ""
         before, now = self._decode(self._from, self._told), self._decode(self._from)
         if now.endswith(_PART):
             return ""

@@ -111,7 +111,7 @@ def test_one_forward_gives_what_many_do(tiny: CausalModel, attention: Attention 
     at_once = tiny.extend(cache, ids, len(ids))
     one_by_one = torch.cat([tiny.extend(slow, [token]) for token in ids])
     torch.testing.assert_close(at_once, one_by_one, atol=1e-3, rtol=0)
-    assert cache.positions.tolist() == slow.positions.tolist()
+    assert cache.positions == slow.positions
 
 
 def test_a_window_wider_than_the_text_is_the_models_own_attention(tiny: CausalModel) -> None:
@@ -163,7 +163,7 @@ def test_the_cache_has_what_is_seen_later_and_no_more(
         tiny.extend(cache, [token])
         length = len(cache.ids)
         expected = [key for key in range(length) if attention.sees(length, key)]
-        assert cache.positions.tolist() == expected
+        assert cache.positions == expected
         assert {layer.keys.shape[2] for layer in cache.layers.layers} == {len(expected)}
 
 
