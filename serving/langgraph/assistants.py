@@ -161,6 +161,12 @@ class Assistants:
         async with self._graph(caller, str(assistant_id)) as (name, graph):
             return JSON({"graph_id": name, **schemas_of(graph, name)})
 
+    async def inputs(self, caller: Caller, name: str) -> list[str]:
+        """The names of what an assistant's graph takes."""
+        async with self._graph(caller, name) as (graph_id, graph):
+            schema = schemas_of(graph, graph_id)["input_schema"] or {}
+            return list(schema.get("properties") or ())
+
     async def subgraphs(self, assistant_id: str, caller: CallerDep, recurse: bool = False) -> JSON:
         """The schemas of the graphs inside."""
         async with self._graph(caller, assistant_id) as (_, graph):

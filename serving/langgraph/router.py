@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends
 from langgraph_sdk import Auth
 
 from agentrt import __version__
+from agentrt.serving.langgraph import a2a_routes
 from agentrt.serving.langgraph.auth import authenticate
 from agentrt.serving.langgraph.cron_routes import CronRoutes, open_crons
 from agentrt.serving.langgraph.outages import DiskRoom
@@ -78,7 +79,10 @@ def _routes(
     threads.add_to(guarded)
     starts.add_to(guarded)
     crons.add_to(guarded)
-    RunRoutes(state, queue).add_to(guarded)
+    runs = RunRoutes(state, queue)
+    runs.add_to(guarded)
+    if a2a_routes.is_installed():
+        a2a_routes.AgentRoutes(state, queue, starts, runs).add_to(guarded)
     protocol = ProtocolRoutes(state, queue, ProtocolCommands(state, starts, threads))
     protocol.add_to(guarded, public)
     state.server.at_drain.append(protocol.drain)

@@ -56,8 +56,6 @@ ALLOWED = (
             6, (("*", "status", "500", "200"), ("*", "status", "500", "422"))),
     Allowed("better", "a thread's id that is no UUID: 201, and an error", "422",
             1, (("* POST /threads", "status", "201", "422"),)),
-    Allowed("absent", "the protocol between agents (A2A)", "404",
-            1, (("agents_to_agents POST /a2a/*", "status", "200", "404"),)),
     Allowed("different", "404 for a path that has other methods", "405",
             1, (("* POST /ok", "status", "404", "405"),)),
     Allowed("different", "to cancel what has ended: 404", "409: the run is there",

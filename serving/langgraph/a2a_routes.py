@@ -1,0 +1,94 @@
+"""Each assistant as an agent of the Agent2Agent protocol (A2A): its requests, and its card."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request, Response
+
+from agentrt import __version__
+from agentrt.serving.langgraph.auth import CallerDep
+from agentrt.serving.langgraph.responses import JSON, invalid
+from agentrt.serving.langgraph.run_queue import RunQueue
+from agentrt.serving.langgraph.run_routes import RunRoutes
+from agentrt.serving.langgraph.run_starts import StartRoutes
+from agentrt.serving.langgraph.tenant_state import TenantState
+
+if TYPE_CHECKING:
+    from a2a.types import AgentCard
+
+_CARD = "/.well-known/agent-card.json"
+_TEXT, _JSON = "text/plain", "application/json"
+_MODES = [_JSON, _TEXT]
+
+
+def is_installed() -> bool:
+    """Whether the SDK is there: it is an extra."""
+    return find_spec("a2a") is not None
+
+
+class AgentRoutes:
+    """The agents of a server."""
+
+    def __init__(
+        self, state: TenantState, queue: RunQueue, starts: StartRoutes, runs: RunRoutes
+    ) -> None:
+        from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
+
+        from agentrt.serving.langgraph.a2a_tasks import Asked, Tasks
+
+        # It logs each request that is wrong, some with a traceback.
+        logging.getLogger("a2a").setLevel(logging.CRITICAL)
+        self._state = state
+        self._dispatcher = JsonRpcDispatcher(
+            Tasks(state, queue, starts, runs), context_builder=Asked(), enable_v0_3_compat=True
+        )
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        add = router.add_api_route
+        add("/a2a/{assistant_id}", self.request, methods=["POST"], response_model=None)
+        add("/a2a/{assistant_id}", self.card)
+        add(f"/a2a/{{assistant_id}}{_CARD}", self.card)
+        add(_CARD, self.card)
+
+    async def request(self, assistant_id: str, request: Request) -> Response:
+        """A request by JSON-RPC."""
+        response: Response = await self._dispatcher.handle_requests(request)
+        return response
+
+    async def card(
+        self, request: Request, caller: CallerDep, assistant_id: str | None = None
+    ) -> JSON:
+        """What an agent can do. Where one graph is served, no name is needed."""
+        from a2a.server.request_handlers.response_helpers import agent_card_to_dict
+
+        served = self._state.server.served
+        if assistant_id is None and len(served) != 1:
+            raise invalid(f"assistant_id: name one, as {', '.join(served) or 'none is served'}")
+        name = assistant_id or next(iter(served))
+        assistant = await self._state.assistants.find(caller.tenant, name)
+        fields = await self._state.assistants.inputs(caller, name)
+        url = f"{str(request.base_url).rstrip('/')}/a2a/{assistant['assistant_id']}"
+        what = assistant["description"] or f"takes {', '.join(fields) or 'any input'}"
+        return JSON(agent_card_to_dict(_card_of(assistant["name"], what, url)))
+
+
+def _card_of(name: str, what: str, url: str) -> AgentCard:
+    from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill
+
+    return AgentCard(
+        name=name,
+        description=what,
+        version=__version__,
+        supported_interfaces=[
+            AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version=version)
+            for version in ("1.0", "0.3")
+        ],
+        capabilities=AgentCapabilities(streaming=True),
+        default_input_modes=_MODES,
+        default_output_modes=_MODES,
+        skills=[AgentSkill(id=name, name=name, description=what, tags=["langgraph"])],
+    )

@@ -1,0 +1,158 @@
+"""Messages of the Agent2Agent protocol as a graph's input, and a run's values as a task's parts."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import UUID, uuid5
+
+import orjson
+from a2a.helpers import get_data_parts, get_text_parts, new_data_part, new_text_part
+from a2a.types import Artifact, Message, Part, Role, Task, TaskState, TaskStatus
+from a2a.utils.errors import ContentTypeNotSupportedError
+
+from agentrt.serving.langgraph._compat import INTERRUPT
+
+_ROLES = {"human": Role.ROLE_USER, "ai": Role.ROLE_AGENT}
+_ERROR = "__error__"
+_WAITS, _FAILED = TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_FAILED
+_STATES = {
+    "pending": TaskState.TASK_STATE_SUBMITTED,
+    "running": TaskState.TASK_STATE_WORKING,
+    "success": TaskState.TASK_STATE_COMPLETED,
+    "interrupted": TaskState.TASK_STATE_CANCELED,
+}
+DONE = TaskState.TASK_STATE_COMPLETED
+ENDED = (DONE, TaskState.TASK_STATE_CANCELED, _FAILED)
+
+
+# -- what a client sends ------------------------------------------------------------------
+
+
+def input_of(message: Message) -> dict[str, Any]:
+    """What a run gets: texts and files as one of its ``messages``, objects as its other values."""
+    values: dict[str, Any] = {}
+    for data in map(_narrowed, get_data_parts(message.parts)):
+        if not isinstance(data, dict):
+            raise ContentTypeNotSupportedError("a data part is a JSON object")
+        values.update(data)
+    texts = get_text_parts(message.parts)
+    blocks = [_block(part) for part in message.parts if not part.HasField("data")]
+    if blocks:
+        content = "\n".join(texts) if len(texts) == len(blocks) else blocks
+        role = "assistant" if message.role == Role.ROLE_AGENT else "user"
+        values["messages"] = [{"role": role, "content": content, "id": message.message_id}]
+    return values
+
+
+def answer_in(message: Message) -> Any:
+    """The answer to a question: an object's ``resume``, else the object, else the text."""
+    for data in map(_narrowed, get_data_parts(message.parts)):
+        return data["resume"] if isinstance(data, dict) and "resume" in data else data
+    return "\n".join(get_text_parts(message.parts))
+
+
+def _block(part: Part) -> dict[str, Any]:
+    if part.HasField("text"):
+        return {"type": "text", "text": part.text}
+    kind = part.media_type.partition("/")[0]
+    block = {"type": kind if kind in ("image", "audio", "video") else "file"}
+    if part.HasField("raw"):
+        block["base64"] = base64.b64encode(part.raw).decode()
+    else:
+        block["url"] = part.url
+    return {**block, "mime_type": part.media_type} if part.media_type else block
+
+
+def _narrowed(value: Any) -> Any:
+    """JSON as it was: the protocol's types know no integers."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _narrowed(inner) for key, inner in value.items()}
+    return [_narrowed(one) for one in value] if isinstance(value, list) else value
+
+
+# -- what it is told ----------------------------------------------------------------------
+
+
+def task_of(key: str, row: Mapping[str, Any], *, waits: bool, history: int | None = None) -> Task:
+    """The task of that id, as its last run (a row) left it. ``waits``: for an answer."""
+    context, values = row["thread_id"], None
+    with contextlib.suppress(orjson.JSONDecodeError, TypeError):
+        values = orjson.loads(row["result"])
+    known = values if isinstance(values, dict) else {}
+    state = _WAITS if waits else _STATES.get(row["status"], _FAILED)
+    messages = list(_messages(known, key, context)) if history != 0 else []
+    task = Task(
+        id=key,
+        context_id=context,
+        status=TaskStatus(state=state, timestamp=row["updated_at"]),
+        history=messages[-history:] if history else messages,
+    )
+    if about := _about(state, known):
+        task.status.message.CopyFrom(
+            Message(
+                message_id=f"{row['run_id']}-status",
+                role=Role.ROLE_AGENT,
+                parts=about,
+                task_id=key,
+                context_id=context,
+            )
+        )
+    if state == DONE:
+        task.artifacts.append(artifact_of(row["run_id"], _output(known or values)))
+    return task
+
+
+def artifact_of(run: str, parts: Iterable[Part]) -> Artifact:
+    """What a run gives, or a piece of it."""
+    what = "what the agent said, or all its values"
+    key = str(uuid5(UUID(run), "artifact"))
+    return Artifact(artifact_id=key, name="Assistant Response", description=what, parts=parts)
+
+
+def parts_of(content: Any) -> list[Part]:
+    """The content of a message."""
+    blocks = content if isinstance(content, list) else [content]
+    return [_part(block) for block in blocks if block not in ("", None)]
+
+
+def _about(state: TaskState, values: Mapping[str, Any]) -> list[Part]:
+    """What a state says: the questions that are asked, what went wrong."""
+    if state == _WAITS:
+        return [_part(one.get("value")) for one in values.get(INTERRUPT, ())]
+    if state == _FAILED and isinstance(error := values.get(_ERROR), dict):
+        return [new_text_part(str(error.get("message") or error.get("error")))]
+    return []
+
+
+def _output(values: Any) -> list[Part]:
+    """The agent's last message; of a graph without messages, all that it has."""
+    if isinstance(values, dict):
+        for message in reversed(_listed(values)):
+            if message.get("type") == "ai" and (parts := parts_of(message.get("content"))):
+                return parts
+    return [_part(values)]
+
+
+def _messages(values: Mapping[str, Any], task: str, context: str) -> Iterable[Message]:
+    for number, message in enumerate(_listed(values)):
+        role, parts = _ROLES.get(message.get("type", "")), parts_of(message.get("content"))
+        if role is not None and parts:
+            key = str(message.get("id") or number)
+            yield Message(message_id=key, role=role, parts=parts, task_id=task, context_id=context)
+
+
+def _listed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    listed = values.get("messages")
+    found = listed if isinstance(listed, list) else []
+    return [one for one in found if isinstance(one, dict)]
+
+
+def _part(value: Any) -> Part:
+    if isinstance(value, dict) and value.get("type") == "text":
+        value = value.get("text", "")
+    return new_text_part(value) if isinstance(value, str) else new_data_part(value)
