@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import resource
 import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -19,11 +22,43 @@ _SPARE_FILES = 256
 """File descriptors for other things: the engine, the database, the programs themselves."""
 
 
-class Listener:
-    """A bound port. Connections are answered once `serve` runs."""
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a server shows of itself over TLS: PEM files. Without ``key`` it is in ``chain``."""
 
-    def __init__(self, host: str, port: int) -> None:
+    chain: Path
+    key: Path | None = None
+
+    def check(self) -> None:
+        """Raise `ConfigError` for files that cannot be used."""
+
+        def no_password() -> str:
+            raise ConfigError(
+                f"--ssl-keyfile {self.key or self.chain}: give one without a password"
+            )
+
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.chain, self.key, no_password)
+        except OSError as error:  # an SSLError is one
+            why = "no certificate and its key, as PEM"
+            if not isinstance(error, ssl.SSLError):
+                why = (error.strerror or str(error)).lower()
+            raise ConfigError(
+                f"--ssl-certfile {self.chain}, --ssl-keyfile {self.key or self.chain}: {why}"
+            ) from error
+
+
+class Listener:
+    """A bound port, with TLS if there is a ``certificate``. Connections are answered once `serve`
+    runs.
+    """
+
+    def __init__(self, host: str, port: int, certificate: Certificate | None = None) -> None:
+        if certificate is not None:
+            certificate.check()
         self.host = host
+        self._certificate = certificate
         self._socket = _bind(host, port)
         self.port = int(self._socket.getsockname()[1])
         self._server: EmbeddedServer | None = None
@@ -32,7 +67,7 @@ class Listener:
     def url(self) -> str:
         """The server's address for clients."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{'http' if self._certificate is None else 'https'}://{host}:{self.port}"
 
     @property
     def is_serving(self) -> bool:
@@ -41,8 +76,11 @@ class Listener:
 
     async def serve(self, app: Any, bounds: Bounds) -> None:
         """Serve ``app`` until `stop`. When cancelled, drop the requests under way."""
+        own = self._certificate
         config = uvicorn.Config(
             app,
+            ssl_certfile=None if own is None else own.chain,
+            ssl_keyfile=None if own is None else own.key,
             http=bounded(TimeoutProtocol, bounds),
             ws=bounded(SocketProtocol, bounds),
             ws_max_size=min(bounds.message_bytes, bounds.body_bytes),

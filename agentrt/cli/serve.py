@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from agentrt.cli.options import (
     tool_options,
     traces_option,
 )
+
+if TYPE_CHECKING:
+    from agentrt.serving.listen import Certificate
 
 _EPILOG = """\b
 Examples:
@@ -52,6 +55,18 @@ _server, _tenants, _events = grouped("Server"), grouped("Tenants"), grouped("Eve
     default=8000,
     metavar="N",
     help="0 takes any that is free.  [default: 8000]",
+)
+@_server(
+    "--ssl-certfile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Serve over TLS (https, wss), with the certificate in this PEM file.",
+)
+@_server(
+    "--ssl-keyfile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="And its private key.  [default: in the same file]",
 )
 @_server(
     "--served-model-name",
@@ -197,11 +212,21 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
     from agentrt.serving.listen import Listener
 
     job, fleet = read_job(targets, engine_flags, options), read_fleet(options)
-    listener = Listener(options["host"], options["port"])
+    listener = Listener(options["host"], options["port"], _certificate(options))
     try:
         return serve_job(job, fleet, listener)
     finally:
         listener.close()
+
+
+def _certificate(options: dict[str, Any]) -> Certificate | None:
+    from agentrt.errors import UsageError
+    from agentrt.serving.listen import Certificate
+
+    chain, key = options["ssl_certfile"], options["ssl_keyfile"]
+    if chain is None and key is not None:
+        raise UsageError("--ssl-keyfile is the key of --ssl-certfile: give that, too")
+    return None if chain is None else Certificate(chain, key)
 
 
 def _check_packages() -> None:

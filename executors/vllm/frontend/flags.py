@@ -17,13 +17,15 @@ _SERVERS = {
     "port": "--port",
     "api_key": "--api-key-file",
     "served_model_name": "--served-model-name",
+    "ssl_certfile": "--ssl-certfile",
+    "ssl_keyfile": "--ssl-keyfile",
 }
 """Flags of `vllm serve` that `agentrt serve` has, before the ``--``, and no other command."""
 _MODELS = ("model_tag", "model")
 _NOT_HERE = (
     *("headless", "api_server_count", "grpc", "grpc_port", "uds", "root_path", "middleware"),
-    *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "enable_ssl_refresh", "ssl_cert_reqs"),
-    *("ssl_ciphers", "scheduler_cls", "scheduling_policy"),
+    *("ssl_ca_certs", "enable_ssl_refresh", "ssl_cert_reqs", "ssl_ciphers"),
+    *("scheduler_cls", "scheduling_policy"),
 )
 
 

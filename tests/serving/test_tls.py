@@ -1,0 +1,86 @@
+"""A server that is reached over TLS, and files that cannot be used for it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentrt import Runtime
+from agentrt.errors import ConfigError
+from agentrt.serving.listen import Certificate, Listener
+from agentrt.serving.observability import api as observability
+from agentrt.serving.server import Server
+from agentrt.testing.scripted import ScriptedExecutor
+from tests.serving.watchdog import opened_app
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """One that its holder signed, for the address of the tests."""
+    folder = tmp_path_factory.mktemp("tls")
+    chain, key = folder / "chain.pem", folder / "key.pem"
+    made(chain, key, "-nodes")
+    return Certificate(chain, key)
+
+
+def made(chain: Path, key: Path, *how: str) -> None:
+    new = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+    name = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
+    files = ("-keyout", str(key), "-out", str(chain))
+    subprocess.run([*new, *name, *files, *how], check=True, capture_output=True)
+
+
+async def test_it_answers_over_tls_and_to_nobody_else(certificate: Certificate) -> None:
+    async with Runtime(ScriptedExecutor()) as runtime:
+        server = Server(runtime, ("scripted",))
+        listener = Listener("127.0.0.1", 0, certificate)
+        assert listener.url.startswith("https://")
+        async with opened_app(server, [observability]) as app:
+            task = asyncio.create_task(listener.serve(app, server.bounds))
+            try:
+                while not listener.is_serving:
+                    await asyncio.sleep(0)
+                trusted = ssl.create_default_context(cafile=certificate.chain)
+                async with httpx.AsyncClient(base_url=listener.url, verify=trusted) as client:
+                    assert (await client.get("/health")).json() == {"status": "ok"}
+                    here = {"origin": listener.url}
+                    assert (await client.get("/programs", headers=here)).status_code == 200
+                plain = listener.url.replace("https", "http")
+                async with httpx.AsyncClient(base_url=plain) as client:
+                    with pytest.raises(httpx.TransportError):
+                        await client.get("/health")
+            finally:
+                listener.stop()
+                await task
+                listener.close()
+
+
+def test_a_chain_may_hold_its_key(certificate: Certificate, tmp_path: Path) -> None:
+    assert certificate.key is not None
+    both = tmp_path / "both.pem"
+    both.write_text(certificate.chain.read_text("utf-8") + certificate.key.read_text("utf-8"))
+    Certificate(both).check()
+
+
+def test_files_that_cannot_be_used_are_refused_with_the_way_out(
+    certificate: Certificate, tmp_path: Path
+) -> None:
+    missing, junk, locked = (tmp_path / name for name in ("missing", "junk", "locked"))
+    junk.write_text("no certificate")
+    made(tmp_path / "chain", locked, "-passout", "pass:secret")
+    cases = {
+        Certificate(missing): "no such file",
+        Certificate(junk): "no certificate and its key, as PEM",
+        Certificate(certificate.chain): "no certificate and its key",
+        Certificate(tmp_path / "chain", locked): "give one without a password",
+        Certificate(certificate.chain, locked.with_name("chain")): "no certificate and its key",
+    }
+    for case, why in cases.items():
+        with pytest.raises(ConfigError, match=re.escape(why)):
+            Listener("127.0.0.1", 0, case)
