@@ -10,6 +10,7 @@ from agentrt.errors import ConfigError
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.admission import Capacity, make_admission
 from agentrt.scheduler.admission.cap import Cap
+from agentrt.scheduler.admission.learned import StepCost
 from agentrt.scheduler.admission.memory import FIFO_EVERY, WorkingSet
 from tests.scheduler.admitting import Admitting
 
@@ -197,3 +198,61 @@ def test_the_lane_of_adaptive_gives_way_to_the_line_outside() -> None:
         engine = Admitting(admission, policy="adaptive", lane=0.5)
         engine.arrive("a", 16)
         assert len(engine.queues.promote(100.0)) == promoted
+
+
+def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there() -> None:
+    engine = Admitting("memory")
+    engine.arrive("a", 80 * 16)
+    gone, stays = engine.arrive("b", 80 * 16), engine.arrive("b", 16)
+    engine.step()
+    assert (len(engine.admission), engine.admission.held) == (1, 2)
+    engine.end(gone)
+    assert (len(engine.admission), engine.admission.held) == (1, 1)
+    engine.end("a/0")
+    engine.end_program("a")
+    assert engine.step() == [stays]
+    assert (len(engine.admission), engine.admission.held) == (0, 0)
+
+
+def test_a_human_makes_room_once_all_tools_have_answered() -> None:
+    engine = Admitting("memory")
+    call = engine.arrive("a", 16)
+    engine.step()
+    engine.end(call)
+    admission = engine.admission
+    for what in ("tool", "tool"):
+        admission.interrupt_began("a", what, None, engine.now)
+    for members in (1, 0):
+        admission.interrupt_ended("a", "tool", engine.now)
+        admission.interrupt_ended("a", "human", engine.now)
+        admission.interrupt_began("a", "human", None, engine.now)
+        assert working_set(engine).members == members
+
+
+@pytest.mark.parametrize(
+    ("calls", "beside", "stays"), [(1, True, False), (2, True, True), (1, False, True)]
+)
+def test_who_is_preempted_leaves_unless_others_of_it_run_or_nobody_else_is_there(
+    calls: int, beside: bool, stays: bool
+) -> None:
+    engine = Admitting("memory")
+    mine = [engine.arrive("a", 16) for _ in range(calls)]
+    if beside:
+        engine.arrive("b", 16)
+    engine.step()
+    engine.admission.call_preempted(engine.queues.calls[mine[0]], engine.now)
+    assert working_set(engine).has("a") is stays
+
+
+def test_a_step_tells_of_prefill_by_sixteen_tokens_of_it_and_more() -> None:
+    """Of a step of 4 calls: none of prefill, one token, too few, and just enough."""
+    costs = StepCost()
+    costs.step(0.25, 4, 4)
+    before = costs.token_s
+    costs.step(9.0, 5, 4)
+    costs.step(9.0, 19, 4)
+    assert (costs.decode_s, costs.token_s) == (0.25, before)
+    costs.step(0.75, 20, 4)
+    assert costs.token_s == 0.5 / 16
+    costs.step(0.125, 20, 4)
+    assert costs.token_s == 0.25 / 16, "no step takes less than one without prompts"
