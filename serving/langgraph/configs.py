@@ -91,7 +91,8 @@ def run_config(record: RunRecord) -> RunnableConfig:
         "assistant_id": record.assistant_id,
     }
     configurable = {**given.pop("configurable", {}), **about}
-    configurable |= record.kwargs.get("user") or {}
+    if user := record.kwargs.get("user"):
+        configurable = {"user_id": user["langgraph_auth_user_id"], **configurable, **user}
     if record.kwargs.get("strict_resume"):
         configurable[STRICT_RESUME] = True
     metadata = {**given.pop("metadata", {}), **record.metadata, **about}

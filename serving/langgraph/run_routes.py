@@ -14,7 +14,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.langgraph import bodies, streams
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.responses import JSON, conflict, encode, invalid
+from agentrt.serving.langgraph.responses import JSON, encode, invalid
 from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
 from agentrt.serving.langgraph.run_ends import end_without_graph
 from agentrt.serving.langgraph.run_queue import RunQueue
@@ -158,7 +158,7 @@ class RunRoutes:
             if self._queue.cancel(live, action) or wait:
                 await live.ended()
         elif not await self._end_orphan(row):
-            raise conflict(f"run {run_id} has ended")
+            raise HTTPException(404, f"run {run_id} has ended; there is nothing to cancel")
         if not wait:
             return Response(status_code=202)
         return JSON({}, headers=headers_of(row, "join"))

@@ -74,6 +74,7 @@ def run_json(row: sa.Row[Any]) -> dict[str, Any]:
     for key in _INTERNAL:
         del one[key]
     one["kwargs"] = json.loads(one["kwargs"])
+    one["langsmith_session_name"] = None  # clients look for the key; there is no LangSmith
     for key in ("created_at", "updated_at"):
         one[key] = timestamp(one[key])
     return one

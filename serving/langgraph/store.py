@@ -205,7 +205,8 @@ class StoreRoutes:
             )
         except ValueError as error:  # an operator that there is not
             raise invalid(f"filter: {error}") from error
-        return JSON({"items": [_item_json(one) for one in found]})
+        items = [{**_item_json(one), "score": one.score} for one in found]
+        return JSON({"items": items})
 
     async def namespaces(self, body: NamespaceSearch, caller: CallerDep) -> JSON:
         """The namespaces that have items."""

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any, Literal
 from uuid import UUID, uuid4
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, HTTPException, Query, Response
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import EmptyInputError, InvalidUpdateError
 from langgraph.types import StateSnapshot, StateUpdate
@@ -86,7 +86,8 @@ class ThreadRoutes:
         access = await self._state.access_to(caller, key, graph_id, "threads.update")
         async with self._state.graphs.opened(graph_id, caller.tenant, access) as graph:
             with _refused_updates("supersteps"):
-                await graph.abulk_update_state(_config(UUID(key), Checkpoint()), steps)
+                config = _known(_config(UUID(key), Checkpoint()), caller, graph_id)
+                await graph.abulk_update_state(config, steps)
             await self._all.update_state(key, await thread_state(graph, key))
 
     async def search(self, body: bodies.ThreadSearch, caller: CallerDep) -> JSON:
@@ -141,8 +142,13 @@ class ThreadRoutes:
         return Response(status_code=204)
 
     async def copy(self, thread_id: UUID, caller: CallerDep) -> JSON:
-        """A new thread with the state and the history of this one."""
-        row = await self._read(caller, thread_id, "read")
+        """A new thread with the state and the history of this one. Raises 409 if it is not there:
+        clients of LangGraph's own server know no 404 here.
+        """
+        try:
+            row = await self._read(caller, thread_id, "read")
+        except HTTPException as error:
+            raise (conflict(error.detail) if error.status_code == 404 else error) from None
         self._check_at_rest(thread_id)
         value: dict[str, Any] = {"thread_id": uuid4(), "metadata": row._mapping["metadata"]}
         await caller.authorize("threads", "create", value)
@@ -184,13 +190,14 @@ class ThreadRoutes:
     ) -> JSON:
         """Write values into a thread's state, as if a node had; from a checkpoint: fork it."""
         key = str(thread_id)
-        async with self._graph(caller, thread_id, "update") as graph:
-            if graph is None:
+        async with self._graph(caller, thread_id, "update") as found:
+            if found is None:
                 raise invalid(f"thread {key} has no graph yet: run one, or give metadata.graph_id")
+            graph_id, graph = found
             if self._queue.live_in(key):
                 raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
             start = body.checkpoint or Checkpoint(checkpoint_id=body.checkpoint_id)
-            config = _config(thread_id, start)
+            config = _known(_config(thread_id, start), caller, graph_id)
             with _refused_updates("values"):
                 written = await graph.aupdate_state(config, body.values, body.as_node)
             await self._state.threads.update_state(key, await thread_state(graph, key))
@@ -219,10 +226,10 @@ class ThreadRoutes:
         if isinstance(before, UUID):
             before = Checkpoint(checkpoint_id=before)
         earlier = _config(thread_id, before) if before and before.checkpoint_id else None
-        async with self._graph(caller, thread_id, "read") as graph:
-            if graph is None:
+        async with self._graph(caller, thread_id, "read") as opened:
+            if opened is None:
                 return []
-            found = graph.aget_state_history(
+            found = opened[1].aget_state_history(
                 config, filter=body.metadata, before=earlier, limit=body.limit
             )
             try:
@@ -256,12 +263,12 @@ class ThreadRoutes:
     ) -> Object:
         """A thread's state at a place. Raises 404 where there is none."""
         config = _config(thread_id, checkpoint)
-        async with self._graph(caller, thread_id, "read") as graph:
-            if graph is None:
+        async with self._graph(caller, thread_id, "read") as opened:
+            if opened is None:
                 state = StateSnapshot({}, (), config, None, None, None, (), ())
             else:
                 try:
-                    state = await last_state(graph, config, subgraphs=subgraphs)
+                    state = await last_state(opened[1], config, subgraphs=subgraphs)
                 except ValueError as error:  # no such subgraph
                     raise not_found("checkpoint_ns", f"{error}") from error
         if state.created_at is None and checkpoint.checkpoint_id:
@@ -271,8 +278,8 @@ class ThreadRoutes:
     @asynccontextmanager
     async def _graph(
         self, caller: Caller, thread_id: UUID, action: Literal["read", "update"]
-    ) -> AsyncIterator[Graph | None]:
-        """The graph that a thread has run, or is to run."""
+    ) -> AsyncIterator[tuple[str, Graph] | None]:
+        """The graph that a thread has run, or is to run, and its name."""
         row = await self._read(caller, thread_id, action)
         name = row._mapping["metadata"].get("graph_id")
         if name not in self._state.graphs:
@@ -281,7 +288,7 @@ class ThreadRoutes:
         purpose: Purpose = "threads.read" if action == "read" else "threads.update"
         access = await self._state.access_to(caller, str(thread_id), name, purpose)
         async with self._state.graphs.opened(name, caller.tenant, access) as graph:
-            yield graph
+            yield name, graph
 
 
 def _config(thread_id: UUID, checkpoint: Checkpoint) -> RunnableConfig:
@@ -290,6 +297,13 @@ def _config(thread_id: UUID, checkpoint: Checkpoint) -> RunnableConfig:
         raise invalid(f"checkpoint.thread_id is not {thread_id}, the thread of the path")
     configurable = {"checkpoint_ns": "", **checkpoint.configurable(), "thread_id": str(thread_id)}
     return {"configurable": configurable}
+
+
+def _known(config: RunnableConfig, caller: Caller, graph_id: str) -> RunnableConfig:
+    """The config of an update, for the metadata of its checkpoint."""
+    who = {} if caller.user is None else {"user_id": caller.user.identity}
+    configurable = {**config["configurable"], **who}
+    return {"configurable": configurable, "metadata": {"graph_id": graph_id}}
 
 
 @contextmanager

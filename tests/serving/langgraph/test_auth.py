@@ -63,6 +63,13 @@ async def start(ctx, value):
     return {"owner": {"$eq": ctx.user.identity}}
 
 
+@auth.on.crons
+async def own_crons(ctx, value):
+    if ctx.action == "create":
+        value["metadata"]["owner"] = ctx.user.identity
+    return {"owner": ctx.user.identity}
+
+
 @auth.on.store
 async def scope(ctx, value):
     if value["namespace"][:1] != (ctx.user.identity,):
@@ -128,6 +135,38 @@ async def test_a_thread_that_a_run_makes_is_its_users_own(it: Serving) -> None:
             assert await ann.runs.join(made["thread_id"], made["run_id"]) == DONE
             with pytest.raises(NotFoundError):
                 await eve.threads.get(made["thread_id"])
+
+
+async def test_runs_by_the_clock_are_their_makers(it: Serving) -> None:
+    """1. Hooks let others see no crons. 2. They are asked for each run, as for one of the maker."""
+    async with of(it, "Bearer a") as ann, of(it, "Bearer e") as eve:
+        thread = (await ann.threads.create())["thread_id"]
+        cron: Any = await ann.crons.create_for_thread(
+            thread, "steps", schedule="* * * * * *", input=IN
+        )
+        assert (cron["user_id"], cron["metadata"]) == ("ann", {"owner": "ann"})
+        assert await eve.crons.search() == []
+        for asked in (
+            eve.crons.delete(cron["cron_id"]),
+            eve.crons.update(cron["cron_id"], enabled=False),
+            eve.crons.create_for_thread(thread, "steps", schedule="@daily"),
+        ):
+            with pytest.raises(NotFoundError):
+                await asked
+        while not (found := await ann.runs.list(thread, status="success")):
+            continue
+        await ann.crons.delete(cron["cron_id"])
+        assert (found[-1]["metadata"] or {}).items() >= {"by": "ann"}.items()
+
+
+async def test_states_say_whose_they_are(it: Serving) -> None:
+    """Those of runs, and those that a user has written."""
+    async with of(it, "Bearer a") as ann:
+        thread = (await ann.threads.create())["thread_id"]
+        await ann.runs.wait(thread, "steps", input=IN)
+        await ann.threads.update_state(thread, {"steps": ["mine"]}, as_node="first")
+        states = await ann.threads.get_history(thread)
+        assert {(one["metadata"] or {})["user_id"] for one in states} == {"ann"}
 
 
 async def test_events_are_those_of_ones_own_threads(it: Serving) -> None:

@@ -67,7 +67,7 @@ async def test_a_run_that_has_ended_cannot_be_stopped(client: LangGraphClient) -
     thread = await a_thread(client)
     await client.runs.wait(thread, "steps", input=IN)
     (run,) = await client.runs.list(thread)
-    with pytest.raises(ConflictError, match="has ended"):
+    with pytest.raises(NotFoundError, match="has ended"):
         await client.runs.cancel(thread, run["run_id"])
 
 

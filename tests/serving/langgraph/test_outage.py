@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from fastapi import HTTPException
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
-from langgraph_sdk.errors import APIStatusError, ConflictError
+from langgraph_sdk.errors import APIStatusError, NotFoundError
 
 from agentrt.serving.langgraph import run_ends
 from agentrt.serving.langgraph.database import Database
@@ -112,7 +112,7 @@ async def test_an_end_waits_until_it_can_be_stored(
     end = ("interrupted", "interrupted") if cancelled else ("success", "idle")
     assert await status_of(client, thread, run) == end
     assert not is_failing(it)
-    with pytest.raises(ConflictError, match="has ended"):
+    with pytest.raises(NotFoundError, match="has ended"):
         await client.runs.cancel(thread, run)
     await client.runs.delete(thread, run)
 
@@ -160,7 +160,7 @@ async def test_a_run_that_has_no_task_can_be_cancelled_and_deleted(
             await client.runs.cancel(thread, key)
             assert await status_of(client, thread, key) == ("interrupted", "interrupted")
             assert (await client.runs.join(thread, key))["steps"][-1] == "last"
-            with pytest.raises(ConflictError, match="has ended"):
+            with pytest.raises(NotFoundError, match="has ended"):
                 await client.runs.cancel(thread, key)
         else:
             await client.runs.delete(thread, key)
