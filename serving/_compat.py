@@ -17,6 +17,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from agentrt.serving.server import Bounds
 
+DROPPED_PER_S = 8 * 1024 * 1024
+"""Bytes of one connection. A client that sends as fast as it can takes half of the event loop."""
+
 
 class EmbeddedServer(uvicorn.Server):
     """A uvicorn server that leaves signals to the process it runs in."""
@@ -99,8 +102,19 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
         if not self._in_body:
             self._header_bytes += len(data)
         super().data_received(data)
+        if self._in_body and self.cycle.response_complete:
+            self._drop_slowly(len(data))
         if not self._in_body and self._header_bytes > self.BOUNDS.header_bytes:
             self._refuse(431, "Request Header Fields Too Large")
+
+    def _drop_slowly(self, size: int) -> None:
+        """The rest of a body that was refused is dropped no faster than `DROPPED_PER_S`."""
+        self.flow.pause_reading()
+        self.loop.call_later(size / DROPPED_PER_S, self._go_on)
+
+    def _go_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def on_headers_complete(self) -> None:
         self._header_bytes, self._in_body = 0, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
@@ -85,6 +86,7 @@ class BoundedBody:
         last = message = await self._next()
         while message.get("more_body", False):
             pieces.append(message["body"])
+            await asyncio.sleep(0)  # what has come already would be counted at one go
             last = message = await self._next()
         if message["type"] == "http.request":
             last = {**message, "body": b"".join([*pieces, message.get("body", b"")])}

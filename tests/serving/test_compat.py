@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import uvicorn
@@ -11,7 +13,12 @@ from packaging.specifiers import SpecifierSet
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from agentrt.serving._compat import ReaderTimeout, SocketProtocol, TimeoutProtocol
+from agentrt.serving._compat import (
+    DROPPED_PER_S,
+    ReaderTimeout,
+    SocketProtocol,
+    TimeoutProtocol,
+)
 
 TESTED = SpecifierSet(">=0.54,<1")
 OF_READERS = ("connection_lost", "pause_writing", "resume_writing")
@@ -51,6 +58,12 @@ def test_uvicorns_protocols_keep_their_loop_and_their_transport(kind: type) -> N
         assert name in source, f"uvicorn's {kind.__name__} has no {name} any more"
 
 
+def test_uvicorns_protocol_says_what_was_answered_and_can_read_later() -> None:
+    source = inspect.getsource(HttpToolsProtocol)
+    for name in ("self.flow.pause_reading", "self.cycle.response_complete"):
+        assert name in source, f"uvicorn's HttpToolsProtocol has no {name} any more"
+
+
 def test_uvicorns_server_has_what_an_embedded_one_overrides() -> None:
     server = uvicorn.Server(uvicorn.Config(lambda: None))
     assert hasattr(server.server_state, "tasks"), "uvicorn.Server.server_state.tasks is gone"
@@ -58,3 +71,30 @@ def test_uvicorns_server_has_what_an_embedded_one_overrides() -> None:
     assert "self.capture_signals()" in inspect.getsource(uvicorn.Server.serve), (
         "uvicorn.Server.serve does not ask capture_signals any more: it would take our signals"
     )
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_the_rest_of_what_was_refused_is_dropped_slowly(
+    monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """A connection is read on after as long as its last piece may take, if it is still there."""
+    monkeypatch.setattr(HttpToolsProtocol, "data_received", lambda self, data: None)
+    told: list[Any] = []
+    flow = SimpleNamespace(
+        pause_reading=lambda: told.append("pause"), resume_reading=lambda: told.append("resume")
+    )
+    one: Any = object.__new__(TimeoutProtocol)
+    one._in_body, one._request_timer, one.flow = True, object(), flow
+    one.cycle = SimpleNamespace(response_complete=is_refused)
+    one.loop = SimpleNamespace(call_later=lambda seconds, then: told.append((seconds, then)))
+    one.data_received(bytes(DROPPED_PER_S // 4))
+    if not is_refused:
+        assert not told
+        return
+    [paused, (seconds, then)] = told
+    assert (paused, seconds) == ("pause", 0.25)
+    for is_closing, after in ((True, []), (False, ["resume"])):
+        told.clear()
+        one.transport = SimpleNamespace(is_closing=lambda is_closing=is_closing: is_closing)
+        then()
+        assert told == after
