@@ -16,8 +16,9 @@ _ANY = ("anyOf", "oneOf")
 
 def circle_in(schema: Any) -> str | None:
     """A reference in ``schema`` that leads to itself alone, if there is one."""
-    objects = {id(one): one for one in _objects(schema)}
-    endless = {key: one for key, one in objects.items() if one.keys() & {"$ref", "allOf", *_ANY}}
+    endless = {id(one): one for one in _objects(schema) if _refers(one)}
+    if not any("$ref" in one for one in endless.values()):
+        return None
     for _ in range(_DEEPEST):
         ending = [key for key, one in endless.items() if _ends(schema, one, endless)]
         if not ending:
@@ -25,6 +26,11 @@ def circle_in(schema: Any) -> str | None:
         for key in ending:
             del endless[key]
     return next((str(one["$ref"]) for one in endless.values() if "$ref" in one), None)
+
+
+def _refers(schema: dict[str, Any]) -> bool:
+    """Whether the schema is what others are, and so may have no type of its own."""
+    return "$ref" in schema or "anyOf" in schema or "oneOf" in schema or "allOf" in schema
 
 
 def _ends(root: Any, schema: dict[str, Any], endless: Mapping[int, Any]) -> bool:

@@ -138,10 +138,10 @@ def _form_of(request: Any) -> ToolForm | None:
 
 def _answer_of(response_format: Any) -> Mapping[str, Any] | None:
     """The schema of the answer, by a chat's ``response_format``."""
-    said = _plain(response_format) or {}
-    if said.get("type") == "json_object":
+    if getattr(response_format, "type", None) == "json_object":
         return _OBJECT
-    schema = (said.get("json_schema") or {}).get("schema")
+    # Not by `_plain`: it would copy a large schema in the event loop.
+    schema = getattr(getattr(response_format, "json_schema", None), "json_schema", None)
     return schema if isinstance(schema, Mapping) else None
 
 
