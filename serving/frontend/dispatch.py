@@ -43,6 +43,9 @@ class Front(Protocol):
     @property
     def names(self) -> Sequence[str]: ...
 
+    @property
+    def max_model_len(self) -> int: ...
+
 
 def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
     """A runtime's front end as vLLM's own, one for each model; none of an executor without."""
@@ -61,7 +64,10 @@ class FrontendApp:
         self._server = server
         self._known = [KnownFields(front.app) for front in fronts if strict]
         self._fronts = tuple(fronts)
-        self._apps = {front.app: ShortRoutes(front.app, _SHORT, pause) for front in fronts}
+        self._apps = {
+            front.app: ShortRoutes(front.app, _SHORT, front.max_model_len, pause)
+            for front in fronts
+        }
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
         self._store = ResponseStore(server.runtime.now)

@@ -7,7 +7,7 @@ holds the event loop for.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -30,14 +30,16 @@ _UNUSED = ("ScalingMiddleware", "CORSMiddleware")
 class ShortRoutes:
     """``app``, with a short way to its ``paths``; with middleware of the user's, to none.
 
-    ``rest`` is awaited between pieces of work for a request.
+    ``most`` is what a prompt may have of tokens. ``rest`` is awaited between pieces of work for a
+    request.
     """
 
     def __init__(
-        self, app: FastAPI, paths: Collection[str], rest: Callable[[], Awaitable[None]]
+        self, app: FastAPI, paths: Collection[str], most: int, rest: Callable[[], Awaitable[None]]
     ) -> None:
         self.state = app.state
         self._app = app
+        self._most = most
         self._rest = rest
         self._routes: dict[str, APIRoute] = {}
         if all(getattr(one.cls, "__name__", "") in _UNUSED for one in app.user_middleware):
@@ -61,6 +63,7 @@ class ShortRoutes:
         request = Request(scope, receive, send)
         await request.body()  # what comes next is that the client goes
         await self._rest()
+        check_tokens(fields, self._most)
         [body] = route.dependant.body_params
         value, errors = body.validate(fields, {}, loc=("body",))
         if errors:
@@ -71,6 +74,25 @@ class ShortRoutes:
         if response is None:  # the client is gone
             response = JSONResponse(None)
         await response(scope, receive, send)
+
+
+def check_tokens(fields: Mapping[str, Any], most: int) -> None:
+    """Raise vLLM's error for a prompt of token ids that is too long, before each of them is looked
+    at.
+    """
+    prompt = fields.get("prompt")
+    if not isinstance(prompt, list) or len(prompt) <= most or not isinstance(prompt[0], int):
+        return
+    if fields.get("truncate_prompt_tokens") is None:
+        from vllm.exceptions import VLLMValidationError
+
+        raise VLLMValidationError(
+            f"This model's maximum context length is {most} tokens. However, your prompt contains "
+            f"{len(prompt)} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt.",
+            parameter="input_tokens",
+            value=len(prompt),
+        )
 
 
 def _is_plain(route: APIRoute) -> bool:

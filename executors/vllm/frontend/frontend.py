@@ -142,6 +142,11 @@ class VLLMFrontend(Frontend):
         except ValueError as error:
             raise CallRejectedError(str(error)) from error
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that one call may have, prompt and output together."""
+        return int(self.setup.vllm_config.model_config.max_model_len)
+
     # -- models ------------------------------------------------------------------------
 
     @property
@@ -160,10 +165,10 @@ class VLLMFrontend(Frontend):
 
     def profile(self, model: str | None = None) -> FrontProfile:
         self.served_as(model)
-        config, limits = self.setup.vllm_config.model_config, self._limits
+        limits = self._limits
         return FrontProfile(
             model=display_name(model or self.name),
-            max_model_len=config.max_model_len,
+            max_model_len=self.max_model_len,
             images="image" in limits,
             audio="audio" in limits,
             video="video" in limits,

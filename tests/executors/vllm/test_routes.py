@@ -62,7 +62,7 @@ def asked(app: FastAPI, path: str, fields: Any, headers: Any = None) -> httpx.Re
     async def rest() -> None:
         rested.append(1)
 
-    routes = ShortRoutes(app, ("/short", "/other"), rest)
+    routes = ShortRoutes(app, ("/short", "/other"), 10, rest)
 
     async def parsed(scope: Any, receive: Any, send: Any) -> None:
         await routes({**scope, FIELDS: fields}, receive, send)

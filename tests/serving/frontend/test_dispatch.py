@@ -40,6 +40,7 @@ class Front:
     app: FastAPI
     names: tuple[str, ...]
     args: Any = None
+    max_model_len: int = 4096
 
     @classmethod
     def of(cls, *names: str) -> Front:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agentrt.executors.vllm._compat import routes
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.serving.local import MODEL, open_server
 
@@ -52,3 +53,24 @@ async def test_what_cannot_fit_is_refused_before_it_is_read() -> None:
                 assert fault in refused.text, (path, refused.text[:300])
         await local.chat("hello")
         assert len(local.engine.calls) == 1
+
+
+async def test_tokens_that_cannot_fit_are_refused_in_vllms_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before it has looked at each of them; what is to be cut off is not refused."""
+    most: list[int] = []
+
+    def unchecked(fields: Any, limit: int) -> None:
+        most.append(limit)
+
+    async with open_server() as local:
+        with monkeypatch.context() as patched:
+            patched.setattr(routes, "check_tokens", unchecked)
+            await local.chat("hello")
+            ask = {"model": MODEL, "prompt": [1] * (most[0] + 2)}
+            by_vllm = await local.client.post(COMPLETIONS, json=ask)
+        by_us = await local.client.post(COMPLETIONS, json=ask)
+        assert (by_us.status_code, by_us.json()) == (by_vllm.status_code, by_vllm.json())
+        cut = await local.client.post(COMPLETIONS, json={**ask, "truncate_prompt_tokens": 5})
+        assert cut.status_code == 200
