@@ -1,4 +1,4 @@
-"""What docs/contexts.md shows works on a real engine."""
+"""What docs/contexts.md and docs/steering.md show works on a real engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from agentrt.testing.tinymodel import tiny_model
 from tests.contexts.real import fresh
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "contexts.md").read_text("utf-8")
-BEST_OF, STEERED, STREAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BEST_OF, STEERED, STREAM = (
+    block
+    for page in ("contexts.md", "steering.md")
+    for block in re.findall(
+        r"^```python\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+)
 
 
 async def test_the_best_of_four_answers_goes_on(token_runtime: Runtime, tmp_path: Path) -> None:
