@@ -203,14 +203,14 @@ def test_the_lane_of_adaptive_gives_way_to_the_line_outside() -> None:
 def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there() -> None:
     engine = Admitting("memory")
     engine.arrive("a", 80 * 16)
-    gone, stays = engine.arrive("b", 80 * 16), engine.arrive("b", 16)
+    gone, *stay = (engine.arrive("b", tokens) for tokens in (80 * 16, 16, 16))
     engine.step()
-    assert (len(engine.admission), engine.admission.held) == (1, 2)
+    assert (len(engine.admission), engine.admission.held) == (1, 3)
     engine.end(gone)
-    assert (len(engine.admission), engine.admission.held) == (1, 1)
+    assert (len(engine.admission), engine.admission.held) == (1, 2)
     engine.end("a/0")
     engine.end_program("a")
-    assert engine.step() == [stays]
+    assert engine.step() == stay
     assert (len(engine.admission), engine.admission.held) == (0, 0)
 
 
@@ -222,9 +222,9 @@ def test_a_human_makes_room_once_all_tools_have_answered() -> None:
     admission = engine.admission
     for what in ("tool", "tool"):
         admission.interrupt_began("a", what, None, engine.now)
+    admission.interrupt_ended("a", "human", engine.now)
     for members in (1, 0):
         admission.interrupt_ended("a", "tool", engine.now)
-        admission.interrupt_ended("a", "human", engine.now)
         admission.interrupt_began("a", "human", None, engine.now)
         assert working_set(engine).members == members
 
