@@ -17,6 +17,7 @@ _SERVERS = {
     "port": "--port",
     "api_key": "--api-key-file",
     "served_model_name": "--served-model-name",
+    "allowed_origins": "--cors-origin",
     "ssl_certfile": "--ssl-certfile",
     "ssl_keyfile": "--ssl-keyfile",
 }
@@ -25,6 +26,7 @@ _MODELS = ("model_tag", "model")
 _NOT_HERE = (
     *("headless", "api_server_count", "grpc", "grpc_port", "uds", "root_path", "middleware"),
     *("ssl_ca_certs", "enable_ssl_refresh", "ssl_cert_reqs", "ssl_ciphers"),
+    *("allowed_methods", "allowed_headers", "allow_credentials"),
     *("scheduler_cls", "scheduling_policy"),
 )
 

@@ -312,6 +312,9 @@ async def test_nothing_of_ours_is_in_an_answer(shared: Runtime, engine: Scripted
         (["--model", "m"], "give --model before it"),
         (["--scheduler-cls", "x"], "choose with --policy"),
         (["--uds", "x"], "has no effect here"),
+        (["--allow-credentials"], "has no effect here"),
+        (["--allowed-origins", '["https://a"]'], "takes --cors-origin before the --"),
+        (["--ssl-certfile", "x"], "takes --ssl-certfile before the --"),
         (["--no-such-flag"], "no-such-flag"),
     ],
 )
