@@ -18,6 +18,9 @@ MOST_OBJECTS = 20 * 1024
 """Objects and lists in it: each takes as long as many numbers."""
 MOST_OBJECTS_SEARCHED = 1024
 """The same in a search, whose filter is bounded further."""
+MOST_VALUES_OF_AGENTS = 20 * 1024
+"""The values in a message to an agent (A2A), which the protocol's types take 2 µs each to read."""
+_AGENTS = "/a2a/"
 _SEARCHES = ("/search", "/count")
 _SEARCH_BYTES = 128 * 1024
 """Filters are short, and lists of ids have an end."""
@@ -61,6 +64,7 @@ class BoundedBody:
         self._receive = receive
         searches = path.endswith(_SEARCHES)
         self._most_bytes = min(most_bytes, _SEARCH_BYTES) if searches else most_bytes
+        self._most_values = MOST_VALUES_OF_AGENTS if path.startswith(_AGENTS) else MOST_VALUES
         self._most_objects = MOST_OBJECTS_SEARCHED if searches else MOST_OBJECTS
         is_form = headers.get(b"content-type", b"").startswith(b"multipart/")
         self._json = None if is_form else JSONCount()
@@ -105,8 +109,8 @@ class BoundedBody:
             raise self._too_long()
         if self._json is not None:
             self._json.feed(piece)
-            if self._json.values > MOST_VALUES:
-                raise TooLargeError(f"has more than {MOST_VALUES} values")
+            if self._json.values > self._most_values:
+                raise TooLargeError(f"has more than {self._most_values} values")
             if self._json.objects > self._most_objects:
                 raise TooLargeError(f"has more than {self._most_objects} objects and lists")
         return message

@@ -145,8 +145,8 @@ class Tasks(RequestHandler):
                 raise UnsupportedOperationError("tasks are listed by their contextId: give one")
             thread = _uuid("contextId", params.context_id)
             every = await self._keys(context, thread)
-            size = min(params.page_size or _PAGE, _PAGE)
-            start = int(params.page_token) if params.page_token.isdecimal() else 0
+            size = min(max(params.page_size, 0) or _PAGE, _PAGE)
+            start = int(params.page_token[:9]) if params.page_token.isdecimal() else 0
             found = [await self._find(context, key) for key in every[start : start + size]]
             tasks = [one.as_task(_history(params)) for one in found]
             wanted = [one for one in tasks if params.status in (0, one.status.state)]

@@ -24,6 +24,10 @@ _STATES = {
     "success": TaskState.TASK_STATE_COMPLETED,
     "interrupted": TaskState.TASK_STATE_CANCELED,
 }
+_MOST_MESSAGES = 1000
+"""Of a task's history; the last ones."""
+_MOST_DATA = 64 * 1024
+"""Bytes of JSON that become the protocol's types, a value at a time; more stays a text."""
 DONE = TaskState.TASK_STATE_COMPLETED
 ENDED = (DONE, TaskState.TASK_STATE_CANCELED, _FAILED)
 
@@ -85,12 +89,13 @@ def task_of(key: str, row: Mapping[str, Any], *, waits: bool, history: int | Non
         values = orjson.loads(row["result"])
     known = values if isinstance(values, dict) else {}
     state = _WAITS if waits else _STATES.get(row["status"], _FAILED)
-    messages = list(_messages(known, key, context)) if history != 0 else []
+    most = _MOST_MESSAGES if history is None else min(history, _MOST_MESSAGES)
+    messages = list(_messages(known, key, context))[-most:] if most else []
     task = Task(
         id=key,
         context_id=context,
         status=TaskStatus(state=state, timestamp=row["updated_at"]),
-        history=messages[-history:] if history else messages,
+        history=messages,
     )
     if about := _about(state, known):
         task.status.message.CopyFrom(
@@ -139,7 +144,7 @@ def _output(values: Any) -> list[Part]:
 
 
 def _messages(values: Mapping[str, Any], task: str, context: str) -> Iterable[Message]:
-    for number, message in enumerate(_listed(values)):
+    for number, message in enumerate(_listed(values)[-_MOST_MESSAGES:]):
         role, parts = _ROLES.get(message.get("type", "")), parts_of(message.get("content"))
         if role is not None and parts:
             key = str(message.get("id") or number)
@@ -155,4 +160,9 @@ def _listed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _part(value: Any) -> Part:
     if isinstance(value, dict) and value.get("type") == "text":
         value = value.get("text", "")
-    return new_text_part(value) if isinstance(value, str) else new_data_part(value)
+    if isinstance(value, str):
+        return new_text_part(value)
+    encoded = orjson.dumps(value)
+    if len(encoded) > _MOST_DATA:
+        return new_text_part(encoded.decode(), media_type="application/json")
+    return new_data_part(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -260,6 +261,25 @@ async def test_what_cannot_be_is_told(
     async with agent(it, name) as one:
         with pytest.raises(kind, match=says):
             await sent(one, *parts, **terms)
+
+
+async def test_what_would_take_long_to_convert_is_bounded(it: Serving) -> None:
+    """The server under test fails a request that holds its event loop."""
+    async with agent(it, "steps") as steps:
+        with pytest.raises(A2AError, match="413"):
+            await sent(steps, {"steps": [1] * 21_000})
+        task = await sent(steps, {"steps": ["x" * 1000] * 10_000})
+        (part,) = task.artifacts[0].parts
+        assert (part.media_type, len(json.loads(part.text)["steps"])) == (
+            "application/json",
+            10_003,
+        )
+    async with agent(it, "bare") as bare:
+        said = [{"role": "user", "content": str(n)} for n in range(1100)]
+        task = await sent(bare, {"messages": said})
+        assert len(task.history) == 1000
+        short = await bare.get_task(GetTaskRequest(id=task.id, history_length=2))
+        assert short.history == task.history[-2:]
 
 
 async def test_what_there_is_not_is_refused(it: Serving) -> None:

@@ -8,6 +8,10 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
 from agentrt.executors.base import Chunk
 from agentrt.request import Call
 from agentrt.serving.server import Bounds
@@ -189,3 +193,9 @@ async def test_all_requests_of_a_tenant_count_whatever_they_ask_for() -> None:
         other = await local.client.get("/v1/models", headers={"x-agentrt-tenant": "b"})
         assert other.status_code == 200
         assert (await local.client.get("/")).status_code != 429
+
+
+async def test_websockets_of_vllm_are_not_served() -> None:
+    async with open_server() as local:
+        with pytest.raises(InvalidStatus, match="403"):
+            await connect(local.url.replace("http", "ws", 1) + "/v1/realtime", proxy=None)
