@@ -41,8 +41,11 @@ from a2a.utils.errors import (
 )
 from langgraph_sdk.client import LangGraphClient
 
+from agentrt.serving.langgraph import api_with
+from agentrt.serving.langgraph.auth import load_auth
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.langgraph.test_auth import HOOKS
 from tests.serving.tenants.plain_keys import PlainKeys
 
 COMPLETED = TaskState.TASK_STATE_COMPLETED
@@ -268,11 +271,11 @@ async def test_what_would_take_long_to_convert_is_bounded(it: Serving) -> None:
     async with agent(it, "steps") as steps:
         with pytest.raises(A2AError, match="413"):
             await sent(steps, {"steps": [1] * 21_000})
-        task = await sent(steps, {"steps": ["x" * 1000] * 10_000})
+        task = await sent(steps, {"steps": ["x" * 1000] * 100})
         (part,) = task.artifacts[0].parts
         assert (part.media_type, len(json.loads(part.text)["steps"])) == (
             "application/json",
-            10_003,
+            103,
         )
     async with agent(it, "bare") as bare:
         said = [{"role": "user", "content": str(n)} for n in range(1100)]
@@ -307,4 +310,20 @@ async def test_tasks_are_their_tenants(tmp_path: Path) -> None:
                 await sent(root, "hi", context=task.context_id)
         async with httpx.AsyncClient(base_url=it.url) as http:
             assert (await http.get("/.well-known/agent-card.json")).status_code == 401
+            assert (await http.post("/a2a/chat", json={})).status_code == 401
+
+
+async def test_authentication_hooks_are_asked(tmp_path: Path) -> None:
+    (tmp_path / "auth.py").write_text(HOOKS)
+    project = tmp_path / "langgraph.json"
+    project.write_text('{"auth": {"path": "./auth.py:auth"}}')
+    with serving(all_graphs(), tmp_path / "a.db", api_with(load_auth(project))) as it:
+        async with agent(it, "chat", key="a") as ann, agent(it, "chat", key="e") as eve:
+            task = await sent(ann, "hi")
+            assert (await ann.get_task(GetTaskRequest(id=task.id))).status.state == COMPLETED
+            with pytest.raises(TaskNotFoundError):
+                await eve.get_task(GetTaskRequest(id=task.id))
+            with pytest.raises(A2AError, match="not found"):
+                await sent(eve, "hi", context=task.context_id)
+        async with httpx.AsyncClient(base_url=it.url) as http:
             assert (await http.post("/a2a/chat", json={})).status_code == 401
