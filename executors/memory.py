@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.files import read_json
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.policies.adaptive import History
 from agentrt.scheduler.retention.gaps import Gaps
@@ -98,7 +99,7 @@ def read(path: Path) -> Learned:
     Raises `ConfigError` for one that is not such a file.
     """
     try:
-        values: Learned = _current(json.loads(path.read_text()))
+        values: Learned = _current(read_json(path))
         History().load(values)
         Gaps().load(values.get(GAPS, []))
     except FileNotFoundError:

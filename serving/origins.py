@@ -7,7 +7,6 @@ or come from a page of a foreign origin, are refused. With keys a page needs one
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.files import read_json
 
 LOOPBACK = "127.0.0.1"
 _LOOPBACK_ORIGIN = r"https?://(localhost|[\w.-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
@@ -193,7 +193,7 @@ def read_cors(projects: Sequence[Path]) -> Mapping[str, Any]:
 
 
 def _cors_of(project: Path) -> Mapping[str, Any]:
-    http = json.loads(project.read_text(encoding="utf-8")).get("http") or {}
+    http = read_json(project).get("http") or {}
     section = (http.get("cors") if isinstance(http, dict) else http) or {}
     if not isinstance(section, dict):
         raise ProgramLoadError(f'{project}: http.cors is an object, as {{"allow_origins": ["*"]}}')

@@ -19,6 +19,7 @@ from typing import Any
 from agentrt.cli import project
 from agentrt.cli.faults import ImportFailedError
 from agentrt.errors import AgentrtError, ProgramLoadError
+from agentrt.files import MOST, check_plain
 from agentrt.program import Program
 
 
@@ -152,6 +153,10 @@ def import_file(path: Path) -> ModuleType:
     Raises `ProgramLoadError`, and `ImportFailedError` if the file's own code raised.
     """
     path = path.absolute()
+    try:
+        check_plain(path, MOST)
+    except OSError as error:
+        raise ProgramLoadError(f"{path}: cannot be read: {error.strerror}") from error
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(_module_name(path), path)
     assert spec is not None

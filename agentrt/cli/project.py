@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 from dotenv.parser import parse_stream
 
 from agentrt.errors import ProgramLoadError
+from agentrt.files import read_json, read_text
 
 FILE = "langgraph.json"
 _SHAPE = '{"graphs": {"agent": "./agent.py:graph"}}'
@@ -48,7 +50,7 @@ def read_entry(path: Path, name: str | None) -> Entry:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        project = json.loads(path.read_text(encoding="utf-8"))
+        project = read_json(path)
     except ValueError as error:
         raise ProgramLoadError(f"{path}: bad JSON: {error}") from error
     except OSError as error:
@@ -116,9 +118,8 @@ def _set_environment(path: Path, env: Any) -> None:
 def _read_env(path: Path, name: str) -> dict[str, str]:
     file = path.parent / name
     try:
-        with file.open(encoding="utf-8") as stream:
-            lines = list(parse_stream(stream))
-    except (OSError, UnicodeError) as error:
+        lines = list(parse_stream(io.StringIO(read_text(file))))
+    except (OSError, ValueError) as error:
         raise ProgramLoadError(f"{path}: env {name!r} cannot be read: {error}") from error
     for line in lines:
         if line.error or (line.key is not None and line.value is None):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from agentrt import files
 from agentrt.errors import ConfigError, UsageError
 
 _DASHBOARD_NEEDS = ("fastapi", "sse_starlette", "prometheus_client", "uvicorn")
@@ -65,20 +65,20 @@ def _read_file(path: Path, flag: str) -> Any:
     if not path.name:
         raise UsageError(f"{flag} @: name a file after the @, or write @@ for text with an @")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_text(path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(
             f"{flag} @{path}: {reason.lower()} (for text that begins with @ write @@)"
         ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{flag} @{path}: the file is not UTF-8 text") from error
+    except ValueError as error:
+        raise UsageError(f"{flag} @{path}: {error}") from error
     return _read_json(text, f"{flag} @{path}") if path.suffix == ".json" else text
 
 
 def _read_json(text: str, source: str) -> Any:
     try:
-        return json.loads(text)
+        return files.parse_json(text)
     except ValueError as error:
         hint = "" if "@" in source else "; for text that begins with { or [ give a file, @FILE.txt"
         raise UsageError(f"{source}: bad JSON: {error}{hint}") from error

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from agentrt.errors import ModelLoadError
 from agentrt.executors.base import Progress
+from agentrt.files import read_json
 
 HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 """The default on a machine with a GPU, where the hub or its local cache has it."""
@@ -125,7 +126,7 @@ def _missing_package(package: str) -> ModelLoadError:
 def _is_complete(folder: Path) -> bool:
     """Whether every file is there in the size that the manifest, written last, states."""
     try:
-        sizes = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        sizes = read_json(folder / _MANIFEST)
         return all((folder / name).stat().st_size == size for name, size in dict(sizes).items())
     except (OSError, ValueError, TypeError):
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import textwrap
 import warnings
@@ -17,6 +16,7 @@ from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.memory import Learned
 from agentrt.executors.vllm.default_model import HUB_MODEL
 from agentrt.executors.vllm.frontend.flags import check_given, given_flags
+from agentrt.files import read_json
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _context_length(model: str) -> int | None:
             return None
         path = found
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
         length = config.get("text_config", config)["max_position_embeddings"]
     except (ValueError, KeyError, TypeError):  # vLLM will say what is wrong with it, if anything
         return None

@@ -19,7 +19,12 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, Interrupt
 
 from agentrt.errors import ConfigError
-from agentrt.integrations._compat.langgraph import CHECKPOINT_COLUMNS, CHECKPOINT_TABLE
+from agentrt.files import check_plain
+from agentrt.integrations._compat.langgraph import (
+    CHECKPOINT_COLUMNS,
+    CHECKPOINT_TABLE,
+    number_checkpoints_after,
+)
 from agentrt.integrations.langgraph.graphs import Durability, Graph
 
 
@@ -74,6 +79,9 @@ async def open_checkpointer(text: str) -> AsyncIterator[Checkpointer]:
             manager = AsyncSqliteSaver.from_conn_string(str(path))
             saver = await stack.enter_async_context(manager)
             await saver.setup()
+            query = f"SELECT max(checkpoint_id) FROM {CHECKPOINT_TABLE}"
+            async with saver.conn.execute(query) as cursor:
+                number_checkpoints_after(*(await cursor.fetchone() or [None]))
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(
                 f"--checkpointer {text}: {error}; name a file that LangGraph wrote, or a new one"
@@ -97,6 +105,7 @@ def own_checkpointer(graph: Graph) -> Checkpointer | None:
 
 def _check_file(path: Path) -> None:
     """Raise if a file is there that is not LangGraph's: its tables would be put into it."""
+    check_plain(path)
     if not path.exists() or path.stat().st_size == 0:
         return
     with closing(sqlite3.connect(path)) as connection:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentrt.errors import ConfigError
+from agentrt.files import read_json
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _HTTP_TYPES = ("http", "streamable-http", "streamable_http", "streamableHttp")
@@ -67,7 +67,7 @@ def read_servers(paths: Sequence[Path], env: Mapping[str, str] | None = None) ->
 
 def _entries(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except OSError as error:
         raise ConfigError(f"--mcp {path}: cannot read it: {error.strerror}") from error
     except ValueError as error:

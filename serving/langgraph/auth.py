@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from langgraph_sdk import Auth
 from langgraph_sdk.auth.types import AuthContext
 
 from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.files import read_json
 from agentrt.serving.langgraph._compat import authenticate_hook, authorize_hook
 from agentrt.serving.langgraph.reading import READER
 from agentrt.serving.langgraph.tables import Filter
@@ -226,7 +226,7 @@ def load_auth(project: Path) -> Auth | None:
 
     Raises `ProgramLoadError` if that is something else, and for settings that we do not have.
     """
-    section = json.loads(project.read_text(encoding="utf-8")).get("auth")
+    section = read_json(project).get("auth")
     if section is None:
         return None
     if not isinstance(section, dict) or not isinstance(section.get("path"), str):

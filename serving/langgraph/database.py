@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from agentrt.errors import ConfigError
+from agentrt.files import check_plain
 from agentrt.serving.langgraph import tables
 from agentrt.serving.langgraph.outages import first_line
 from agentrt.serving.langgraph.reading import READ_S, READER, Deadline, Shares, in_time, refused
@@ -269,6 +270,7 @@ def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
 
 async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
     """Lock a file beside the database; the lock goes when this process does."""
+    check_plain(path)
     file = stack.enter_context(path.with_name(path.name + ".lock").open("w"))
     for _ in range(_LOCK_TRIES):
         try:

@@ -4,7 +4,6 @@ be made.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 from langgraph.store.memory import InMemoryStore
 
 from agentrt.errors import ProgramLoadError
+from agentrt.files import read_json
 from agentrt.integrations.langgraph.factories import Access
 from agentrt.serving.langgraph.auth import User
 from agentrt.serving.langgraph.graphs import made, varies
@@ -50,7 +50,7 @@ class Finding:
 
 def key_findings(project: Path) -> list[Finding]:
     """The keys of a ``langgraph.json``, each as this server takes it."""
-    return [_finding(key) for key in _keys(json.loads(project.read_text(encoding="utf-8")))]
+    return [_finding(key) for key in _keys(read_json(project))]
 
 
 def _keys(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.files import read_json
 from agentrt.serving.tenants.limits import Limits, read_limits
 
 _KEY = re.compile(r"agentrt_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
@@ -152,7 +153,7 @@ def _digest(salt: bytes, secret: str) -> bytes:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except OSError as error:
         raise ConfigError(
             f"{path}: {(error.strerror or str(error)).lower()}; make a key: "

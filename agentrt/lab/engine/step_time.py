@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.files import read_json
 
 _OUTLIER = 4.0
 """A step this many times the median error off the line was disturbed, and is left out."""
@@ -122,7 +123,7 @@ class StepTimeModel:
     def load(cls, path: Path) -> StepTimeModel:
         """Read what `save` wrote. Raises `ConfigError` for a file that is none."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
             return cls(**{field.name: values[field.name] for field in fields(cls)})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(

@@ -9,8 +9,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from agentrt.errors import ConfigError
+from agentrt.files import parse_json, read_text
 from agentrt.lab.outcome import Summary
 from agentrt.lab.runs.grid import RunResult, RunSpec
+
+_MOST = 256 * 1024**2
 
 
 class KeptRuns:
@@ -23,17 +26,19 @@ class KeptRuns:
         self._path = path
         self._made_with = made_with
         self._found: dict[str, dict[str, Summary]] = {}
-        if path is not None and path.exists():
+        if path is not None:
             self._read(path)
 
     def _read(self, path: Path) -> None:
         try:
-            for line in path.read_text(encoding="utf-8").splitlines():
-                run = json.loads(line)
+            for line in read_text(path, _MOST).splitlines():
+                run = parse_json(line)
                 self._found[run["key"]] = {
                     name: Summary(**values) for name, values in run["summaries"].items()
                 }
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ConfigError(
                 f"--runs {str(path)!r} holds no runs of this command ({error}); name another file"
             ) from error

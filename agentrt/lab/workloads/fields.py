@@ -7,6 +7,7 @@ is left out because of one.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import zlib
@@ -18,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.files import read_bytes
 
+_MOST = 256 * 1024**2
+"""Bytes of a trace, unpacked."""
 _GZIP = b"\x1f\x8b"
 NO_OBJECT = "lines or entries that are no JSON object, left out"
 
@@ -164,9 +168,9 @@ def _broken(where: str, error: Exception) -> ConfigError:
 
 def _text(path: Path) -> str:
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path, _MOST)
         if raw.startswith(_GZIP):
-            raw = gzip.decompress(raw)
+            raw = _unzipped(raw)
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
@@ -179,6 +183,14 @@ def _text(path: Path) -> str:
     if not text.strip():
         raise ConfigError(f"{path}: the file is empty")
     return text
+
+
+def _unzipped(raw: bytes) -> bytes:
+    with gzip.open(io.BytesIO(raw)) as file:
+        found = file.read(_MOST + 1)
+    if len(found) > _MOST:
+        raise ValueError(f"more than {_MOST // 1024**2} MiB")
+    return found
 
 
 def _parse(text: str) -> Any:

@@ -1,0 +1,102 @@
+"""Reads the small files that people name, whatever lies there: in bounded time and memory.
+
+What cannot be read is an `OSError`, what is not what it should be a `ValueError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import math
+import os
+import select
+import stat
+from pathlib import Path
+from typing import Any, NoReturn
+
+MOST = 64 * 1024 * 1024
+"""The bytes of a file (settings, keys, an input)."""
+WAIT_S = 10.0
+"""How long a pipe may be silent."""
+_CHUNK = 1024 * 1024
+
+
+def check_plain(path: Path, most: float = math.inf) -> None:
+    """Raise `OSError` for what is there and is no plain file, or is larger than ``most`` bytes.
+
+    For files that others open: a pipe or a device would hold them.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "that is no plain file")
+        if found.st_size > most:
+            raise _too_large(most)
+
+
+def _too_large(most: float) -> OSError:
+    return OSError(errno.EFBIG, f"more than {most / 1024**2:.0f} MiB")
+
+
+def read_bytes(path: Path, most: int = MOST) -> bytes:
+    """All of a file, or of a pipe, of at most ``most`` bytes."""
+    # Not blocking: to open a pipe that nobody writes to would take for ever.
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(number)
+        # Who types at a terminal takes the time that he takes.
+        wait_s = math.inf if os.isatty(number) else WAIT_S
+        is_stream = not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode)
+        read = bytearray()
+        while len(read) <= most and found.st_size <= most:
+            if is_stream:
+                _wait(number, wait_s)
+            chunk = os.read(number, min(_CHUNK, most + 1 - len(read)))
+            if not chunk:
+                return bytes(read)
+            read += chunk
+    finally:
+        os.close(number)
+    raise _too_large(most)
+
+
+def _wait(number: int, seconds: float) -> None:
+    poll = select.poll()
+    poll.register(number, select.POLLIN)
+    if not poll.poll(None if seconds == math.inf else seconds * 1000):
+        raise OSError(errno.ETIMEDOUT, f"nothing came from it for {seconds:g} s")
+
+
+def read_text(path: Path, most: int = MOST) -> str:
+    """A file's text: UTF-8, with or without a mark at its beginning."""
+    raw = read_bytes(path, most)
+    try:
+        return io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig").read()
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8 text") from error
+
+
+def read_json(path: Path, most: int = MOST) -> Any:
+    """A file's JSON."""
+    return parse_json(read_text(path, most))
+
+
+def parse_json(text: str) -> Any:
+    """JSON as its standard has it: no NaN, no number that is too large."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return value
