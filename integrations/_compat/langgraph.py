@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
+from langgraph.checkpoint.base import id as ids
 
 VERSIONS = "langgraph 1.2, langchain-core 1.7"
 INTERNAL_MODULES = (
@@ -33,6 +35,18 @@ QUESTIONS = "__interrupt__"
 """The key of a result under which a graph that waits for a human has its questions."""
 CHECKPOINT_TABLE = "checkpoints"
 CHECKPOINT_COLUMNS = frozenset({"thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint"})
+
+
+def number_checkpoints_after(last: str | None) -> None:
+    """Give later checkpoints later ids than ``last``, whatever the machine's clock says now.
+
+    An id begins with its time, and a thread goes on from its greatest: with a clock that was set
+    back since the process before, what a thread does now would be forgotten.
+    """
+    with contextlib.suppress(ValueError):
+        known, kept = ids.UUID(last or "").time, vars(ids)
+        kept["_last_v6_timestamp"] = max(kept["_last_v6_timestamp"] or 0, known)
+
 
 # -- runs of LangChain's run tree ------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -43,11 +44,11 @@ class Deadlines:
 
     async def passed(self, most_s: float) -> None:
         """Wait for the nearest deadline, for ``most_s`` seconds at most."""
-        most = self._clock() + most_s
-        while (left := min(self._nearest, most) - self._clock()) > 0:
-            self._nearer.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._nearer.wait()
-            except TimeoutError:
-                continue
+        with contextlib.suppress(TimeoutError):
+            # By the loop's clock, so that setting the other one costs no more than that.
+            async with asyncio.timeout(most_s):
+                while (left := self._nearest - self._clock()) > 0:
+                    self._nearer.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(min(left, most_s)):
+                            await self._nearer.wait()

@@ -72,11 +72,13 @@ class RunQueue:
         """Queue a pending run that is in the database."""
         resumable = bool(record.kwargs.get("stream_resumable"))
         log = EventLog(record.run_id, self._state.storage.database, resumable=resumable)
-        live = LiveRun(record, log)
+        loop = asyncio.get_running_loop()
+        # Not longer than was asked for, if the clock was set back since.
+        delay = min(record.start_at - time.time(), record.start_at - record.created_at)
+        live = LiveRun(record, log, due=loop.time() + max(0.0, delay))
         self._live[record.run_id] = self._waiting[record.run_id] = live
-        delay = record.start_at - time.time()
         if delay > 0:
-            asyncio.get_running_loop().call_later(delay, self._dispatch)
+            loop.call_at(live.due, self._dispatch)
         self._dispatch()
         return live
 
@@ -160,12 +162,12 @@ class RunQueue:
 
     def _dispatch(self) -> None:
         """Start what may run now: in each thread, the first run that is due."""
-        now = time.time()
+        now = asyncio.get_running_loop().time()
         for run_id, live in list(self._waiting.items()):
             if not self._open or len(self._running) >= MAX_RUNNING:
                 return
             thread = live.record.thread_id
-            if thread not in self._running and live.record.start_at <= now:
+            if thread not in self._running and live.due <= now:
                 del self._waiting[run_id]
                 self._running[thread] = live
                 self._start(live)

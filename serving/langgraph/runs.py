@@ -41,6 +41,7 @@ class RunRecord:
     assistant_id: str
     graph_id: str
     attempt: int
+    created_at: float
     start_at: float
     metadata: Fields
     kwargs: Fields

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
@@ -19,6 +20,7 @@ from langgraph.checkpoint.base import (
 from langgraph.store.base import BaseStore, TTLConfig
 
 from agentrt.errors import ConfigError
+from agentrt.integrations._compat.langgraph import CHECKPOINT_TABLE, number_checkpoints_after
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph._compat import EXACT_STORE_TIMES, STORE_CLOCK, rising_clock
 from agentrt.serving.langgraph.database import PATIENCE, Address, Database, open_database
@@ -155,6 +157,9 @@ async def open_storage(given: str) -> AsyncIterator[Storage]:
             raise ConfigError(
                 f"--database {address}: {error}; install agentrt[postgres]"
             ) from error
+        query = sa.text(f"SELECT max(checkpoint_id) FROM {CHECKPOINT_TABLE}")
+        async with database.reading() as connection:
+            number_checkpoints_after((await connection.execute(query)).scalar())
         yield Storage(database, saver, store, saver.revoked)
 
 

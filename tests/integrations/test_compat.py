@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langgraph.checkpoint.base import id as ids
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.errors import GraphDrained, GraphInterrupt
 from langgraph.func import entrypoint, task
@@ -142,6 +143,14 @@ def test_the_columns_of_checkpoints(tmp_path: Path) -> None:
         rows = saver.conn.execute(f"PRAGMA table_info({langgraph.CHECKPOINT_TABLE})").fetchall()
     told = changed(f"the table's columns: {rows}", "langgraph-checkpoint-sqlite")
     assert {row[1] for row in rows} >= langgraph.CHECKPOINT_COLUMNS, told
+
+
+def test_the_ids_of_checkpoints_rise_from_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ids, "_last_v6_timestamp", None)
+    later = f"2{str(ids.uuid6())[1:]}"
+    langgraph.number_checkpoints_after(later)
+    told = changed("the last time of an id", "langgraph-checkpoint")
+    assert str(ids.uuid6()) > later, told
 
 
 @pytest.mark.parametrize("name", ["httpx", "httpx2"])
