@@ -7,7 +7,9 @@ holds the event loop for.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,13 +18,15 @@ from fastapi.routing import APIRoute
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+Answering = Coroutine[Any, Any, Response | None]
 FIELDS = "agentrt.fields"
 """The key of a scope that has the body's JSON, parsed: an object."""
 _CHECK = "validate_json_request"
 """vLLM's dependency that refuses what is not JSON; where there are `FIELDS`, it was."""
+_WATCHING = "with_cancellation."
 _UNUSED = ("ScalingMiddleware", "CORSMiddleware")
 """Middleware that does nothing for an engine of ours, and a request without an ``Origin``."""
 
@@ -45,6 +49,7 @@ class ShortRoutes:
         if all(getattr(one.cls, "__name__", "") in _UNUSED for one in app.user_middleware):
             routes = (route for route in app.routes if isinstance(route, APIRoute))
             self._routes = {one.path: one for one in routes if one.path in paths and _is_plain(one)}
+        self._handlers = {path: _handler(route) for path, route in self._routes.items()}
         handlers = dict(app.exception_handlers)
         last = handlers.pop(Exception, None)
         inner = ExceptionMiddleware(self._answer, handlers)
@@ -70,10 +75,48 @@ class ShortRoutes:
             raise RequestValidationError(errors, body=fields)
         await self._rest()
         named: dict[Any, Any] = {body.name: value, route.dependant.request_param_name: request}
-        response = await route.endpoint(**named)
-        if response is None:  # the client is gone
-            response = JSONResponse(None)
+        response = await _unless_gone(self._handlers[scope["path"]](**named), request)
         await response(scope, receive, send)
+
+
+async def _unless_gone(answering: Answering, request: Request) -> Response:
+    """The answer, or one of nothing when the client goes before: then ``answering`` is cancelled.
+
+    It runs in the request's own task: what it takes of the event loop counts as the request's.
+    """
+    own, is_over = asyncio.current_task(), False
+    assert own is not None
+
+    async def until_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    def cancel(waiting: asyncio.Task[None]) -> None:
+        if not (is_over or waiting.cancelled()):
+            own.cancel()
+
+    waiting = asyncio.create_task(until_gone())
+    waiting.add_done_callback(cancel)
+    response = None
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            response = await answering
+    finally:
+        is_over = True
+        waiting.cancel()
+    if not own.cancelling():
+        return response or JSONResponse(None)
+    if not waiting.done():  # the server stops; vLLM may have answered that
+        raise asyncio.CancelledError
+    own.uncancel()
+    return JSONResponse(None)
+
+
+def _handler(route: APIRoute) -> Callable[..., Answering]:
+    """A route's function, without the tasks around it by which vLLM hears that a client goes."""
+    endpoint: Any = route.endpoint
+    is_watched = endpoint.__code__.co_qualname.startswith(_WATCHING)
+    return endpoint.__wrapped__ if is_watched else endpoint
 
 
 def check_tokens(fields: Mapping[str, Any], most: int) -> None:

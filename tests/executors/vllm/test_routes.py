@@ -14,7 +14,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as Asked
 from starlette.responses import JSONResponse, Response
 
+pytest.importorskip("vllm")
+
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+
 from agentrt.executors.vllm._compat.routes import FIELDS, ShortRoutes
+
+pytestmark = pytest.mark.engine
 
 
 class Body(BaseModel):
@@ -88,6 +94,68 @@ def asked(app: FastAPI, path: str, fields: Any, headers: Any = None) -> httpx.Re
 def test_a_parsed_body_is_not_parsed_again(fields: Any, status: int, says: Any) -> None:
     answer = asked(application(), "/short", fields)
     assert (answer.status_code, answer.json()) == (status, says)
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_who_goes_before_the_answer_ends_its_work(swallows: bool) -> None:
+    """The work is cancelled, also if it makes an answer of that; nothing of it is left."""
+    app, ended = FastAPI(), list[str]()
+
+    @app.post("/short", dependencies=[Depends(validate_json_request)])
+    @with_cancellation
+    async def short(request: Body, raw_request: Request) -> Response:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            if not swallows:
+                raise
+        return JSONResponse("gone")
+
+    own = asyncio.current_task()
+    assert own is not None
+    sent = await exchanged(app, {"type": "http.disconnect"})
+    assert (ended, sent, own.cancelling()) == (["cancelled"], b"null", 0)
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_a_server_that_stops_cancels_the_request(swallows: bool) -> None:
+    app, began = FastAPI(), asyncio.Event()
+
+    @app.post("/short", dependencies=[Depends(validate_json_request)])
+    @with_cancellation
+    async def short(request: Body, raw_request: Request) -> Response:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not swallows:
+                raise
+        return JSONResponse("stopped")
+
+    asking = asyncio.create_task(exchanged(app, {}))
+    await began.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
+async def exchanged(app: FastAPI, then: Any) -> bytes:
+    """What a client is sent that, after its request, does ``then``, or waits."""
+    sent: list[bytes] = []
+    coming = iter([{"type": "http.request", "body": b"{}"}, then])
+
+    async def receive() -> Any:
+        return next(coming) or await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def rest() -> None: ...
+
+    scope = {"type": "http", "path": "/short", "headers": [], FIELDS: {"count": 1}}
+    await ShortRoutes(app, ("/short",), 10, rest)(scope, receive, send)
+    return b"".join(sent)
 
 
 def test_what_needs_more_goes_the_long_way() -> None:
