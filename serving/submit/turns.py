@@ -10,6 +10,8 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from agentrt.serving.tenants.limits import Bucket
+
 T = TypeVar("T")
 Apart = Callable[[Callable[[], T]], Awaitable[T]]
 """Calls something in a thread."""
@@ -19,43 +21,18 @@ _SHARE = 0.05
 _BURST_S = 1.0
 
 
-class ComputeShare:
-    """What a tenant's programs may compute: ``rate`` seconds a second, and ``burst_s`` at once.
-
-    It may be overdrawn by one turn, and is then owed.
-    """
-
-    def __init__(self, rate: float, burst_s: float, now: float) -> None:
-        self._rate, self._burst_s = rate, burst_s
-        self._left_s, self._at = burst_s, now
-
-    def wait_s(self, now: float) -> float:
-        """Seconds until the next turn may begin."""
-        self._fill(now)
-        return max(0.0, -self._left_s / self._rate)
-
-    def spend(self, seconds: float, now: float) -> None:
-        """A turn has taken so long."""
-        self._fill(now)
-        self._left_s -= seconds
-
-    def _fill(self, now: float) -> None:
-        gained = max(0.0, now - self._at) * self._rate
-        self._left_s, self._at = min(self._burst_s, self._left_s + gained), now
-
-
 class TenantTurns:
-    """One tenant's turns: one after the other, within its share."""
+    """One tenant's turns: one after the other, within its share, which one may overdraw."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = asyncio.Lock()
-        self.share = ComputeShare(_SHARE * (os.cpu_count() or 1), _BURST_S, clock())
+        self.share = Bucket(_BURST_S, _SHARE * (os.cpu_count() or 1), clock())
 
     async def take(self, apart: Apart[T], function: Callable[[], T]) -> T:
         """Call ``function`` by ``apart`` when it is this tenant's turn."""
         async with self._lock:
-            await asyncio.sleep(self.share.wait_s(self._clock()))
+            await asyncio.sleep(self.share.wait_s(0.0, self._clock()))
             took = 0.0
 
             def timed() -> T:
@@ -69,4 +46,4 @@ class TenantTurns:
             try:
                 return await apart(timed)  # what the event loop is late by is nobody's computing
             finally:
-                self.share.spend(took, self._clock())
+                self.share.take(took, self._clock())

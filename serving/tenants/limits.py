@@ -80,21 +80,19 @@ class BusyError(AgentrtError):
 
 
 class Bucket:
-    """A token bucket: refilled evenly, up to a minute's worth.
+    """A token bucket: ``per_s`` comes in each second, up to its ``size``.
 
     It may be overdrawn; whoever comes next waits until it is filled again.
     """
 
-    def __init__(self, per_minute: int, now: float) -> None:
-        self._size = float(per_minute)
-        self._level = self._size
-        self._at = now
+    def __init__(self, size: float, per_s: float, now: float) -> None:
+        self._size, self._per_s = size, per_s
+        self._level, self._at = size, now
 
     def wait_s(self, amount: float, now: float) -> float:
         """Seconds until ``amount`` is there."""
         self._fill(now)
-        missing = min(amount, self._size) - self._level
-        return max(0.0, missing * _MINUTE_S / self._size)
+        return max(0.0, (min(amount, self._size) - self._level) / self._per_s)
 
     def take(self, amount: float, now: float) -> None:
         """Use ``amount``, whether it is there or not."""
@@ -107,9 +105,8 @@ class Bucket:
         return self._level >= self._size
 
     def _fill(self, now: float) -> None:
-        gained = max(0.0, now - self._at) * self._size / _MINUTE_S
-        self._level = min(self._size, self._level + gained)
-        self._at = now
+        gained = max(0.0, now - self._at) * self._per_s
+        self._level, self._at = min(self._size, self._level + gained), now
 
 
 @dataclass(slots=True)
@@ -192,7 +189,11 @@ class Tenants:
             if len(self._uses) >= _MOST_NAMES:
                 self._forget_idle(now)
             rates = {name: getattr(limits, name) for name in _RATES}
-            buckets = {name: Bucket(rate, now) for name, rate in rates.items() if rate is not None}
+            buckets = {
+                name: Bucket(rate, rate / _MINUTE_S, now)
+                for name, rate in rates.items()
+                if rate is not None
+            }
             use = self._uses[tenant] = _Use(limits, buckets, 0 if use is None else use.calls)
         return use
 

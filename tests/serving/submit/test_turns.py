@@ -9,28 +9,29 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.serving.submit.turns import ComputeShare, TenantTurns
+from agentrt.serving.submit.turns import TenantTurns
+from agentrt.serving.tenants.limits import Bucket
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 5)), max_size=30))
 def test_no_tenant_computes_more_than_its_share(turns: list[tuple[float, float]]) -> None:
     """Whatever its turns take, and however long it pauses: rate, burst, and one turn over it."""
     now, spent = 0.0, 0.0
-    share = ComputeShare(0.1, 1.0, now)
+    share = Bucket(1.0, 0.1, now)
     for takes, pause in turns:
         now += pause
-        now += share.wait_s(now)
+        now += share.wait_s(0.0, now)
         assert spent <= 1.0 + 0.1 * now + 1e-6
         now += takes
-        share.spend(takes, now)
+        share.take(takes, now)
         spent += takes
 
 
 def test_short_turns_never_wait() -> None:
-    share = ComputeShare(0.1, 1.0, 0.0)
+    share = Bucket(1.0, 0.1, 0.0)
     for now in range(1000):
-        assert share.wait_s(float(now)) == 0
-        share.spend(0.09, float(now))
+        assert share.wait_s(0.0, float(now)) == 0
+        share.take(0.09, float(now))
 
 
 async def test_a_tenants_turns_are_one_after_the_other() -> None:
@@ -71,4 +72,4 @@ async def test_what_the_loop_is_late_by_is_not_spent() -> None:
     turns = TenantTurns(lambda: now)
     for _ in range(3):
         await turns.take(late, works)
-    assert turns.share.wait_s(now) == 0
+    assert turns.share.wait_s(0.0, now) == 0
