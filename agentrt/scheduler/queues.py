@@ -225,7 +225,12 @@ class LevelQueues:
         else:
             self._offer(call)
         self._lane.line_up(call)
-        self._tidy()
+
+    def defer(self) -> None:
+        """Offer the head no longer, until it is `release`d. It is there: somebody has looked."""
+        call = heapq.heappop(self._heap)[1]
+        call.deferred = True
+        self._deferred.append(call)
 
     def discard(self, call: QueuedCall) -> bool:
         """Take a call out of the queue wherever it stands; False if it was not in it."""
@@ -243,16 +248,13 @@ class LevelQueues:
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> None:
         """Offer the deferred calls that are ``ready``."""
-        if not self._deferred:
-            return
-        kept = []
-        for call in self._deferred:
+        deferred, self._deferred = self._deferred, []
+        for call in deferred:
             if ready(call):
                 call.deferred = False
                 self._offer(call)
             else:
-                kept.append(call)
-        self._deferred = kept
+                self._deferred.append(call)
 
     def let_in(self, now: float, running: int) -> None:
         """Offer the calls of the programs that may come in; so many are ``running`` already."""

@@ -82,7 +82,7 @@ class LevelRequestQueue(RequestQueue):
             if self._deferred == _MAX_DEFERRED:
                 return True
             self._deferred += 1
-            self._queues.put(self._queues.take(), deferred=True)
+            self._queues.defer()
         return call is not None
 
     def __len__(self) -> int:
