@@ -5,7 +5,7 @@ One module for each thing of vLLM's that is reached into, and a new line belongs
 - `core`: the engine core and its client; utility methods, the reader of outputs, the process.
 - `batches`: how the client sends messages to the core, and the core reads them.
 - `scheduling`: the scheduler (the seam ``scheduler_cls`` is documented, its interface is not
-  promised), its settings, and what its steps held.
+  promised), and what its steps held.
 - `requests`: a request, and its sampling parameters.
 - `pool`: the KV-cache manager, its block pool, and the queue of free blocks.
 - `offloading`: host memory's policy (loaded by name; vLLM calls its interface experimental).
@@ -28,11 +28,11 @@ has it. Read against vLLM 0.32.0 and 0.33.0. At an upgrade:
    arguments, and read each function here beside the new source of what it reaches into.
    ``make setup-next`` makes an environment with a version that has no build for CPUs yet.
 2. Ask of each new feature whether a schedule now depends on more than a recording holds:
-   `scheduling.not_replayable` and `requests.describe_request` list what does.
+   `not_replayable` and `describe_request` in ``tests/lab/engine/recorded.py`` list what does.
 3. Read what goes by vLLM's classes as a whole, beside this package: `scheduler` overrides
    methods, `queue` and `free_queue` subclass queues. In ``agentrt/lab/engine``, `probe`
    stands before methods, `headless` and `virtual` build a scheduler, requests and outputs by
-   hand; ``tests/lab/engine/recording.py`` stands before methods, too.
+   hand; ``recording.py`` and ``recorded.py`` in ``tests/lab/engine`` do so, too.
 4. Run ``make test-next``, and only then widen the range of versions in ``pyproject.toml``.
 """
 

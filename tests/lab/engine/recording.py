@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm._compat.core import ask_scheduler
-from agentrt.executors.vllm._compat.requests import Request, describe_request
-from agentrt.executors.vllm._compat.scheduling import (
-    SchedulerOutput,
-    computed_before,
+from agentrt.executors.vllm._compat.requests import Request
+from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, computed_before
+from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.engines import LabEngine
+from agentrt.scheduler.table import ProcessTable
+from tests.lab.engine.recorded import (
+    describe_request,
     dimensions,
     not_replayable,
     sampled_tokens,
 )
-from agentrt.executors.vllm.scheduler import ProgramScheduler
-from agentrt.lab.engine.engines import LabEngine
-from agentrt.scheduler.table import ProcessTable
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
