@@ -27,11 +27,11 @@ configs = st.builds(
     min_residency_steps=st.integers(0, 2),
     max_preemptions_per_step=st.integers(0, 3),
 )
+OFTEN = ["arrive", "start", "serve"]
+EVENTS = [*OFTEN, *OFTEN, "stop", "late", "defer", "end", "look"]
 events = st.lists(
     st.tuples(
-        st.sampled_from(
-            ["arrive", "arrive", "start", "start", "serve", "serve", "stop", "late", "end", "look"]
-        ),
+        st.sampled_from(EVENTS),
         st.integers(0, 7),
         st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0]),
     ),
@@ -69,6 +69,10 @@ class Both:
             self.stop(running[which % len(running)], to_tail=which % 3 == 0, defer=which % 4 == 1)
         elif event == "end" and self.reference.calls():
             self.end(self.reference.calls()[which % len(self.reference.calls())])
+        elif event == "defer" and waiting:
+            assert self.queues.head() is self.real(waiting[0])
+            self.queues.defer()
+            waiting[0].deferred = True
         elif event == "look":
             self.promote()
             self.release(which)
