@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from agentrt.program import Program
 from agentrt.runtime import Runtime
 from agentrt.serving.background import Background
+from agentrt.serving.lifetimes import Lifetimes
 from agentrt.serving.origins import Origins
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.questions.asked import ServerQuestions
@@ -92,7 +93,7 @@ class Server:
     themselves; ``checks`` say what else keeps the server from being ready. ``questions`` are what
     programs and graphs ask humans. ``live`` counts the live runs of served programs by their
     tenants, whatever started them. With ``submit``, clients may send programs. ``webhooks`` says
-    which hosts may be called at the ends of runs.
+    which hosts may be called at the ends of runs, ``lifetimes`` how long threads and items stay.
     """
 
     runtime: Runtime
@@ -110,6 +111,7 @@ class Server:
     checks: dict[str, Callable[[], str | None]] = field(default_factory=dict)
     submit: bool = False
     webhooks: WebhookRules = field(default_factory=WebhookRules)
+    lifetimes: Lifetimes = field(default_factory=Lifetimes)
     live: Counter[str] = field(default_factory=Counter)
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)

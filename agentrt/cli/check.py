@@ -16,6 +16,7 @@ from agentrt.cli.serving import served_of
 from agentrt.errors import ConfigError, ProgramLoadError, UsageError
 from agentrt.serving.langgraph.auth import load_auth
 from agentrt.serving.langgraph.deployment import Finding, key_findings, prepared
+from agentrt.serving.lifetimes import read_lifetimes
 from agentrt.serving.origins import read_cors
 from agentrt.serving.webhook_rules import read_webhooks
 
@@ -83,6 +84,8 @@ def _read(project: Path, finding: Finding) -> Finding:
             read_cors([project])
         elif finding.what == "webhooks":
             read_webhooks((), [project])
+        elif finding.what in ("checkpointer.ttl", "store.ttl"):
+            read_lifetimes([project])
     except (ProgramLoadError, ConfigError) as error:
         return Finding(finding.what, False, str(error))
     return finding

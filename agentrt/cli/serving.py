@@ -31,6 +31,7 @@ from agentrt.runtime import Runtime
 from agentrt.scheduler.policies import policy_class
 from agentrt.serving.app import load_apis, opened_app
 from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
+from agentrt.serving.lifetimes import Lifetimes, read_lifetimes
 from agentrt.serving.listen import Listener
 from agentrt.serving.origins import Origins, read_cors, read_hosts, read_origins
 from agentrt.serving.server import Api, Bounds, Served, ServedGraph, ServedProgram, Server
@@ -74,6 +75,7 @@ class ServeJob:
     bounds: Bounds = field(default_factory=Bounds)
     origins: Origins = field(default_factory=Origins)
     webhooks: WebhookRules = field(default_factory=WebhookRules)
+    lifetimes: Lifetimes = field(default_factory=Lifetimes)
     drain_s: float = 30.0
     tools: ToolSources = NO_TOOLS
     triggers: Sequence[Trigger] = ()
@@ -118,6 +120,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
             read_cors(projects),
         ),
         webhooks=read_webhooks(options["webhook_hosts"], projects),
+        lifetimes=read_lifetimes(projects),
         drain_s=options["drain_timeout"],
         tools=read_tools(options),
         triggers=triggers,
@@ -268,6 +271,7 @@ class Serving:
             submit=job.submit,
             origins=job.origins,
             webhooks=job.webhooks,
+            lifetimes=job.lifetimes,
         )
 
     async def _serve(self, server: Server, app: ASGIApp, fronts: Sequence[Front]) -> None:

@@ -15,6 +15,7 @@ from pydantic import (
 
 from agentrt.serving.langgraph._compat import PREGEL_PREFIX
 from agentrt.serving.langgraph.extract import check_paths
+from agentrt.serving.lifetimes import Ttl
 
 MAX_LIMIT = 1000
 """The most items in one list."""
@@ -199,12 +200,14 @@ class ThreadCreate(Body):
     metadata: Object = Field(default_factory=dict)
     if_exists: Conflict = "raise"
     supersteps: list[Superstep] | None = Field(default=None, max_length=256)
+    ttl: Ttl | None = None
 
 
 class ThreadPatch(Body):
-    """What is merged into a thread's metadata."""
+    """What is merged into a thread's metadata, and how long it is kept."""
 
-    metadata: Object
+    metadata: Object = Field(default_factory=dict)
+    ttl: Ttl | None = None
 
 
 class ThreadCount(Body):

@@ -19,7 +19,10 @@ from agentrt.serving.langgraph.auth import User
 from agentrt.serving.langgraph.graphs import made, varies
 from agentrt.serving.server import Served, ServedGraph
 
-_SERVED = {"$schema", "graphs", "dependencies", "env", "auth", "http.cors", "webhooks"}
+_SERVED = {
+    *("$schema", "graphs", "dependencies", "env", "auth", "http.cors", "webhooks"),
+    *("checkpointer.ttl", "store.ttl"),
+}
 _OF_IMAGES = {
     *("python_version", "node_version", "pip_config_file", "pip_installer", "base_image"),
     *("dockerfile_lines", "image_distro", "keep_pkg_tools", "api_version", "source"),
@@ -27,8 +30,6 @@ _OF_IMAGES = {
 """What only the making of a container image needs; packages must be installed here."""
 _ABSENT: Mapping[str, str] = {
     "store.index": "items are not found by meaning; search by namespace and filter",
-    "store.ttl": "items stay until they are deleted",
-    "checkpointer.ttl": "threads stay until they are deleted or pruned",
     "http.app": "no routes of one's own; serve that application beside this one",
     "http.configurable_headers": "no header becomes configurable; send it in the run's config",
     "http.mount_prefix": "paths have no prefix; put a proxy in front that takes it away",

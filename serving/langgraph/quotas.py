@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.serving.langgraph._compat import store
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.tables import assistants, crons, threads
+from agentrt.serving.lifetimes import Ttl
 from agentrt.serving.server import Server
 
 _COUNT_AGAIN_S = 10.0
@@ -31,6 +32,11 @@ class Quotas:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._stored: dict[str, _Stored] = {}
+
+    @property
+    def lifetime(self) -> Ttl | None:
+        """How long a thread is kept that says nothing itself."""
+        return self._server.lifetimes.threads
 
     async def new_thread(self, connection: AsyncConnection, tenant: str) -> None:
         """A thread was added in the transaction of ``connection``."""

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.interrupts import is_open
+from agentrt.serving.langgraph.lifetimes import set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, timestamp
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, runs
@@ -157,12 +158,15 @@ class Runs:
         tenant, given = new.columns["tenant"], {**new.columns["metadata"], **(only or {})}
         if new.thread is None:
             await add_thread(connection, tenant, thread, given, temporary=new.temporary)
+            if not new.temporary:
+                await set_lifetime(connection, str(thread), self._quotas.lifetime)
             await self._quotas.new_thread(connection, tenant)
             only = None
         elif new.make_thread:
             with suppress(IntegrityError):
                 async with connection.begin_nested():
                     await add_thread(connection, tenant, thread, given)
+                    await set_lifetime(connection, str(thread), self._quotas.lifetime)
                     await self._quotas.new_thread(connection, tenant)
         row = await find_thread(connection, tenant, thread, only, lock=True)
         changed = {

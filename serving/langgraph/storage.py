@@ -24,10 +24,10 @@ from agentrt.integrations._compat.langgraph import CHECKPOINT_TABLE, number_chec
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph._compat import EXACT_STORE_TIMES, STORE_CLOCK, rising_clock
 from agentrt.serving.langgraph.database import PATIENCE, Address, Database, open_database
+from agentrt.serving.lifetimes import Lifetimes
 
 T = TypeVar("T")
 _BUSY_S = 30.0
-_TTL = TTLConfig(refresh_on_read=True)
 _REMEMBERED = 10_000
 """How many runs stay revoked; those that are older do not write any more."""
 
@@ -145,14 +145,17 @@ class Storage:
 
 
 @asynccontextmanager
-async def open_storage(given: str) -> AsyncIterator[Storage]:
+async def open_storage(given: str, lifetimes: Lifetimes | None = None) -> AsyncIterator[Storage]:
     """Open what ``--database`` names. Raises `ConfigError` if that fails."""
+    lifetimes = lifetimes or Lifetimes()
+    # To refresh is to write: only who asks for it.
+    ttl = TTLConfig(refresh_on_read=lifetimes.refresh_items, default_ttl=lifetimes.items)
     address = Address.parse(given)
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(address))
         try:
             open_langgraphs = _in_postgres if address.file is None else _in_sqlite
-            saver, store = await open_langgraphs(address, stack)
+            saver, store = await open_langgraphs(address, stack, ttl)
         except ImportError as error:
             raise ConfigError(
                 f"--database {address}: {error}; install agentrt[postgres]"
@@ -163,7 +166,9 @@ async def open_storage(given: str) -> AsyncIterator[Storage]:
         yield Storage(database, saver, store, saver.revoked)
 
 
-async def _in_sqlite(address: Address, stack: AsyncExitStack) -> tuple[RevocableSaver, BaseStore]:
+async def _in_sqlite(
+    address: Address, stack: AsyncExitStack, ttl: TTLConfig
+) -> tuple[RevocableSaver, BaseStore]:
     import aiosqlite
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
     from langgraph.store.sqlite.aio import AsyncSqliteStore
@@ -177,14 +182,16 @@ async def _in_sqlite(address: Address, stack: AsyncExitStack) -> tuple[Revocable
     connection = await stack.enter_async_context(
         aiosqlite.connect(path, timeout=_BUSY_S, isolation_level=None)
     )
-    store = await stack.enter_async_context(AsyncSqliteStore(connection, ttl=_TTL))
+    store = await stack.enter_async_context(AsyncSqliteStore(connection, ttl=ttl))
     await store.setup()
     await connection.create_function(STORE_CLOCK, 0, rising_clock())
     await connection.executescript(EXACT_STORE_TIMES)
     return saver, store
 
 
-async def _in_postgres(address: Address, stack: AsyncExitStack) -> tuple[RevocableSaver, BaseStore]:
+async def _in_postgres(
+    address: Address, stack: AsyncExitStack, ttl: TTLConfig
+) -> tuple[RevocableSaver, BaseStore]:
     from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
     from langgraph.store.postgres.aio import AsyncPostgresStore
     from psycopg.rows import dict_row
@@ -209,7 +216,7 @@ async def _in_postgres(address: Address, stack: AsyncExitStack) -> tuple[Revocab
     await stack.enter_async_context(pool)
     saver = Saver(pool)
     await saver.setup()
-    store = await stack.enter_async_context(AsyncPostgresStore(pool, ttl=_TTL))
+    store = await stack.enter_async_context(AsyncPostgresStore(pool, ttl=ttl))
     await store.setup()
     return saver, store
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Response
 from langgraph.store.base import (
+    NOT_PROVIDED,
     BaseStore,
     GetOp,
     InvalidNamespaceError,
@@ -19,7 +20,6 @@ from langgraph.store.base import (
     PutOp,
     Result,
     SearchOp,
-    TTLConfig,
 )
 from pydantic import Field
 
@@ -34,10 +34,10 @@ class TenantStore(BaseStore):
     """The part of the store that one tenant sees: all below a namespace of its own."""
 
     supports_ttl = True
-    ttl_config = TTLConfig(refresh_on_read=False)  # to refresh is to write: only who asks for it
 
     def __init__(self, inner: BaseStore, tenant: str) -> None:
         self._inner = inner
+        self.ttl_config = inner.ttl_config
         self._root = root_of(tenant)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
@@ -160,11 +160,12 @@ class StoreRoutes:
         """Write an item, over the one that is there."""
         value = await self._authorized(caller, "put", body.namespace, body.model_dump())
         index: Any = body.index
+        ttl = NOT_PROVIDED if body.ttl is None else body.ttl
         database, root = self._storage.database, root_of(caller.tenant)
         await self._quotas.new_item(database, caller.tenant, root, len(encode(value["value"])))
         try:
             await self._store(caller).aput(
-                value["namespace"], value["key"], value["value"], index=index, ttl=body.ttl
+                value["namespace"], value["key"], value["value"], index=index, ttl=ttl
             )
         except InvalidNamespaceError as error:
             raise invalid(f"namespace: {error}") from error

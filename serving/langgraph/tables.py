@@ -97,6 +97,16 @@ threads = sa.Table(
     sa.Index("agentrt_threads_by_age", "tenant", "created_at"),
 )
 
+# Threads that do not stay: they are swept so many minutes after their last change.
+lifetimes = sa.Table(
+    "agentrt_lifetimes",
+    metadata,
+    sa.Column("thread_id", sa.String(36), primary_key=True),
+    sa.Column("strategy", sa.String(16), nullable=False),
+    sa.Column("minutes", sa.Float(53), nullable=False),
+    _time("swept_at", null=True),
+)
+
 runs = sa.Table(
     "agentrt_runs",
     metadata,

@@ -16,6 +16,7 @@ from agentrt.serving.langgraph.auth import Caller
 from agentrt.serving.langgraph.configs import caller_access, run_access
 from agentrt.serving.langgraph.expiry import Deadlines
 from agentrt.serving.langgraph.graphs import Graphs, open_graphs
+from agentrt.serving.langgraph.lifetimes import sweep
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.runs import Runs
 from agentrt.serving.langgraph.storage import Storage, open_storage
@@ -58,9 +59,11 @@ class TenantState:
 
     async def clear_away(self, now: float) -> None:
         """Delete temporary threads whose runs have ended a while ago, old streams, and items of
-        the store whose time is over.
+        the store and threads whose time is over.
         """
         await self.storage.forget_items()
+        if await sweep(self.storage.database, self.storage.saver, now):
+            self.server.questions.changed()
         await self.runs.forget_streams(now - REPLAY_S)
         left = await self.threads.left_over(now - LINGER_S)
         for thread in left:
@@ -76,7 +79,7 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
     Until the block ends, chat models without an engine of their own use the server's.
     """
     async with AsyncExitStack() as stack:
-        storage = await stack.enter_async_context(open_storage(server.database))
+        storage = await stack.enter_async_context(open_storage(server.database, server.lifetimes))
         stack.enter_context(lend(Portal.borrow(server.runtime)))
         graphs = await stack.enter_async_context(open_graphs(server, storage))
         database, quotas = storage.database, Quotas(server)

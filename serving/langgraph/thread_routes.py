@@ -117,10 +117,13 @@ class ThreadRoutes:
             pruned += 1
         return JSON({"pruned_count": pruned})
 
-    async def get(self, thread_id: UUID, caller: CallerDep) -> JSON:
-        """One thread."""
+    async def get(self, thread_id: UUID, caller: CallerDep, include: str | None = None) -> JSON:
+        """One thread; with ``include=ttl``, and how long it is kept."""
+        if include not in (None, "ttl"):
+            raise invalid("include: ttl, and nothing else")
         row = await self._read(caller, thread_id, "read")
-        return JSON(thread_json(row))
+        ttl = await self._all.lifetime(row) if include else None
+        return JSON(thread_json(row) | ({"ttl": ttl} if ttl else {}))
 
     async def patch(
         self,
@@ -129,10 +132,10 @@ class ThreadRoutes:
         caller: CallerDep,
         prefer: Annotated[str | None, Header()] = None,
     ) -> Response:
-        """Merge metadata."""
+        """Merge metadata, and set how long it is kept."""
         value: dict[str, Any] = {"thread_id": thread_id, "metadata": body.metadata}
         only = await caller.authorize("threads", "update", value)
-        patched = await self._all.patch(caller.tenant, thread_id, value["metadata"], only)
+        patched = await self._all.patch(caller.tenant, thread_id, value["metadata"], body.ttl, only)
         return Response(status_code=204) if prefer == "return=minimal" else JSON(patched)
 
     async def delete(self, thread_id: UUID, caller: CallerDep) -> Response:

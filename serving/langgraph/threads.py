@@ -19,9 +19,11 @@ from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.expiry import Deadlines
 from agentrt.serving.langgraph.extract import extracted
+from agentrt.serving.langgraph.lifetimes import lifetime_json, removal, set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, not_found, timestamp, to_json
-from agentrt.serving.langgraph.tables import ACTIVE, Filter, crons, events, has, runs, threads
+from agentrt.serving.langgraph.tables import ACTIVE, Filter, has, runs, threads
+from agentrt.serving.lifetimes import Ttl
 
 _TIMES = ("created_at", "updated_at", "state_updated_at")
 
@@ -65,6 +67,10 @@ class Threads:
         async with self._database.reading() as connection:
             return await find_thread(connection, tenant, key, only)
 
+    async def lifetime(self, row: sa.Row[Any]) -> dict[str, Any] | None:
+        """How long the thread of this row is kept."""
+        return await lifetime_json(self._database, row)
+
     async def create(
         self, tenant: str, body: bodies.ThreadCreate, only: Filter = None
     ) -> tuple[dict[str, Any], bool]:
@@ -75,6 +81,7 @@ class Threads:
         try:
             async with self._database.writing() as connection:
                 await add_thread(connection, tenant, key, body.metadata)
+                await set_lifetime(connection, str(key), body.ttl or self._quotas.lifetime)
                 await self._quotas.new_thread(connection, tenant)
         except IntegrityError:
             if body.if_exists == "raise":
@@ -83,13 +90,14 @@ class Threads:
         return thread_json(await self.get(tenant, key, only)), is_new
 
     async def patch(
-        self, tenant: str, key: UUID, metadata: Mapping[str, Any], only: Filter
+        self, tenant: str, key: UUID, metadata: Mapping[str, Any], ttl: Ttl | None, only: Filter
     ) -> dict[str, Any]:
-        """Merge metadata."""
+        """Merge metadata, and keep the thread for so long from now on."""
         async with self._database.writing() as connection:
             row = await find_thread(connection, tenant, key, only, lock=True)
             merged = {**row._mapping["metadata"], **metadata}
             await change_thread(connection, key, {"metadata": merged, "updated_at": time.time()})
+            await set_lifetime(connection, str(key), ttl)
         return thread_json(await self.get(tenant, key))
 
     async def search(
@@ -130,13 +138,7 @@ class Threads:
 
     async def remove(self, keys: Collection[str]) -> None:
         """Delete our rows of threads, their runs, events and crons."""
-        run_ids = sa.select(runs.c.run_id).where(runs.c.thread_id.in_(keys))
-        await self._database.write(
-            sa.delete(events).where(events.c.run_id.in_(run_ids)),
-            sa.delete(runs).where(runs.c.thread_id.in_(keys)),
-            sa.delete(crons).where(crons.c.thread_id.in_(keys)),
-            sa.delete(threads).where(threads.c.thread_id.in_(keys)),
-        )
+        await self._database.write(*removal(keys))
         self._asks()
 
     async def left_over(self, before: float) -> list[str]:

@@ -14,10 +14,8 @@ import pytest
 from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.versions.merge import REQUESTS
 
-NOT_HERE = ("feedback_keys", "langsmith_tracer", "ttl", "query")
-"""Fields of these clients that are refused by their names: docs/langgraph-api.md. Only items of
-the store may have a ``ttl``.
-"""
+NOT_HERE = ("feedback_keys", "langsmith_tracer", "query")
+"""Fields of these clients that are refused by their names: docs/langgraph-api.md."""
 KNOWN = [json.loads(line) for line in REQUESTS.read_text().splitlines()]
 PAST = [{"updates": [{"values": {"steps": ["was"]}, "as_node": "first"}]}]
 
@@ -74,8 +72,7 @@ async def test_every_request_is_understood(http: httpx.AsyncClient) -> None:
 
     async def refusal(one: Any) -> str | None:
         async with turn:
-            left = NOT_HERE if "/store" not in one["asked"] else ("query",)
-            body = _without(one["body"], (*left, "webhook"))  # no host is named to this server
+            body = _without(one["body"], (*NOT_HERE, "webhook"))  # no host is named to this server
             status, why = await _status(http, one["asked"], body)
         if status < 400 or (status == 404 and "/cancel" in one["asked"]):
             return None
