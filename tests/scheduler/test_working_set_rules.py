@@ -73,6 +73,17 @@ def test_a_program_that_would_bring_its_types_prefix_needs_room_for_it(
     assert engine.working.has("a") is fits
 
 
+def test_whose_prefix_is_there_needs_no_room_for_it() -> None:
+    engine = Counted(slots=2)
+    engine.working.growth.first_call(KIND, 10 * BLOCK)
+    for name, blocks in (("a", 31), ("b", 31), ("c", 53)):
+        engine.wants(name, blocks)
+    engine.let_in(0)
+    for _ in range(2):
+        engine.let_in(2)
+    assert engine.working.claimed == 10 + 21 + 21 + 43
+
+
 def test_a_prefix_is_learned_from_first_calls_alone() -> None:
     engine = Counted()
     first = engine.wants("a", 9)
@@ -119,7 +130,8 @@ def test_an_earlier_tool_does_not_count_once_the_program_was_back() -> None:
         engine.contexts.clear()
         engine.step(0.0)
         engine.end(call, output=0)
-        engine.admission.interrupt_began("a", "tool", None, engine.now)
+        if not at:
+            engine.admission.interrupt_began("a", "tool", None, engine.now)
     engine.wants("b", 60)
     engine.now = WORTH_S
     engine.let_in()
@@ -146,6 +158,31 @@ def test_who_comes_back_goes_before_new_ones_of_its_level_and_the_engine_is_told
     engine.end_program("b")
     engine.let_in()
     assert engine.inside() == {"a"}
+
+
+def test_with_nothing_running_the_first_comes_in_beside_who_is_in_a_tool() -> None:
+    engine = Counted()
+    call = engine.wants("a", 60)
+    engine.step(0.0)
+    engine.end(call, output=0)
+    engine.wants("b", 60)
+    engine.let_in(1)
+    assert engine.inside() == {"a"}
+    engine.let_in(0)
+    assert engine.inside() == {"a", "b"}
+
+
+def test_the_target_counts_from_a_calls_own_arrival() -> None:
+    engine = Counted(ttft_target=10.0)
+    engine.wants("a", 60)
+    engine.step(5.0)
+    engine.wants("b", 60)
+    engine.now = 14.9
+    engine.let_in()
+    assert engine.inside() == {"a"}
+    engine.now = 15.0
+    engine.let_in()
+    assert engine.inside() == {"a", "b"}
 
 
 def test_a_call_that_runs_makes_its_program_a_member() -> None:
@@ -208,6 +245,17 @@ def test_its_next_turn_begins_when_it_comes_in_again() -> None:
     assert not engine.back(0.25)
 
 
+def test_a_program_with_another_call_there_goes_on_though_the_set_has_outgrown_the_cache() -> None:
+    engine = Counted()
+    calls = [engine.wants(name, 41) for name in "ab"]
+    engine.step()
+    engine.arrive("a", 30 * BLOCK)
+    assert engine.working.claimed > 100
+    engine.end(calls[1], output=0)
+    engine.wants("b", 30)
+    assert engine.inside() == {"a"}
+
+
 def test_nobody_gives_way_to_nobody_to_who_fits_or_to_its_own_level() -> None:
     alone, beside, equal = Turns(), Turns(), Turns(100.0)
     for engine in (alone, beside, equal):
@@ -231,6 +279,18 @@ def test_age_counts_for_who_came_in_by_it_and_for_who_is_next() -> None:
     assert not equal.back(20.0)
 
 
+def test_its_age_counts_for_one_stay_only() -> None:
+    engine = Turns()
+    engine.working.came_in = FIFO_EVERY - 1
+    engine.begin()
+    engine.end(engine.a, output=0)
+    engine.admission.interrupt_began("a", "human", None, engine.now)
+    engine.a = engine.arrive("a", 0)
+    engine.step(0.0)
+    engine.wants("b", 41)
+    assert not engine.back(20.0)
+
+
 # -- what a free slot is worth ---------------------------------------------------------
 
 
@@ -252,6 +312,15 @@ def test_a_free_slot_is_worth_its_output_beside_what_it_pushes_out(
 
 
 # -- what is learned -------------------------------------------------------------------
+
+
+def test_a_call_that_put_out_nothing_teaches_that() -> None:
+    engine = Admitting("memory")
+    call = engine.arrive("a", BLOCK)
+    engine.step()
+    engine.end(call, output=0)
+    assert isinstance(engine.admission, WorkingSet)
+    assert engine.admission.growth.output(KIND) == 0
 
 
 def test_of_many_types_those_seen_last_are_remembered() -> None:
