@@ -57,8 +57,8 @@ record-reference: $(INSTALLED)
 test-next: $(NEXT_INSTALLED) ## Run the tests that touch vLLM on its next version
 	$(NEXT_BIN)/pytest tests/executors tests/serving tests/lab/engine tests/engine
 
-fuzz: $(INSTALLED) ## Try many more made-up bodies than the tests do
-	AGENTRT_EXAMPLES=20000 $(BIN)/pytest tests/serving/frontend/test_any_bodies.py
+fuzz: $(INSTALLED) ## Try many more made-up bodies and orders of requests than the tests do
+	AGENTRT_EXAMPLES=20000 $(BIN)/pytest tests/serving/frontend/test_any_bodies.py tests/serving/test_any_order.py
 
 # ONLY='agentrt.graph.*' tries one room. Hours for all; docs/results/mutation.md.
 mutate: $(INSTALLED) ## Count what the tests of the pure rooms let pass
