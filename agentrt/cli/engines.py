@@ -208,18 +208,15 @@ def engine_options(
     """Everything about the engine that can be refused without starting it."""
     policy = "fcfs" if options.get("kind") == "transformers" else options["policy"]
     policy_class(policy)
-    settings: dict[str, Any] = {
-        "policy": policy,
-        "retention": options["retention"],
-        **_admission(options),
-    }
+    names = ("beta", "lane", "retention", "admission", "admission_cap", "ttft_target")
+    settings = {name: options[name] for name in names if options[name] is not None}
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
-    for name in ("beta", "lane"):
-        if options[name] is not None:
-            settings[name] = options[name]
+    scheduler = SchedulerConfig.of_policy(policy, **settings)
+    _check_admission(scheduler.admission, options)
     if options["history"] is not None:
-        settings["history"] = _history(options["history"], options)
+        history = _history(options["history"], scheduler, options)
+        scheduler = replace(scheduler, history=history)
     if options["traces"] is not None and options.get("kind") != "transformers":
         flags = (*flags, f"{FLAG}={options['traces']}")
     model = options["model"]
@@ -230,7 +227,7 @@ def engine_options(
     return EngineOptions(
         model=model,
         max_num_seqs=options["max_num_seqs"],
-        scheduler=SchedulerConfig(**settings),
+        scheduler=scheduler,
         flags=flags,
         verbose=options["verbose"],
         replicas=options["replicas"],
@@ -238,22 +235,16 @@ def engine_options(
     )
 
 
-def _admission(options: dict[str, Any]) -> dict[str, Any]:
-    """What decides which programs may run. Raises `UsageError` for an option of another one."""
-    admission = options["admission"]
-    settings = {"admission": admission}
+def _check_admission(admission: str, options: dict[str, Any]) -> None:
+    """Raise `UsageError` for an option of another way of admission."""
     for name, needed in (("admission_cap", "cap"), ("ttft_target", "memory")):
-        if options[name] is None:
-            continue
-        if admission != needed:
+        if options[name] is not None and admission != needed:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is for --admission {needed}, which is {admission} now")
-        settings[name] = options[name]
-    return settings
 
 
-def _history(path: Path, options: dict[str, Any]) -> str:
-    policy, retention = options["policy"], options["retention"]
+def _history(path: Path, scheduler: SchedulerConfig, options: dict[str, Any]) -> str:
+    policy, retention = scheduler.policy, scheduler.retention
     learns = policy_class(policy).learns
     # Of several engines the file has what the policy learns, and not what a retention does.
     if not learns and (options["replicas"] > 1 or options["others"] or options["cluster"]):

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from agentrt.scheduler.config import DEFAULT_POLICY
+
 ARGUMENTS = "agentrt.arguments"
 """Where the context's ``meta`` has a command's arguments as they were given."""
 DEFAULT_ROUTER = "agentix"
@@ -125,10 +127,10 @@ fleet_options = together(
 scheduling_options = together(
     scheduling(
         "--policy",
-        default="atlas",
+        default=DEFAULT_POLICY,
         metavar="NAME",
         help="adaptive, atlas, atlas-scalar, plas, mlfq, round-robin, program-fcfs, srtf, "
-        "two-level, fcfs, or an installed one.  [default: atlas]",
+        f"two-level, fcfs, or an installed one.  [default: {DEFAULT_POLICY}]",
     ),
     scheduling(
         "--quanta",
@@ -158,18 +160,17 @@ scheduling_options = together(
     scheduling(
         "--retention",
         type=click.Choice(["lru", "ttl", "cost"]),
-        default="lru",
         metavar="NAME",
         help="Whose cached context goes first when memory is short: lru is vLLM's own order, ttl "
-        "and cost keep that of programs in a tool call.  [default: lru]",
+        "and cost keep that of programs in a tool call.  [default: cost; with another --policy "
+        "lru]",
     ),
     scheduling(
         "--admission",
         type=click.Choice(["off", "cap", "memory"]),
-        default="off",
         metavar="NAME",
         help="Which programs may run: off lets in all, cap so many at a time, memory as many as "
-        "fit into the KV cache with their contexts.  [default: off]",
+        "fit into the KV cache with their contexts.  [default: memory; with another --policy off]",
     ),
     scheduling(
         "--admission-cap",

@@ -19,6 +19,9 @@ RETENTIONS = ("lru", "ttl", "cost")
 ADMISSIONS = ("off", "cap", "memory")
 """What decides which programs may use the KV cache now: `agentrt.scheduler.admission`."""
 
+DEFAULT_POLICY = "adaptive"
+"""Of ``agentrt run`` and ``serve``. A bare vLLM, which hears of no tools and ends, has ATLAS."""
+
 _QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
@@ -115,6 +118,17 @@ class SchedulerConfig:
             raise ConfigError(f"admission_cap must be at least 1, got {self.admission_cap}")
         if self.ttft_target is not None and not 0 < self.ttft_target < math.inf:
             raise ConfigError(f"ttft_target must be positive seconds, got {self.ttft_target}")
+
+    @classmethod
+    def of_policy(cls, policy: str = DEFAULT_POLICY, **settings: Any) -> SchedulerConfig:
+        """These settings; retention and admission, where not given, are what goes with the policy.
+
+        With the default that is what serves programs best where memory is short
+        (docs/results/memory.md), with any other what vLLM does, so that ``fcfs`` is stock.
+        """
+        if policy == DEFAULT_POLICY:
+            settings = {"retention": "cost", "admission": "memory", **settings}
+        return cls(policy=policy, **settings)
 
     @property
     def level_ends(self) -> tuple[float, ...]:

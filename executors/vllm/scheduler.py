@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from agentrt.executors.vllm._compat.pool import (
     blocks_needed,
     free_blocks,
 )
-from agentrt.executors.vllm._compat.prefixes import compute_from
+from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
 from agentrt.executors.vllm._compat.requests import Request, extra_args, tokens_left
 from agentrt.executors.vllm._compat.scheduling import (
     AsyncScheduler,
@@ -100,6 +101,8 @@ class ProgramScheduler(AsyncScheduler):
 
         A ``policy`` that no name stands for can be given beside them.
         """
+        if config.admission == "memory" and not caches_prefixes(self):
+            config = replace(config, admission="off")  # no context is found again, member's or not
         slots = self.max_num_running_reqs
         capacity = Capacity(all_blocks(self), self.block_size, slots)
         self.admission = admission = make_admission(config, capacity)

@@ -17,6 +17,7 @@ GOOD = "@program\nasync def good(ctx): return 1\n"
 ASKS = "@program\nasync def asks(ctx): return await ctx.human('Which colour?')\n"
 NEEDS = "@program\nasync def needs(ctx, text): return text\n"
 A_MODEL = ["a folder with a config.json", "a hub name such as"]
+ATLAS = ["--policy", "atlas"]
 ADAPTIVE = ["--policy", "adaptive", "--history"]
 TWO = f"{GOOD}@program\nasync def better(ctx): return 2\n"
 
@@ -127,7 +128,11 @@ def test_target(
         (["--lane", "nan"], ["lane", "share of the batch", "nan"]),
         (["--retention", "mru"], ["--retention", "'lru', 'ttl', 'cost'"]),
         (["--admission", "all"], ["--admission", "'off', 'cap', 'memory'"]),
-        (["--admission-cap", "2"], ["--admission-cap is for --admission cap", "off now"]),
+        (["--admission-cap", "2"], ["--admission-cap is for --admission cap", "memory now"]),
+        (
+            ["--policy", "fcfs", "--ttft-target", "2"],
+            ["--ttft-target is for --admission memory", "off now"],
+        ),
         (
             ["--admission", "cap", "--ttft-target", "2"],
             ["--ttft-target is for --admission memory", "cap now"],
@@ -142,18 +147,21 @@ def test_target(
         ),
         (["--replicas", "2", *ADAPTIVE, "bad.json"], ["bad.json", "a file that agentrt wrote"]),
         (
-            ["--replicas", "2", "--retention", "cost", "--history", "new.json"],
+            ["--replicas", "2", *ATLAS, "--retention", "cost", "--history", "new.json"],
             ["atlas learns nothing", "leave it out with --replicas", "--policy adaptive"],
         ),
-        (["--replica", "lab/m", "--history", "new.json"], ["leave it out with --replicas"]),
-        (["--cluster", "auto", "--history", "new.json"], ["leave it out with --replicas"]),
+        (["--replica", "lab/m", *ATLAS, "--history", "new.json"], ["leave it out with --replicas"]),
+        (["--cluster", "auto", *ATLAS, "--history", "new.json"], ["leave it out with --replicas"]),
         (["--replica", "./nothing=2"], ["model './nothing': no such folder", *A_MODEL]),
         (["--replica", "lab/m=0"], ["--replica 'lab/m=0'", "MODEL=N with N from 1 on"]),
         (["--replica", "'lab/m"], ["--replica", "No closing quotation"]),
         (["--replica", " "], ["--replica ' '", "give MODEL"]),
         (["--cluster", "nowhere"], ["--cluster 'nowhere' is no address", "ray://HOST:PORT"]),
         (["--cluster", "ray://a:99999"], ["--cluster 'ray://a:99999' is no address"]),
-        (["--history", "new.json"], ["--history is for --policy adaptive", "atlas learns nothing"]),
+        (
+            [*ATLAS, "--history", "new.json"],
+            ["--history is for --policy adaptive", "atlas learns nothing"],
+        ),
         (["--policy", "plas", "--history", "new.json"], ["plas learns nothing", "and lru"]),
         ([*ADAPTIVE, "bad.json"], ["bad.json", "name a file that agentrt wrote"]),
         ([*ADAPTIVE, "bytes.txt"], ["bytes.txt", "name a file that agentrt wrote"]),

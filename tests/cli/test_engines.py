@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentrt.cli import engines as module
-from agentrt.cli.engines import Fleet, count_gpus, make_executor
+from agentrt.cli.engines import Fleet, count_gpus, engine_options, make_executor
+from agentrt.cli.run import run
 from agentrt.executors.base import Executor
 from agentrt.executors.memory import read
 from agentrt.executors.replicas import ReplicaSet
@@ -79,3 +80,22 @@ def test_gpus_are_counted(
 def test_without_the_tool_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert count_gpus() == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "policy", "retention", "admission"),
+    [
+        ({}, "adaptive", "cost", "memory"),
+        ({"retention": "lru"}, "adaptive", "lru", "memory"),
+        ({"admission": "off"}, "adaptive", "cost", "off"),
+        ({"policy": "fcfs"}, "fcfs", "lru", "off"),
+        ({"policy": "atlas", "retention": "cost"}, "atlas", "cost", "off"),
+    ],
+)
+def test_retention_and_admission_go_with_the_policy_where_none_is_given(
+    given: dict[str, str], policy: str, retention: str, admission: str
+) -> None:
+    arguments = [word for name, value in given.items() for word in (f"--{name}", value)]
+    context = run.make_context("run", ["program.py", *arguments])
+    found = engine_options(context.params, ()).scheduler
+    assert (found.policy, found.retention, found.admission) == (policy, retention, admission)

@@ -37,12 +37,12 @@ _CONTENDERS = (
     DEFAULT,
     THUNDER,
     CONTINUUM,
+    "atlas",
     "adaptive",
     "fcfs+cost",
     "adaptive+cost",
     "fcfs+memory",
     "adaptive+memory",
-    "adaptive+cost+memory",
 )
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _names = partial(click.option, multiple=True, callback=split_commas)

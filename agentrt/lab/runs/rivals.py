@@ -42,7 +42,7 @@ def rival(name: str) -> Make:
 def settings(name: str) -> SchedulerConfig:
     """Ours: a policy, and with a plus each a retention or a way of admission."""
     if name == DEFAULT:
-        return SchedulerConfig()
+        return SchedulerConfig.of_policy()
     policy, *more = name.split("+")
     kept = [one for one in more if one in RETENTIONS]
     admitted = [one for one in more if one in ADMISSIONS]

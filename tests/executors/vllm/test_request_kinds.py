@@ -148,7 +148,8 @@ def test_fcfs_decides_as_stock_for_every_kind(seed: int) -> None:
 @pytest.mark.parametrize("policy", policy_names())
 def test_no_kind_of_request_stops_the_engine_or_leaves_anything(policy: str, seed: int) -> None:
     rng = random.Random(seed)
-    settings = {"policy": policy, "retention": rng.choice(("lru", "cost")), **EAGER}
+    kept, admitted = rng.choice(("lru", "cost")), ("off", "memory")[seed % 2]
+    settings = {"policy": policy, "retention": kept, "admission": admitted, **EAGER}
     engine = every_kind(ProgramScheduler, rng, **config(rng), settings=settings)
     scheduler = engine.scheduler
     assert isinstance(scheduler, ProgramScheduler)

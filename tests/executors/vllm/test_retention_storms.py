@@ -1,4 +1,4 @@
-"""Retention can neither deadlock nor leak: random programs over a tiny cache.
+"""Retention and admission can neither deadlock nor leak: random programs over a tiny cache.
 
 `AGENTRT_STORMS=10000 pytest tests/executors/vllm/test_retention_storms.py` tries ten
 thousand schedules, in some minutes; without it one thousand are tried.
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from agentrt.executors.vllm import scheduler as scheduler_module
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
+from agentrt.scheduler.admission.memory import WorkingSet
 from agentrt.scheduler.table import ProgramTotals
 from tests.executors.vllm.storms import PATIENCE_S, Storm, check_free_queue
 
@@ -28,12 +29,15 @@ SCHEDULES = int(os.environ.get("AGENTRT_STORMS", "1000"))
 _PER_ENGINE = 100
 """Schedules that one engine goes through, so that what leaks adds up."""
 _ACTS = 40
-SETTINGS = list(itertools.product(("cost", "ttl"), ("fcfs", "atlas"), (1, 2)))
+POLICIES = (("fcfs", "off"), ("atlas", "off"), ("adaptive", "memory"))
+"""And the admission beside each."""
+SETTINGS = list(itertools.product(("cost", "ttl"), POLICIES, (1, 2)))
 
 
-def engine(retention: str, policy: str, in_flight: int, blocks: int) -> HeadlessEngine:
+def engine(retention: str, policy: tuple[str, str], in_flight: int, blocks: int) -> HeadlessEngine:
     settings: dict[str, Any] = {
-        "policy": policy,
+        "policy": policy[0],
+        "admission": policy[1],
         "quanta": [4, 8],
         "retention": retention,
         "retention_ttl": 20.0,
@@ -90,6 +94,8 @@ def forget(engine: HeadlessEngine) -> None:
     assert isinstance(scheduler, ProgramScheduler)
     for row in scheduler.table:
         scheduler.end_program(ProgramTotals.of(row), engine.now)
+    if isinstance(scheduler.admission, WorkingSet):
+        assert (scheduler.admission.members, scheduler.admission.claimed) == (0, 0)
     queue = scheduler.retainer.queue
     assert queue is not None
     check(engine)
@@ -114,7 +120,7 @@ def test_every_call_finishes_and_no_block_is_lost(
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(SETTINGS), st.integers(4, 20), st.integers(0, 2**31), st.integers(1, 120))
 def test_the_smallest_storm_that_breaks_it_would_be_shown(
-    setting: tuple[str, str, int], blocks: int, seed: int, acts: int
+    setting: tuple[str, tuple[str, str], int], blocks: int, seed: int, acts: int
 ) -> None:
     storm = engine(*setting, blocks=blocks)
     blow(storm, seed, acts)

@@ -183,6 +183,18 @@ def test_a_running_call_keeps_its_memory() -> None:
     assert big.preemptions == 0
 
 
+@pytest.mark.parametrize(("caches", "admission"), [(True, "memory"), (False, "off")])
+def test_a_working_set_needs_a_prefix_cache(caches: bool, admission: str) -> None:
+    scheduler = make_scheduler(
+        ProgramScheduler,
+        max_num_seqs=2,
+        blocks=31,
+        prefix_caching=caches,
+        settings={"admission": "memory"},
+    )
+    assert (scheduler.config.admission, scheduler.admission is None) == (admission, not caches)
+
+
 def test_stale_programs_are_dropped() -> None:
     e = engine(stale_after_s=100)
     e.add("r", prompt(4), 2, of("gone"))
