@@ -137,7 +137,7 @@ class IdleWorker:
 class Unbound:
     """The port may be somebody else's."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, certificate: object) -> None:
         self.at = host, port
 
     def close(self) -> None:
