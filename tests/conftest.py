@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ settings.register_profile("same", derandomize=True)
 # `make mutate` only asks whether a test fails, not for the shortest story in which it does.
 settings.register_profile("mutate", derandomize=True, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("same")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _not_under_nohup() -> None:
+    """Commands leave SIGHUP ignored if it was; their tests may themselves run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="module")

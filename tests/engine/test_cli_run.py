@@ -129,9 +129,8 @@ def test_an_engine_that_finds_no_way_to_talk_to_its_core(
 
 def test_ctrl_c_while_it_decodes(tmp_path: Path) -> None:
     """On a terminal, so that the live view is there and the whole process group is hit."""
-    child = pexpect.spawn(
-        COMMAND[0], [*COMMAND[1:], put(tmp_path, LONG)], timeout=START_S, dimensions=(24, 100)
-    )
+    arguments = [*COMMAND[1:], put(tmp_path, LONG), "--policy", "atlas"]
+    child = pexpect.spawn(COMMAND[0], arguments, timeout=START_S, dimensions=(24, 100))
     try:
         child.expect(r"running, Q\d")
         engine = descendants(child.pid)
