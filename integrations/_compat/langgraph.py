@@ -13,7 +13,6 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
-from langgraph.checkpoint.base import id as ids
 
 VERSIONS = "langgraph 1.2, langchain-core 1.7"
 INTERNAL_MODULES = (
@@ -43,6 +42,8 @@ def number_checkpoints_after(last: str | None) -> None:
     An id begins with its time, and a thread goes on from its greatest: with a clock that was set
     back since the process before, what a thread does now would be forgotten.
     """
+    from langgraph.checkpoint.base import id as ids
+
     with contextlib.suppress(ValueError):
         known, kept = ids.UUID(last or "").time, vars(ids)
         kept["_last_v6_timestamp"] = max(kept["_last_v6_timestamp"] or 0, known)
