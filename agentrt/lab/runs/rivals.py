@@ -15,9 +15,10 @@ from agentrt.scheduler.policies import policy_names
 
 CAP, THUNDER, CONTINUUM, DEFAULT = "cap", "thunderagent", "continuum", "default"
 DECAY = f"{THUNDER}-decay"
+_OURS = "ours as a policy with what else is on, such as fcfs+cost or adaptive+memory"
 HOW = (
     f"{STOCK}; {CAP}:N (stock, at most N programs at a time); {THUNDER}, {DECAY}; {CONTINUUM}; "
-    "or ours as a policy with what else is on, such as fcfs+cost or adaptive+memory"
+    f"or {_OURS}"
 )
 Make = Callable[[VirtualOptions, StepTimeModel], Virtual]
 
@@ -35,12 +36,15 @@ def rival(name: str) -> Make:
         )
     if name == CONTINUUM:
         return _continuum
-    scheduling = Stock() if name == STOCK else settings(name)
+    scheduling = Stock() if name == STOCK else settings(name, HOW)
     return lambda options, times: Virtual(scheduling, options, times)
 
 
-def settings(name: str) -> SchedulerConfig:
-    """Ours: a policy, and with a plus each a retention or a way of admission."""
+def settings(name: str, names: str = f"{STOCK}; or {_OURS}") -> SchedulerConfig:
+    """Ours: a policy, and with a plus each a retention or a way of admission.
+
+    Raises `ConfigError` for another name, which tells the ``names`` that there are.
+    """
     if name == DEFAULT:
         return SchedulerConfig.of_policy()
     policy, *more = name.split("+")
@@ -48,7 +52,7 @@ def settings(name: str) -> SchedulerConfig:
     admitted = [one for one in more if one in ADMISSIONS]
     known = len(kept) + len(admitted) == len(more) and policy in policy_names()
     if not known or len(kept) > 1 or len(admitted) > 1:
-        raise ConfigError(f"no contender is named {name!r}: {HOW}")
+        raise ConfigError(f"no contender is named {name!r}: {names}")
     return SchedulerConfig(
         policy=policy, retention=(*kept, "lru")[0], admission=(*admitted, "off")[0]
     )

@@ -54,7 +54,7 @@ def test_decisions_of_some_policies(capsys: pytest.CaptureFixture[str]) -> None:
         (["memory", "--contender", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
         (["memory", "--contender", "cap:0"], ["no contender is named 'cap:0'", "cap:N"]),
         (["memory", "--trace", "none.jsonl"], ["'none.jsonl' does not exist"]),
-        (["scheduler", "--cases", "fcfs+mru"], ["--cases 'fcfs+mru'", "lru, ttl, cost"]),
+        (["scheduler", "--cases", "fcfs+mru"], ["named 'fcfs+mru': stock; or ours", "fcfs+cost"]),
         (["scheduler", "--running", "few"], ["--running 'few'", "from 1 up"]),
     ],
 )
