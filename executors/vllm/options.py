@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import textwrap
 import warnings
@@ -96,6 +97,10 @@ def prepare_environment(options: EngineOptions) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    # vLLM gives its own level to the root of all loggers: without this our warnings are lost.
+    ours = logging.getLogger("agentrt")
+    if ours.level == logging.NOTSET:
+        ours.setLevel(logging.WARNING)
 
 
 def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEngineArgs:
