@@ -269,5 +269,5 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     lines = axes[0].get_legend_handles_labels()
-    figure.legend(*lines, loc="outside lower center", ncols=6, fontsize=8)
+    figure.legend(*lines, loc="outside lower center", ncols=min(6, 3 * columns), fontsize=8)
     figure.savefig(path)
