@@ -10,7 +10,7 @@ import pytest
 from agentrt.request import CallReport
 from agentrt.router import Dispatcher, RouterCall, Trip, make_router, router_names
 from agentrt.router.kv_events import KVEventBatch
-from tests.lab.bench.lines import lines_run
+from tests.lines import lines_run
 
 
 def mean_lines(router: str, live: int, calls: int = 100) -> float:

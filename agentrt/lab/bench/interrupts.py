@@ -17,8 +17,7 @@ import click
 
 from agentrt import Context, Runtime, program
 from agentrt.interrupts import Tool
-from agentrt.lab.bench.decisions import no_collections
-from agentrt.lab.bench.results import SPREAD, Column, Figures, Results, show
+from agentrt.lab.bench.results import SPREAD, Column, Figures, Results, no_collections, show
 from agentrt.lab.bench.transports import TRANSPORTS, Call
 from agentrt.lab.commands.options import ManyCommand, count_option, json_option, many, note
 from agentrt.lab.runs.grid import turns

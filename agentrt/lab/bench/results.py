@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import math
 import os
@@ -94,6 +95,19 @@ def ratios(
     if base is None:
         return {}
     return {f"{name}{suffix}": mine[f"{name}{of}"] / base[f"{name}{of}"] for name in names}
+
+
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """Keep Python's garbage collector out: it would charge its pauses to whoever is at hand."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def show(table: str, medians: Any, *, as_json: bool) -> None:

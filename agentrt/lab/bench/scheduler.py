@@ -17,8 +17,7 @@ from typing import Any
 import click
 
 from agentrt.executors.identity import to_extra_args
-from agentrt.lab.bench.decisions import no_collections
-from agentrt.lab.bench.results import Column, Figures, Results, ratios, show
+from agentrt.lab.bench.results import Column, Figures, Results, no_collections, ratios, show
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,

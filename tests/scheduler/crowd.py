@@ -8,19 +8,18 @@ it will later, and spreads over the queue levels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from random import Random
 
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies import Policy, policy_class
+from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.table import ProcessTable, ProgramRow
 from agentrt.scheduler.victims import Room
 
-BASELINE = "fcfs"
 SLOTS = 64
 STEP_S = 0.025
 TYPES = 8
@@ -30,14 +29,6 @@ _LEAST_PAST_S = 2.0
 """Who had less service than this does not wait long, and is not in a crowd that stands."""
 _MOST_PROMPT_TOKENS = 2048
 _ROOM = Room()
-
-
-def baseline_first(names: Sequence[str]) -> list[str]:
-    """The policies by name, the baseline first. Raises `ConfigError` for an unknown one."""
-    policies = list(dict.fromkeys([BASELINE, *names]))
-    for name in policies:
-        policy_class(name)
-    return policies
 
 
 class Crowd:

@@ -12,12 +12,10 @@ from typing import ClassVar
 
 import pytest
 
-from agentrt.lab.bench.crowd import SLOTS, Crowd
-from agentrt.lab.bench.decisions import growth_table, measure, sample
-from agentrt.lab.bench.results import Results
 from agentrt.scheduler import Policy, ProgramRow, QueuedCall, SchedulerConfig, policy_names
 from agentrt.scheduler.policies import Priority
-from tests.lab.bench.lines import lines_run
+from tests.lines import lines_run
+from tests.scheduler.crowd import SLOTS, Crowd
 
 SMALL, LARGE = 100, 10_000
 STEPS = 100
@@ -149,33 +147,3 @@ def test_policies_of_one_seed_meet_the_same_crowd() -> None:
     crowds = [Crowd(SchedulerConfig(policy=name), 50, seed=3) for name in ("fcfs", "atlas")]
     first, second = ([(r.type, r.service_s, r.waiting_s) for r in c.table] for c in crowds)
     assert sorted(first) == sorted(second)
-
-
-# -- the tables ------------------------------------------------------------------------
-
-
-def test_growth_is_to_the_least_number_of_live_programs() -> None:
-    measured = Results({"policy": "policy", "live": "live"})
-    measured.add("fcfs", 10, figures={"decision_us": 3.0})
-    measured.add("fcfs", 1000, figures={"decision_us": 4.5})
-    lines = growth_table(measured, ["fcfs"], [10, 1000]).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[2] == ["fcfs", "3.0", "1.50 (1.50-1.50)"]
-    assert cells[4] == ["n", "", "14.38"]
-    assert cells[3] == ["log n", "", "1.62"]
-
-
-def test_repeats_alternate_and_are_told() -> None:
-    told: list[str] = []
-    measured = measure(["fcfs", "plas"], [5, 10], 2, 3, 0, told.append)
-    samples = measured.samples
-    assert list(samples) == [("fcfs", 5), ("fcfs", 10), ("plas", 5), ("plas", 10)]
-    assert {len(found) for found in samples.values()} == {2}
-    assert measured.values(("fcfs", 5), "decision_to_fcfs") == [1.0, 1.0]
-    assert told[0] == "repeat 1 of 2: 5 live programs"
-
-
-def test_a_decision_is_its_parts_together() -> None:
-    found = sample(Crowd(SchedulerConfig(), 5), 3)
-    assert found["decision_us"] == sum(found[f"{part}_us"] for part in ("arrive", "choose", "end"))
-    assert found["starts_a_step"] == 1.0
