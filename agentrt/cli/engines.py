@@ -170,7 +170,9 @@ def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
     engines = [replace(options, replicas=fleet.size)] * fleet.replicas
     for other in fleet.others:
         flags = (*options.flags, *other.flags)
-        one = replace(options, model=other.model, flags=flags, replicas=fleet.size)
+        one = replace(
+            options, model=other.model, served_model_name=None, flags=flags, replicas=fleet.size
+        )
         engines += [one] * other.count
     return engines
 
@@ -232,6 +234,7 @@ def engine_options(
         verbose=options["verbose"],
         replicas=options["replicas"],
         metrics=metrics,
+        served_model_name=options.get("served_model_name"),
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from agentrt.errors import ConfigError, ModelLoadError
+from agentrt.executors.info import display_name
 from agentrt.executors.memory import Learned
 from agentrt.executors.vllm.default_model import HUB_MODEL
 from agentrt.executors.vllm.frontend.flags import check_given, given_flags
@@ -63,7 +64,8 @@ class EngineOptions:
     ``device_ids`` are the GPUs of this engine, counted among those that are visible; empty
     leaves the choice to vLLM. With ``kv_events`` it tells what its prefix cache holds, for a
     router that reads it. ``learned`` is what it knows of programs from its start on: a history
-    file's content. With ``metrics`` it keeps vLLM's own, as `Executor.metrics` gives them.
+    file's content. With ``metrics`` it keeps vLLM's own, as `Executor.metrics` gives them, which
+    call its model ``served_model_name``, or by its own name.
     """
 
     model: str | None = None
@@ -76,6 +78,7 @@ class EngineOptions:
     kv_events: bool = False
     learned: Learned | None = None
     metrics: bool = False
+    served_model_name: str | None = None
 
 
 def prepare_environment(options: EngineOptions) -> None:
@@ -112,6 +115,7 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     values: dict[str, Any] = {} if on_gpu else dict(_ON_CPU)
     values["use_tqdm_on_load"] = options.verbose
     values["disable_log_stats"] = not options.metrics
+    values["served_model_name"] = options.served_model_name or display_name(model)
     limit = None if on_gpu else _context_length(model)
     if limit is not None:
         values["max_model_len"] = min(values["max_model_len"], limit)

@@ -338,6 +338,8 @@ def test_vllms_own_metrics_count_what_was_asked_and_are_no_tenants(serving: Serv
         text = serving.http.get("/metrics", headers=operator).text
         families = {one.name: one for one in text_string_to_metric_families(text)}
         assert "vllm:kv_cache_usage_perc" in families
+        samples = [sample for one in families.values() for sample in one.samples]
+        assert not any("/" in one.labels.get("model_name", "") for one in samples), "a folder"
         return sum(
             sample.value
             for sample in families["vllm:generation_tokens"].samples

@@ -1,4 +1,4 @@
-"""The GPUs that an engine was given reach vLLM."""
+"""What an engine is started with: its GPUs, and its name in metrics, reach vLLM."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def test_without_any_the_choice_is_vllm_s() -> None:
 def test_the_user_s_own_choice_wins() -> None:
     given = EngineOptions(device_ids=(2,), flags=("--device-ids", "1"))
     assert engine_args(given, "lab/model", on_gpu=True).device_ids in ([1], ["1"])
+
+
+def test_an_engines_metrics_have_the_name_that_clients_use_and_no_folder() -> None:
+    for model, served, name in (
+        ("lab/model", None, "lab/model"),
+        ("/models/tiny", None, "tiny"),
+        ("/models/tiny", "local", "local"),
+    ):
+        given = EngineOptions(served_model_name=served)
+        assert engine_args(given, model, on_gpu=True).served_model_name == name
