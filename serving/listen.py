@@ -44,9 +44,10 @@ class Certificate:
             why = "no certificate and its key, as PEM"
             if not isinstance(error, ssl.SSLError):
                 why = (error.strerror or str(error)).lower()
-            raise ConfigError(
-                f"--ssl-certfile {self.chain}, --ssl-keyfile {self.key or self.chain}: {why}"
-            ) from error
+            given = f"--ssl-certfile {self.chain}"
+            if self.key is not None:
+                given += f", --ssl-keyfile {self.key}"
+            raise ConfigError(f"{given}: {why}") from error
 
 
 class Listener:

@@ -75,7 +75,7 @@ def test_files_that_cannot_be_used_are_refused_with_the_way_out(
     junk.write_text("no certificate")
     made(tmp_path / "chain", locked, "-passout", "pass:secret")
     cases = {
-        Certificate(missing): "no such file",
+        Certificate(missing): f"--ssl-certfile {missing}: no such file",
         Certificate(junk): "no certificate and its key, as PEM",
         Certificate(certificate.chain): "no certificate and its key",
         Certificate(tmp_path / "chain", locked): "give one without a password",
