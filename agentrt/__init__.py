@@ -6,12 +6,20 @@ engine core imports `agentrt.scheduler` and the command line must answer at once
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import sys
 
-# Not on first use: whoever imports the module agentrt.program first (the runtime does) binds
-# its name here to the module, and this puts the decorator back, once and for all.
-from agentrt.program import Context, node, program
+try:
+    from importlib import import_module
+    from typing import TYPE_CHECKING, Any
+
+    # Not on first use: whoever imports the module agentrt.program first (the runtime does) binds
+    # its name here to the module, and this puts the decorator back, once and for all.
+    from agentrt.program import Context, node, program
+except KeyboardInterrupt:
+    # The command loads this before any line of its own; "-m" is `python -m agentrt.cli`.
+    if sys.argv[0] == "-m" or sys.argv[0].endswith("/agentrt"):
+        raise SystemExit(130) from None
+    raise
 
 __version__ = "0.1.0"
 

@@ -170,6 +170,55 @@ def test_a_second_signal_ends_a_simulation_at_once(monkeypatch: pytest.MonkeyPat
             signal.raise_signal(signal.SIGINT)
 
 
+PRESSED = """
+import signal
+import sys
+
+
+class Pressed:
+    def find_spec(self, name, path, target=None):
+        if name in {"agentrt.program", "agentrt.cli.app"} & {sys.argv[-1]}:
+            signal.raise_signal(signal.SIGINT)
+
+
+sys.meta_path.insert(0, Pressed())
+"""
+
+
+@pytest.mark.parametrize("module", ["agentrt.program", "agentrt.cli.app"])
+@pytest.mark.parametrize("command", [["-m", "agentrt.cli"], ["agentrt"]], ids=["module", "script"])
+def test_ctrl_c_while_the_command_loads_is_no_traceback(
+    command: list[str], module: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PRESSED)
+    script = tmp_path / "agentrt"
+    script.write_text("from agentrt.cli import main\nmain()\n")
+    started = [str(script)] if command == ["agentrt"] else command
+    done = subprocess.run(
+        [sys.executable, *started, module],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_ctrl_c_while_another_program_loads_agentrt_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PRESSED)
+    code = "try: import agentrt\nexcept KeyboardInterrupt: print('mine')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "agentrt.program"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        cwd=ROOT,
+    )
+    assert done.stdout == "mine\n"
+
+
 def test_nohup_is_heard() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
