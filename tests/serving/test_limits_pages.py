@@ -1,0 +1,125 @@
+"""The numbers in the tables of limits of docs/security.md and docs/tenants.md are the code's."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from agentrt.cli.serve import serve
+from agentrt.executors.vllm.frontend import long_prompts
+from agentrt.serving import bodies, sockets
+from agentrt.serving._compat import DROPPED_PER_S
+from agentrt.serving.frontend import bounds, responses
+from agentrt.serving.langgraph import bodies as langgraph_bodies
+from agentrt.serving.langgraph import database, reading
+from agentrt.serving.observability.readers import Readers
+from agentrt.serving.programs import client_programs, conversation
+from agentrt.serving.server import Bounds
+from agentrt.serving.tenants import fair, grammars, loop
+from agentrt.serving.tenants.limits import NAMES, Limits
+
+DOCS = Path(__file__).parents[2] / "docs"
+UNITS = {"KiB": 1024, "MiB": 1024**2, "hours": 3600, "seven eighths": 7 / 8, "one": 1}
+_NUMBER = r"seven eighths|\bone\b|\d[\d,.]*\b"
+
+ASYNCIOS_BUFFER = 64 * 1024
+READERS = inspect.signature(Readers).parameters
+BOUNDS = Bounds()
+DEFAULT = Limits()
+OPTIONS = {one.name: one.default for one in serve.params}
+SECURITY = {
+    "values in a body's JSON": [bodies.MOST_VALUES],
+    "objects and lists among them": [bodies.MOST_OBJECTS, bodies.MOST_OBJECTS_SEARCHED],
+    "values in a message to an agent": [bodies.MOST_VALUES_OF_AGENTS],
+    "the body of a search or a count": [bodies._SEARCH_BYTES],
+    "a filter of a search": [langgraph_bodies.MOST_WANTED, langgraph_bodies.LONGEST_WANTED],
+    "the rest of a body that was refused": [DROPPED_PER_S],
+    "a prompt of token ids": [],
+    "a prompt's text": [],
+    "prompts of more than 32,000 characters": [long_prompts.LONG, 1],
+    "chats of more than 64 messages": [long_prompts.MANY, 1],
+    "a tenant's use of the event loop": [loop.BUSY, loop.FREE],
+    "choices of one request": [1],
+    "a tenant's calls in the engine": [1, fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
+    "schemas that are read at once": [1],
+    "grammars of a tenant that are compiled at once": [grammars.AT_ONCE],
+    "readers of": [READERS["most"].default, READERS["most_of_one"].default],
+    "WebSockets": [sockets.MOST, sockets.MOST_OF_ONE],
+    "a message over a WebSocket": [BOUNDS.message_bytes, 1],
+    "what waits for a client of a WebSocket": [ASYNCIOS_BUFFER, BOUNDS.reader_s],
+    "a client's read of the database": [reading.READ_S],
+    "connections to the database": [database._READS // 2, database._READS],
+    "a schema's references to itself": [],
+}
+TENANTS = {
+    "a request's body": [BOUNDS.body_bytes],
+    "its headers": [BOUNDS.header_bytes],
+    "its arrival": [BOUNDS.request_s],
+    "an answer that nobody reads": [BOUNDS.reader_s],
+    "connections": [BOUNDS.connections],
+    "calls of a program": [client_programs.MOST_CALLS],
+    "choices of a request": [bounds.MOST_CHOICES, bounds.MOST_CALLS],
+    "messages of a chat": [bounds.MOST_MESSAGES, bounds.MOST_PARTS],
+    "stop strings": [bounds._LONGEST_STOP],
+    "`stop_token_ids`": [set(bounds._LISTS.values()).pop()],
+    "schemas of a request": [bounds.MOST_NODES, bounds.MOST_OPTIONAL, bounds.MOST_REPEATS],
+    "patterns": [bounds.LONGEST_PATTERN, bounds._GRAMMAR],
+    "responses that are kept": [
+        *(responses.KEPT_S, responses.MOST, responses.MOST_BYTES, responses.ALL_BYTES)
+    ],
+    "beginnings of a tenant's conversations": [conversation.MOST],
+}
+
+
+def table(page: str, head: str) -> list[list[str]]:
+    """The rows of a page's table that begins so."""
+    rows = (DOCS / page).read_text("utf-8").split(f"\n{head}")[1].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[2:]]
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers in a text, in bytes and seconds where it names a unit."""
+    found: list[float] = []
+    for one in re.finditer(rf"({_NUMBER})(?: (KiB|MiB|hours))?", text):
+        digits = one[1].replace(",", "").rstrip(".")
+        number = UNITS[one[1]] if one[1] in UNITS else float(digits)
+        found.append(number * UNITS.get(one[2] or "", 1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "head", "limits"),
+    [
+        ("security.md", "| what | limit |", SECURITY),
+        ("tenants.md", "| what | bound |", TENANTS),
+    ],
+    ids=["security", "tenants"],
+)
+def test_a_limit_on_the_page_is_the_codes(
+    page: str, head: str, limits: dict[str, list[float]]
+) -> None:
+    rows = table(page, head)
+    names = [next((name for name in limits if row[0].startswith(name)), row[0]) for row in rows]
+    assert sorted(names) == sorted(limits)
+    for name, row in zip(names, rows, strict=True):
+        said = numbers(row[1])
+        if name.startswith(("prompts of", "chats of", "a tenant's calls")):
+            said = numbers(row[0]) + said
+        assert said == limits[name], row
+
+
+def test_a_tenants_default_on_the_page_is_the_codes() -> None:
+    said: dict[str, str] = {}
+    for names, _, default in table("tenants.md", "| limit | is |"):
+        fields = re.findall(r"`(\w+)`", names)
+        said |= zip(fields, default.split("; "), strict=True)
+    assert set(said) == {name for name in NAMES if not name.startswith("submitted_")}
+    for name, default in said.items():
+        value = getattr(DEFAULT, name)
+        assert numbers(default) == ([] if value is None else [value]), name
+        option = re.match(r"`--([\w-]+)`", default)
+        if option is not None:
+            assert OPTIONS[option[1].replace("-", "_")] == value
