@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from agentrt.testing.ports import reserved_port
 from tests.cli.conftest import Invoke, Write
 
 # Looks at its own dashboard, while it runs.
@@ -14,7 +15,7 @@ LOOK = """
 import asyncio, urllib.request
 
 def fetch(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/programs", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/programs", timeout=60) as answer:
         return answer.read().decode()
 
 @program
@@ -30,11 +31,11 @@ import asyncio, json, urllib.request
 
 def answer(port):
     url = f"http://127.0.0.1:{port}/v1/questions"
-    with urllib.request.urlopen(url, timeout=30) as listed:
+    with urllib.request.urlopen(url, timeout=60) as listed:
         [question] = json.load(listed)["data"]
     body = json.dumps({"answer": "tea"}).encode()
     request = urllib.request.Request(f"{url}/{question['id']}", body, method="POST")
-    urllib.request.urlopen(request, timeout=30).close()
+    urllib.request.urlopen(request, timeout=60).close()
 
 @program
 async def asks(ctx, port):
@@ -45,17 +46,10 @@ async def asks(ctx, port):
 """
 
 
-def a_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def test_the_dashboard_shows_a_commands_programs(
     write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    port = a_free_port()
+    port = reserved_port()
     assert invoke("run", write(LOOK), "--input", port, "--dashboard", port) == 0
     seen = capfd.readouterr()
     assert f"dashboard: http://127.0.0.1:{port}/dashboard" in seen.err
@@ -66,7 +60,7 @@ def test_the_dashboard_shows_a_commands_programs(
 def test_without_a_terminal_a_question_is_answered_at_the_dashboard(
     write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    port = a_free_port()
+    port = reserved_port()
     assert invoke("run", write(ANSWERS), "--input", port, "--dashboard", port) == 0
     seen = capfd.readouterr()
     assert "asks-1 asks: Which drink? (answer in the dashboard)" in seen.err

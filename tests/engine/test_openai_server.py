@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.integrations.langchain import ChatAgentRT, shared
 from agentrt.integrations.langgraph import instrument, uninstrument
+from agentrt.testing.ports import reserved_port
 
 pytestmark = pytest.mark.engine
 
@@ -46,13 +46,6 @@ LAST = 2
 """The lowest queue level with these quanta."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def is_healthy(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
@@ -64,7 +57,7 @@ def is_healthy(url: str) -> bool:
 @pytest.fixture(scope="module")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     prepare_environment(EngineOptions())
-    model, port = embedded_model(lambda message: None), free_port()
+    model, port = embedded_model(lambda message: None), reserved_port()
     module = "vllm.entrypoints.openai.api_server"
     at = ("--host", "127.0.0.1", "--port", str(port), "--model", str(model))
     log = Path(tmp_path_factory.mktemp("server"), "log")

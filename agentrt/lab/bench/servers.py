@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import re
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ import psutil
 
 from agentrt.errors import EngineStartError
 from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.testing.ports import reserved_port
 
 _HOST = "127.0.0.1"
 _START_S, _REQUEST_S = 300.0, 10.0
@@ -68,7 +68,7 @@ class StockServer(Server):
 
     def __init__(self, options: EngineOptions, model: str, flags: Sequence[str] = ()) -> None:
         super().__init__()
-        port = _free_port()
+        port = reserved_port(_HOST)
         self._root = f"http://{_HOST}:{port}"
         self.base_url = f"{self._root}/v1"
         self._command = (
@@ -190,9 +190,3 @@ def _flag(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
     return [f"--{option}", str(value)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])

@@ -10,7 +10,6 @@ import itertools
 import json
 import multiprocessing
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,6 +22,7 @@ from agentrt.interrupts import Tool, ToolTransport
 from agentrt.interrupts.process import ProcessTransport
 from agentrt.lab.bench import echo
 from agentrt.lab.bench.echo import AT_ONCE, TOPIC
+from agentrt.testing.ports import reserved_port
 
 Call = Callable[[int], Awaitable[Any]]
 Pair = tuple[Call, Tool | str, list[ToolTransport]]
@@ -136,8 +136,7 @@ async def mosquitto() -> AsyncIterator[int]:
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
     if program is None:
         raise FileNotFoundError("mosquitto is not installed")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    port = reserved_port()
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as config:
         config.write(f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n")
         config.write("max_inflight_messages 0\nmax_queued_messages 0\nlog_type none\n")

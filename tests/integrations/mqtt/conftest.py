@@ -28,6 +28,12 @@ def broker(mosquitto: Mosquitto) -> Broker:
     return mosquitto.broker(f"tests/{uuid.uuid4().hex[:8]}")
 
 
+@pytest.fixture
+def never_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may take as long as it likes to answer: calls are sent again and again."""
+    monkeypatch.setattr("agentrt.integrations.mqtt.tools._SILENCES", 1_000_000)
+
+
 @asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[Worker]:
     """The worker, drained and gone at the end. Whoever wants it to be known waits for its tools."""

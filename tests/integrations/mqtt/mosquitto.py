@@ -13,22 +13,16 @@ from pathlib import Path
 
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.topics import Prefix
+from agentrt.testing.ports import reserved_port
 
 PLAIN = ("allow_anonymous true",)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 class Mosquitto:
     """A broker that can be killed and started again. It keeps nothing on disk."""
 
     def __init__(self, folder: Path, settings: tuple[str, ...] = PLAIN) -> None:
-        self.port = free_port()
+        self.port = reserved_port()
         self._config = folder / f"mosquitto-{self.port}.conf"
         lines = (f"listener {self.port} 127.0.0.1", "set_tcp_nodelay true", "sys_interval 1")
         self._config.write_text("\n".join([*lines, *settings, "log_type none"]) + "\n")
@@ -40,7 +34,7 @@ class Mosquitto:
         self._process = subprocess.Popen(
             [program, "-c", str(self._config)], stderr=subprocess.DEVNULL
         )
-        for _ in range(500):
+        for _ in range(6000):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return

@@ -16,8 +16,9 @@ from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, InterruptExpiredError, ToolUnavailableError
 from agentrt.integrations.mqtt import Broker, MqttEvents
 from agentrt.integrations.mqtt.topics import Prefix
+from agentrt.testing.ports import reserved_port
 from agentrt.testing.scripted import ScriptedExecutor
-from tests.integrations.mqtt.mosquitto import Mosquitto, free_port
+from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.side import has_session, until
 
 
@@ -103,32 +104,38 @@ async def test_a_retained_message_is_no_event(broker: Broker) -> None:
 async def test_a_topic_that_cannot_be_an_absent_broker_and_a_silent_topic(broker: Broker) -> None:
     @program
     async def waits(ctx: Context, topic: str) -> None:
+        await ctx.event(topic)
+
+    @program
+    async def hopes(ctx: Context, topic: str) -> None:
         await ctx.event(topic, timeout=0.2)
 
     async with opened(broker) as (runtime, _):
         with pytest.raises(ConfigError, match="'plant/#/x' is no topic filter"):
             await runtime.start(waits, "plant/#/x").wait()
         with pytest.raises(InterruptExpiredError, match=r"within 0\.2 s"):
-            await runtime.start(waits, "plant/silent").wait()
-    absent = Broker("127.0.0.1", free_port())
-    async with opened(absent, patience=0.1) as (runtime, _):
+            await runtime.start(hopes, "plant/silent").wait()
+    absent = Broker("127.0.0.1", reserved_port())
+    async with opened(absent, patience=0.1) as (runtime, source):
+        await source._connection._tried.wait()
         with pytest.raises(ToolUnavailableError, match="it cannot be reached"):
             await runtime.start(waits, "plant/+").wait()
 
 
 async def test_a_wait_that_is_over_before_the_broker_answers_leaves_no_subscription(
-    broker: Broker, caplog: pytest.LogCaptureFixture
+    mosquitto: Mosquitto, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = f"{broker.prefix.text}/hasty"
     async with opened(broker) as (_, source):
-        await source._connection.ready(5)
-        for steps in range(8):
-            hasty = asyncio.create_task(source.subscribe(topic))
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            hasty.cancel()
-            await asyncio.wait([hasty])
-            assert hasty.cancelled()
+        await source._connection.ready(60)
+        with mosquitto.frozen():
+            for steps in range(8):
+                hasty = asyncio.create_task(source.subscribe(topic))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                hasty.cancel()
+                await asyncio.wait([hasty])
+                assert hasty.cancelled()
         assert not source._filters
         # The same again is a subscription of its own, which that one's end does not take away.
         held = await source.subscribe(topic)
@@ -202,7 +209,7 @@ async def test_a_subscription_outlives_a_broker_that_is_killed(tmp_path: Path) -
 async def test_the_broker_keeps_a_session_as_long_as_the_source_is_open(broker: Broker) -> None:
     """Whoever connects under its name takes its session over; it connects again by itself."""
     async with opened(broker) as (_, source):
-        await source._connection.ready(20)
+        await source._connection.ready(60)
         first = source._connection._client
         assert has_session(broker, source._connection.identifier)
         await until(lambda: source._connection._client not in (first, None))
@@ -223,7 +230,7 @@ async def test_a_program_ends_also_while_the_broker_is_frozen(tmp_path: Path) ->
             with mosquitto.frozen():
                 run.cancel()
                 assert run.task is not None
-                ended, _ = await asyncio.wait([run.task], timeout=5)
+                ended, _ = await asyncio.wait([run.task], timeout=60)
                 assert ended
     finally:
         mosquitto.stop()

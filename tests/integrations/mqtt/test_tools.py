@@ -26,9 +26,9 @@ from agentrt.integrations.mqtt.topics import Prefix
 from agentrt.interrupts import Tool, ToolRequest, tool
 from agentrt.interrupts.toolbox import Toolbox
 from agentrt.request import ToolSpec
+from agentrt.testing.ports import reserved_port
 from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
-from tests.integrations.mqtt.mosquitto import free_port
 from tests.integrations.mqtt.side import calling, cut_off, publish_once, until
 
 
@@ -142,7 +142,7 @@ async def test_a_tool_asked_for_at_once_is_waited_for(broker: Broker) -> None:
         await asked.wait()
         for offered in (other, add):
             await stack.enter_async_context(running(Worker(broker, [offered])))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert (await finding).name == "add"
         transport._settled_at = 0.0
         with pytest.raises(UnknownToolError, match="no tool is named 'mill'"):
@@ -170,7 +170,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_worker(broker: Broker) -> No
 
 
 async def test_a_caller_that_is_cut_off_for_a_moment_keeps_its_calls_and_hears_if_it_was_too_long(
-    broker: Broker,
+    broker: Broker, never_silent: None
 ) -> None:
     """1 Its connection breaks, and the call goes on. 2 The broker says that it was gone too long:
     the call is stopped, and the caller, which comes back, learns it by asking again."""
@@ -230,7 +230,7 @@ async def test_a_call_that_expires_before_its_turn_is_never_run(broker: Broker) 
 
 async def test_concurrency_is_kept_to(broker: Broker) -> None:
     lock, most, now = threading.Lock(), 0, 0
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=60)
 
     @tool
     def counted() -> None:
@@ -269,8 +269,9 @@ async def test_a_worker_that_leaves_finishes_and_takes_its_offer_off(broker: Bro
 
 
 async def test_a_broker_that_is_absent_is_said_and_found_later(broker: Broker) -> None:
-    absent = Broker("127.0.0.1", free_port())
-    async with calling(absent, patience=0.3) as caller:
+    absent = Broker("127.0.0.1", reserved_port())
+    async with calling(absent, patience=0.1) as caller:
+        await caller.transport._connection._tried.wait()
         with pytest.raises(ToolUnavailableError, match=f"127.0.0.1:{absent.port}: it cannot be re"):
             await caller.transport.tools()
 
@@ -317,8 +318,9 @@ async def test_a_tool_that_a_broker_may_have_that_is_absent_is_unavailable() -> 
     async def asks(ctx: Context) -> None:
         await ctx.tool("drill")
 
-    transport = MqttTools(Broker("127.0.0.1", free_port()), patience=0.2)
+    transport = MqttTools(Broker("127.0.0.1", reserved_port()), patience=0.2)
     async with Runtime(ScriptedExecutor(lambda call: "x"), tools=[transport]) as runtime:
+        await transport._connection._tried.wait()
         with pytest.raises(ToolUnavailableError, match=r"no tool is named 'drill' .* cannot be re"):
             await runtime.start(asks).wait()
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.serving.langgraph.processes import free_port
+from agentrt.testing.ports import reserved_port
 
 _HELP = (
     "these tests need PostgreSQL's server: `apt-get install postgresql` (as root, .ci/setup does "
@@ -41,7 +41,7 @@ def programs() -> Path:
 def cluster() -> Iterator[str]:
     """A new, empty database; gives its URL."""
     folder = Path(tempfile.mkdtemp(prefix="agentrt-pg-"))
-    bin_, data, port = programs(), folder / "data", free_port()
+    bin_, data, port = programs(), folder / "data", reserved_port()
     if os.geteuid() == 0:
         user = pwd.getpwnam("postgres")
         os.chown(folder, user.pw_uid, user.pw_gid)
@@ -79,7 +79,7 @@ class Proxy:
         self._ends: set[asyncio.StreamWriter] = set()
         self._flows = asyncio.Event()
         self._flows.set()
-        self.port = free_port()
+        self.port = reserved_port()
         self.url = url.replace(f":{self._port}/", f":{self.port}/")
 
     async def open(self) -> None:

@@ -5,29 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 
+from agentrt.testing.ports import reserved_port
+
 ROOT = Path(__file__).parents[3]
 START_S = 90.0
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Process:
     """A server in a process of its own, on one port all its lives."""
 
     def __init__(self, database: str, folder: Path) -> None:
-        self.port = free_port()
+        self.port = reserved_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._database = database
         self._folder = folder
@@ -37,7 +31,10 @@ class Process:
         """Start, and wait until it answers."""
         self._spawn()
         assert self._process is not None
-        async with httpx.AsyncClient(base_url=self.url) as http, asyncio.timeout(START_S):
+        async with (
+            httpx.AsyncClient(base_url=self.url, timeout=60) as http,
+            asyncio.timeout(START_S),
+        ):
             while True:
                 assert self._process.poll() is None, "the server ended"
                 try:
