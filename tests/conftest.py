@@ -10,14 +10,19 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from agentrt import Runtime
 
-# The same examples in every run, so that a change is judged by what it changes.
-settings.register_profile("same", derandomize=True)
+# The same examples in every run, so that a change is judged by what it changes, and none is
+# judged by how busy the machine is.
+settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 # `make mutate` only asks whether a test fails, not for the shortest story in which it does.
-settings.register_profile("mutate", derandomize=True, phases=[Phase.explicit, Phase.generate])
+settings.register_profile(
+    "mutate", settings.get_profile("same"), phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("same")
 
 

@@ -201,7 +201,8 @@ JSON = st.recursive(
 
 @given(data=st.data(), base=st.sampled_from([SESSION, json.loads(with_node())]))
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_a_field_of_any_kind_is_read_or_refused(
     tmp_path: Path, data: st.DataObject, base: dict[str, Any]
