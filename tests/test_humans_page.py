@@ -26,7 +26,7 @@ async def test_the_program_asks_twice(tmp_path: Path) -> None:
     async with Runtime(ScriptedExecutor(), ask_human=None) as runtime:
         run = runtime.start(waiter)
         for answer in ({"drink": "tea", "cups": 6}, False):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not runtime.questions.open:
                     await asyncio.sleep(0)
             [question] = runtime.questions.open

@@ -63,7 +63,7 @@ class Terminal:
 
     async def shows(self, part: str) -> None:
         """Wait until the screen shows this."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while part not in self.text:
                 await asyncio.sleep(0)
 
@@ -123,7 +123,7 @@ async def test_without_a_terminal_it_waits_for_an_answer_from_elsewhere() -> Non
     human = Human((), screen, io.StringIO(), elsewhere="in the dashboard")
     async with Runtime(ScriptedExecutor(), ask_human=human) as runtime:
         run = runtime.start(chooses)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not runtime.questions.open:
                 await asyncio.sleep(0)
         [question] = runtime.questions.open

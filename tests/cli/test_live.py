@@ -164,19 +164,22 @@ def test_a_view_that_lives_follows_its_programs() -> None:
     async def nothing() -> Mapping[str, Any]:
         return {}
 
+    async def shown(words: str) -> None:
+        async with asyncio.timeout(60):
+            while words not in out.getvalue():
+                await asyncio.sleep(0)
+
     async def story() -> None:
         screen = LiveScreen(Console(file=out, force_terminal=True, width=80, height=20))
         async with screen.showing():
             screen.progress("loading a model")
-            await asyncio.sleep(0.15)
+            await shown("loading a model")
             screen.watch([run], nothing, lambda: 4.0)
-            await asyncio.sleep(0.15)
+            await shown("react-1")
             with screen.paused() as terminal:
                 terminal.write("asked\n")
 
     asyncio.run(story())
     text = out.getvalue()
-    assert "loading a model" in text
-    assert "react-1" in text
     assert "asked" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is back

@@ -47,7 +47,7 @@ class Commands:
 
     async def asked(self, count: int = 1) -> list[str]:
         """The ids of the open questions, once there are so many."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.runtime.questions.open) < count:
                 await asyncio.sleep(0)
         return list(self.runtime.questions.open)

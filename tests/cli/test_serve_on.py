@@ -58,7 +58,7 @@ class Machine:
 
     async def letters(self, count: int) -> list[dict[str, Any]]:
         """The next dead letters."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             messages = [await anext(self._client.messages) for _ in range(count)]
         letters = [json.loads(bytes(one.payload or b"")) for one in messages]
         for one in letters:

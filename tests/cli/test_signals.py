@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -61,8 +62,17 @@ def running(path: Path, stop_within_s: float, *more: str) -> Iterator[subprocess
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def ended_by_another(process: subprocess.Popen[str], number: int) -> int:
+    """Its exit code. Signals that come before the last was taken are one with it."""
+    for _ in range(300):
+        process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=0.2)
+    raise AssertionError("it goes on")
+
+
 def wait_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline, f"left behind: {pids}"
         time.sleep(0.01)
@@ -76,7 +86,7 @@ BLOCKS = (
 def test_a_program_that_blocks_the_loop_is_ended_when_the_time_is_up(write: Write) -> None:
     with running(write(BLOCKS), 0.2) as process:
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.splitlines()[-1] == (
         "interrupted: the programs and the engine were stopped, by force"
@@ -87,7 +97,7 @@ def test_it_is_ended_even_if_nobody_can_be_told(write: Write) -> None:
     """What its last words are written to is closed."""
     with running(write(BLOCKS), 0.2, "unheard") as process:
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=60) == 130
 
 
 def test_a_kill_leaves_no_log_file(
@@ -98,16 +108,14 @@ def test_a_kill_leaves_no_log_file(
     monkeypatch.setenv("TMPDIR", str(folder))
     with running(write(BLOCKS), 600) as process:
         process.kill()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
     assert list(folder.iterdir()) == []
 
 
 def test_a_second_signal_ends_it_at_once(write: Write) -> None:
     with running(write(BLOCKS), 600) as process:
         process.send_signal(signal.SIGINT)
-        time.sleep(0.2)  # two signals at one time are one
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 130
+        assert ended_by_another(process, signal.SIGTERM) == 130
 
 
 @pytest.mark.parametrize(
@@ -129,9 +137,8 @@ def test_a_blocking_tool_and_what_it_started_end_too(number: int, code: int, wri
         assert len(children) == 1
         process.send_signal(number)
         if number == signal.SIGTERM:  # the first one lets it finish
-            time.sleep(0.2)
-            process.send_signal(number)
-        assert process.wait(timeout=20) == code
+            assert ended_by_another(process, number) == code
+        assert process.wait(timeout=60) == code
     wait_gone(children)
 
 
@@ -152,7 +159,7 @@ def test_a_command_that_takes_no_signals_leaves_no_process() -> None:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 143
+        assert process.wait(timeout=60) == 143
     wait_gone([child])
 
 
@@ -233,7 +240,7 @@ def test_a_terminal_that_is_closed_ends_it(write: Write) -> None:
     """Its window is closed while the live view is drawn on it."""
     path = write("@program\nasync def p(ctx):\n    await ctx.llm('hang')\n")
     command = ["-m", "tests.cli.echoing", "run", str(path)]
-    child = pexpect.spawn(sys.executable, command, cwd=str(ROOT), timeout=20)
+    child = pexpect.spawn(sys.executable, command, cwd=str(ROOT), timeout=60)
     child.expect_exact("p-1")
     os.close(child.child_fd)
     assert child.wait() == 129

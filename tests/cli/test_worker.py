@@ -111,7 +111,7 @@ def test_a_worker_that_the_broker_refuses_says_so_and_ends(tmp_path: Path) -> No
     url = f"mqtt://robot@127.0.0.1:{mosquitto.port}"
     try:
         worker = WorkerProcess(url, folder=tmp_path, AGENTRT_BROKER_PASSWORD="hidden")
-        _, said = worker.process.communicate(timeout=30)
+        _, said = worker.process.communicate(timeout=60)
     finally:
         mosquitto.stop()
     assert worker.process.returncode == 2

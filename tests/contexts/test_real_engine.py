@@ -212,7 +212,7 @@ async def test_a_dropped_context_gives_its_blocks_back_and_leaves_what_others_ha
     engine = engine_of(token_runtime)
 
     async def protected(expected: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await engine.snapshot())["protected_blocks"] != expected:
                 await asyncio.sleep(0)
 

@@ -42,7 +42,7 @@ async def publishing(at: Broker) -> AsyncIterator[Connection]:
     client = Connection(at, "press", on_message=lambda _: None, on_connect=nothing)
     client.open()
     try:
-        await client.ready(30)
+        await client.ready(60)
         yield client
     finally:
         await client.close()
@@ -61,7 +61,7 @@ async def handled(at: Broker, decide: str, *machines: str) -> tuple[Run, list[di
     async with running(worker), runtime, publishing(at) as client:
         run = runtime.start(plant, len(machines))
         await alarms.subscribed.wait()
-        async with asyncio.timeout(30):  # the worker's announcements take a moment
+        async with asyncio.timeout(60):  # the worker's announcements take a moment
             while len(await runtime.toolbox.tools()) < 2:
                 await asyncio.sleep(0.01)
         for machine in machines:

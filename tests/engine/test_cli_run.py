@@ -161,7 +161,7 @@ def test_a_signal_while_it_loads(number: int, code: int, tmp_path: Path) -> None
                 time.sleep(0.1)
             time.sleep(1.0)  # into the child's own imports
             os.killpg(process.pid, number)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=60)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -72,13 +72,13 @@ def url_of(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def programs(url: str) -> dict[str, Any]:
-    page = httpx.get(f"{url}/programs").json()
+    page = httpx.get(f"{url}/programs", timeout=60).json()
     return {one["id"]: one for one in page["programs"]}
 
 
 def calls_of_the_new_program(url: str, before: dict[str, Any]) -> list[Any]:
     [program] = programs(url).keys() - before.keys()
-    nodes = httpx.get(f"{url}/programs/{program}").json()["nodes"]
+    nodes = httpx.get(f"{url}/programs/{program}", timeout=60).json()["nodes"]
     return [node for node in nodes if node["kind"] == "call"]
 
 

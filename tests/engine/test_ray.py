@@ -69,7 +69,7 @@ async def replicas(
     pids = _pids(replicas)
     await replicas.close()
     assert pids
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while any(map(_is_there, pids)):
             await asyncio.sleep(0.05)
     # Ray ends the process of one that is still connected when the cluster goes.
@@ -242,7 +242,7 @@ async def test_a_core_and_then_a_node_are_killed_in_the_middle(
                     await asyncio.sleep(0)
             kill()
             assert await telling == expected
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while sum(replica.deaths for replica in replicas.replicas) < number:
                     await asyncio.sleep(0.05)
             if kill is kill_core:

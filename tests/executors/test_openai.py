@@ -236,7 +236,7 @@ async def test_leaving_a_call_ends_its_request(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(server.gone.wait, 30)
+    assert await asyncio.to_thread(server.gone.wait, 60)
 
 
 # -- errors ----------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Asked:
 
     async def one(self) -> Question:
         """The open question, once there is one."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not self.questions.open:
                 await asyncio.sleep(0)
         [question] = self.questions.open.values()

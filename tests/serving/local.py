@@ -32,7 +32,7 @@ from tests.serving.watchdog import opened_app
 
 MODEL = "scripted"
 SAYS = "one two three"
-WAIT_S = 20.0
+WAIT_S = 60.0
 """What a test waits for is there sooner, or never."""
 
 _SHARED: dict[tuple[str | None, tuple[str, ...]], Any] = {}

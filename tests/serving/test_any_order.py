@@ -287,7 +287,7 @@ def test_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Tenants.served = it
         Tenants.clients = {
             one: httpx.Client(
-                base_url=it.url, headers={"authorization": f"Bearer {one}"}, timeout=30
+                base_url=it.url, headers={"authorization": f"Bearer {one}"}, timeout=60
             )
             for one in TENANTS
         }

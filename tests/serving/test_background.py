@@ -31,7 +31,7 @@ class Work:
 
 
 async def until_well(work: Work) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await work.well.wait()
 
 

@@ -32,7 +32,7 @@ from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.watchdog import opened_app
 
 MODES = ("legacy", "auto")
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @program
@@ -252,7 +252,10 @@ async def test_a_question_that_is_declined_ends_the_run(local: Local, mode: str)
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_client_without_forms_leaves_questions_to_others(local: Local, mode: str) -> None:
     open_ones = local.runtime.questions.open
-    async with local.client(mode) as client, httpx.AsyncClient(base_url=local.url) as http:
+    async with (
+        local.client(mode) as client,
+        httpx.AsyncClient(base_url=local.url, timeout=60) as http,
+    ):
         call = asyncio.create_task(client.call_tool("choose", {}))
         for answer in ("red", 3):
             await local.until(lambda: len(open_ones) == 1)
@@ -277,7 +280,7 @@ async def test_a_cancelled_call_cancels_its_run(local: Local, mode: str) -> None
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_call_belongs_to_its_keys_tenant(mode: str) -> None:
     async with serving(Keys(), programs=1) as local:
-        async with httpx.AsyncClient(base_url=local.url) as http:
+        async with httpx.AsyncClient(base_url=local.url, timeout=60) as http:
             assert (await http.post("/mcp")).status_code == 401
         headers = {"authorization": "Bearer ann"}
         async with local.client(mode, headers=headers) as client:
@@ -298,7 +301,7 @@ def initialize() -> dict[str, Any]:
 
 
 async def test_a_session_or_a_question_is_of_no_use_to_another_tenant() -> None:
-    async with serving(Keys()) as local, httpx.AsyncClient(base_url=local.url) as http:
+    async with serving(Keys()) as local, httpx.AsyncClient(base_url=local.url, timeout=60) as http:
         ann, bob = ({"authorization": f"Bearer {name}"} for name in ("ann", "bob"))
         json = {"accept": "application/json, text/event-stream"}
         body = initialize()
@@ -317,7 +320,7 @@ async def test_a_session_or_a_question_is_of_no_use_to_another_tenant() -> None:
 
 
 async def test_requests_that_are_refused(local: Local) -> None:
-    async with httpx.AsyncClient(base_url=local.url) as http:
+    async with httpx.AsyncClient(base_url=local.url, timeout=60) as http:
         assert (await http.get("/mcp")).status_code == 405
         elsewhere = await http.post("/mcp", json={}, headers={"origin": "https://example.org"})
         assert elsewhere.status_code == 403
@@ -360,7 +363,7 @@ async def test_a_server_of_the_sdk_that_fails_is_started_again(
         made[0]._task_group.start_soon(fail)
         await local.until(lambda: "mcp" in background.failing())
         if rest_s:
-            async with httpx.AsyncClient(base_url=local.url) as http:
+            async with httpx.AsyncClient(base_url=local.url, timeout=60) as http:
                 answer = await http.post("/mcp", json=initialize())
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             return

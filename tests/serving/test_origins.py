@@ -187,7 +187,7 @@ async def serving(
             try:
                 while not listener.is_serving:
                     await asyncio.sleep(0)
-                async with httpx.AsyncClient(base_url=listener.url) as client:
+                async with httpx.AsyncClient(base_url=listener.url, timeout=60) as client:
                     yield server, client
             finally:
                 listener.stop()

@@ -47,12 +47,14 @@ async def test_it_answers_over_tls_and_to_nobody_else(certificate: Certificate) 
                 while not listener.is_serving:
                     await asyncio.sleep(0)
                 trusted = ssl.create_default_context(cafile=certificate.chain)
-                async with httpx.AsyncClient(base_url=listener.url, verify=trusted) as client:
+                async with httpx.AsyncClient(
+                    base_url=listener.url, verify=trusted, timeout=60
+                ) as client:
                     assert (await client.get("/health")).json() == {"status": "ok"}
                     here = {"origin": listener.url}
                     assert (await client.get("/programs", headers=here)).status_code == 200
                 plain = listener.url.replace("https", "http")
-                async with httpx.AsyncClient(base_url=plain) as client:
+                async with httpx.AsyncClient(base_url=plain, timeout=60) as client:
                     with pytest.raises(httpx.TransportError):
                         await client.get("/health")
             finally:

@@ -53,14 +53,14 @@ class Log:
         self._changed.set()
 
     async def until(self, *, began: int = 0, ended: int = 0) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.tenants) < began or self.ended < ended:
                 self._changed.clear()
                 await self._changed.wait()
 
 
 async def refused(source: ByHand) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not source.refused:
             await asyncio.sleep(0)
 

@@ -60,7 +60,7 @@ async def all_of(actor: EngineActor, calls: int) -> tuple[list[Output], int]:
     """The outputs until so many calls have ended, and how many answers they came in."""
     outputs: list[Output] = []
     batches = 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while sum(not isinstance(output, Chunk) for _, output in outputs) < calls:
             outputs += await actor.collect()
             batches += 1

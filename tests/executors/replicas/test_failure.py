@@ -39,7 +39,7 @@ async def test_the_calls_of_an_engine_that_hangs_run_again(
     cast = Cast([Mortal(hangs=True, beats=beats)], [])
     replicas = await opened(cast, health=QUICK)
     reading = asyncio.create_task(text_of(replicas, call_of()))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not cast.made[0][1]._stuck.is_set():
             await asyncio.sleep(0)
         await replicas._supervisor.check(replicas.replicas[0])
@@ -65,7 +65,7 @@ async def test_a_cancelled_call_of_an_engine_that_hangs_is_let_go(opened: Open) 
     await asyncio.sleep(0)
     first = replicas.replicas[0]
     replicas._supervisor.lost(first, first.executor, EngineDiedError("hangs"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await asking == CallReport()
 
 
@@ -119,7 +119,7 @@ async def test_notifications_reach_the_replicas_that_know_the_program(opened: Op
 async def test_a_set_that_closes_fails_the_calls_that_wait_for_a_replica(opened: Open) -> None:
     replicas = await opened(Cast([Mortal(0)]), backoff=Backoff(first_s=3600))
     waiting = asyncio.create_task(text_of(replicas, call_of()))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while replicas.replicas[0].state is not ReplicaState.DOWN:
             await asyncio.sleep(0)
         await replicas.close()

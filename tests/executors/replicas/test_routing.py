@@ -94,7 +94,7 @@ async def replicas(engines: list[Shows]) -> AsyncIterator[ReplicaSet]:
 
 async def settled(replicas: ReplicaSet) -> None:
     """Every engine that must be asked has been."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while any(stream.gap for stream in replicas.routing._streams.values()):
             await asyncio.sleep(0)
 
@@ -102,7 +102,7 @@ async def settled(replicas: ReplicaSet) -> None:
 async def successor(replicas: ReplicaSet) -> Shows:
     """The engine that took the place of the first replica's dead one, once it is known."""
     first = replicas.replicas[0]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while first.state != "ready":
             await asyncio.sleep(0)
     await settled(replicas)

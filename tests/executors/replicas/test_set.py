@@ -18,7 +18,7 @@ from tests.executors.replicas.conftest import Open
 
 
 async def becomes(replica: Replica, state: ReplicaState) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while replica.state is not state:
             await asyncio.sleep(0)
 

@@ -94,7 +94,7 @@ async def test_one_that_hangs_lets_its_calls_and_questions_go() -> None:
         reading = asyncio.create_task(text_of(engine))
         asking = asyncio.create_task(engine.aborted("p/1"))
         ending = asyncio.create_task(engine.end_program("p"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await mute._stuck.wait()
             await engine._supervisor.check(engine.replica)
             assert await reading == TEXT

@@ -14,6 +14,6 @@ async def test_work_of_an_engine_needs_no_thread_of_the_pool() -> None:
     done = threading.Event()
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))
-    waiting = loop.run_in_executor(None, done.wait, 30)
+    waiting = loop.run_in_executor(None, done.wait, 60)
     await apart(done.set)
     assert await waiting

@@ -50,7 +50,7 @@ def test_it_runs_what_it_is_given_as_the_parent_is_by_then(
     told = tmp_path / "told.json"
     core.give(describe, {"path": str(told), "was_imported": MODULE}).start()
     core.dismiss()  # it has its work by now
-    core.join(30)
+    core.join(120)
     assert core.exitcode == 0
     found = json.loads(told.read_text())
     assert found["pid"] == core.pid

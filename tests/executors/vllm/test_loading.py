@@ -22,7 +22,7 @@ class Slow(VLLMEngine):
 
     def _load(self, core: Any = None) -> Any:
         self.begun.set()
-        assert self.may_end.wait(30)
+        assert self.may_end.wait(60)
         return "engine"
 
 
@@ -35,11 +35,11 @@ async def test_an_engine_that_comes_too_late_is_ended(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "_shut_down", shut_down)
     slow = Slow()
     loading = asyncio.create_task(slow._loaded())
-    assert await asyncio.to_thread(slow.begun.wait, 30)
+    assert await asyncio.to_thread(slow.begun.wait, 60)
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
     await slow.close()
     slow.may_end.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await ended.get() == "engine"

@@ -18,7 +18,7 @@ from agentrt.executors.vllm.frontend.long_prompts import LONG, MANY, check_token
 from agentrt.executors.vllm.turns import Turns
 
 MOST = 20_000
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Tokenizer:

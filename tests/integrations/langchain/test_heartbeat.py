@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import pytest
@@ -19,7 +21,9 @@ from agentrt.integrations.langchain.heartbeat import Beat, Pulse
 from tests.integrations.langchain.stub import HeldExecutor
 
 IDLE_S = 0.2
-BEATS = 10  # one each 0.05 s: more than twice as long as the node may be idle
+BEATS = 10
+BEAT_S = 0.05
+"""By LangGraph's clock: all beats take more than twice as long as the node may be idle."""
 
 
 class State(TypedDict):
@@ -63,6 +67,8 @@ async def test_a_call_that_is_held_keeps_its_node_alive(
 ) -> None:
     held = HeldExecutor()
     given = 0
+    clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: 0.0})
+    monkeypatch.setattr("langgraph.pregel._retry.time", clock)  # it stands still while we wait
 
     def counted() -> Beat | None:
         beat = node_heartbeat()
@@ -71,6 +77,7 @@ async def test_a_call_that_is_held_keeps_its_node_alive(
         def count() -> None:
             nonlocal given
             given += 1
+            clock.monotonic = lambda now=BEAT_S * given: now
             beat()
             if given == BEATS:
                 held.let_go()
@@ -136,7 +143,7 @@ async def test_a_portal_that_is_owned_gives_them_from_its_own_thread() -> None:
 
     policy = TimeoutPolicy(idle_timeout=30)
     run = asyncio.create_task(graph_of(node, policy).ainvoke({"text": ""}))
-    assert await asyncio.to_thread(held.began.wait, 30)
+    assert await asyncio.to_thread(held.began.wait, 60)
     assert portal._pulse.is_beating
     held.let_go()
     assert await run == {"text": "one two three"}

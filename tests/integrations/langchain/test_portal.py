@@ -60,7 +60,7 @@ def owned(held: HeldExecutor) -> Iterator[Portal]:
 
 
 async def started(held: HeldExecutor) -> None:
-    assert await asyncio.to_thread(held.began.wait, 30)
+    assert await asyncio.to_thread(held.began.wait, 60)
 
 
 # -- one that owns its runtime ---------------------------------------------------------------

@@ -48,7 +48,7 @@ class Probe(BaseChatModel, arbitrary_types_allowed=True):
     ) -> ChatResult:
         name, begun = self._begin(messages, run_manager)
         if name in self.meet:
-            self.meet[name].wait(timeout=10)
+            self.meet[name].wait(timeout=60)
         self._end(begun)
         return _said(name)
 

@@ -78,7 +78,7 @@ async def test_a_cancelled_program_s_threads_call_no_more() -> None:
         with pytest.raises(asyncio.CancelledError):
             await run.wait()
         assert held.live == 0
-        await asyncio.to_thread(over.wait, 30)
+        await asyncio.to_thread(over.wait, 60)
         assert [call.program_id for call in held.calls] == [run.id]
     assert len(errors) == 3
     assert "was cancelled, and calls no more" in str(errors[-1])

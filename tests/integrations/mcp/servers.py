@@ -19,7 +19,7 @@ from agentrt.interrupts import Tool, ToolRequest
 
 SCRIPT = str(Path(__file__).with_name("server.py"))
 LARGEST = 100_000
-WAIT_S = 20.0
+WAIT_S = 60.0
 """What a test waits for is there sooner, or never."""
 
 

@@ -37,7 +37,7 @@ class WorkerProcess:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Its exit code and its last words."""
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=30)
+        _, said = self.process.communicate(timeout=60)
         return self.process.returncode, said
 
 

@@ -20,7 +20,7 @@ from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.outgoing import Outgoing, publish
 from agentrt.interrupts import Tool, ToolRequest
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 _LIE = b'{"tools":[{"name":"lie","parameters":{"type":"object"}}],"later":"ignored"}'
 
 

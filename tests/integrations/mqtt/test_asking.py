@@ -33,7 +33,7 @@ def signs(context: ToolContext) -> Any:
 
 @program
 async def calls(ctx: Context, name: str) -> Any:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while name not in {one.name for one in await ctx.tools()}:
             await asyncio.sleep(0.005)
     return await ctx.tool(name)
@@ -148,7 +148,7 @@ async def test_a_cancelled_program_withdraws_what_its_tools_ask(broker: Broker) 
 
 
 async def test_an_answer_that_is_lost_is_given_again(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, never_silent: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The human is asked once."""
     lost: list[bytes] = []

@@ -101,9 +101,10 @@ async def test_whatever_dies_nothing_is_lost_applied_twice_or_left(
     processes, broker, mcp = children(), mortal.broker(), McpTransport(stdio(), lambda line: None)
     url = f"mqtt://127.0.0.1:{mortal.port}"
     with workers(2, url, *MANY, folder=tmp_path) as two:
-        async with opened(broker, mcp, resend_s=2.0, back_within=1.0) as (runtime, transport):
+        async with opened(broker, mcp, back_within=60.0) as (runtime, transport):
             await offered(transport, 2)
             await under_a_dying_broker(runtime, transport, mortal, tmp_path)
+            transport._back_within = 0.1  # nobody comes back from now on
             await under_a_dying_worker(runtime, transport, two[0], tmp_path)
             await under_a_dying_mcp_server(runtime, tmp_path)
             async with stranger(broker) as other:
@@ -248,7 +249,7 @@ async def test_a_worker_told_to_stop_finishes_first(mortal: Mosquitto, tmp_path:
             (tmp_path / "gate1").touch()
             assert await run.wait() == [0, 1, 2, 3]
             await until(lambda: not fleet.workers)
-            _, said = worker.process.communicate(timeout=30)
+            _, said = worker.process.communicate(timeout=60)
     assert worker.process.returncode == 128 + signal.SIGTERM
     assert "finishing 4 calls, taking nothing new" in said
     assert said.endswith("stopped: what ran has ended\n")

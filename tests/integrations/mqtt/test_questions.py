@@ -33,7 +33,7 @@ class Phone:
 
     async def next(self) -> tuple[str, Any]:
         """The next message: its topic below the prefix, and its JSON; None if it was taken off."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             message = await anext(self.client.messages)
         payload: Any = message.payload
         return str(message.topic)[len(self.root) + 1 :], json.loads(payload) if payload else None

@@ -35,7 +35,7 @@ async def test_clients_are_programs_that_end() -> None:
         assert turn.statuses.keys() == {"200"}
         assert len(turn.latencies) == turn.statuses["200"] == len(local.engine.calls)
         assert len(local.runtime.table) == 0
-        async with httpx.AsyncClient(base_url=f"{local.url}/v1") as client:
+        async with httpx.AsyncClient(base_url=f"{local.url}/v1", timeout=60) as client:
             await run_program(client, "whole", inf, turn)
         depths = {call.identity.parents for call in local.engine.calls}
         assert depths == {(), *((step,) for step in range(CALLS - 1))}
@@ -95,7 +95,7 @@ async def test_what_fails_is_counted_and_being_busy_is_no_error(
     async with open_server(limits=Limits(requests_per_minute=1)) as local:
         turn = Turn()
         for path, name, until in (("v1", "a", inf), ("none", "b", inf), ("v1", "late", 0.0)):
-            async with httpx.AsyncClient(base_url=f"{local.url}/{path}") as client:
+            async with httpx.AsyncClient(base_url=f"{local.url}/{path}", timeout=60) as client:
                 await run_program(client, name, until, turn)
     assert turn.statuses == {"200": 1, "429": 1, "404": 1}
     turn.seconds = 1.0

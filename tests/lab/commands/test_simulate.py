@@ -199,7 +199,7 @@ def test_ctrl_c_leaves_no_process_behind() -> None:
         while len(_group(process.pid)) < 3 and process.poll() is None:  # itself and two workers
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b"")
     assert err.decode().splitlines()[-1] == "interrupted: 0 of 15 runs were done"
     assert _group(process.pid) == []

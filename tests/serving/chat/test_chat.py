@@ -25,7 +25,7 @@ from tests.serving.tenants.plain_keys import PlainKeys
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=60_000)
 APIS = (langgraph.api, None, observability.api, chat.api)
 
 
@@ -167,7 +167,7 @@ async def test_what_is_said_is_text_and_not_markup(it: Serving, browser: Browser
 async def test_the_page_is_served_as_the_dashboard_is_and_both_name_each_other(
     it: Serving, browser: Browser
 ) -> None:
-    async with httpx.AsyncClient(base_url=it.url) as http:
+    async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
         for name in ("/", "/chat/main.js"):
             headers = (await http.get(name)).headers
             assert headers["content-security-policy"].startswith("default-src 'self';")
@@ -252,7 +252,7 @@ async def test_a_tenant_gives_a_key_and_sees_its_own(browser: Browser, tmp_path:
         executor=ObligingExecutor(),
     ) as keyed:
         headers = {"authorization": "Bearer other"}
-        async with httpx.AsyncClient(base_url=keyed.url, headers=headers) as other:
+        async with httpx.AsyncClient(base_url=keyed.url, headers=headers, timeout=60) as other:
             thread = (await other.post("/threads", json={})).json()["thread_id"]
             body = {"assistant_id": "agent", "input": {"messages": [("user", "secret")]}}
             await other.post(f"/threads/{thread}/runs/wait", json=body)

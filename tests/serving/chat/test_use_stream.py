@@ -37,7 +37,7 @@ OPENS = """([url, protocols]) => new Promise((resolve) => {
     socket.onopen = () => socket.send("{}");
     socket.onmessage = () => resolve(`open ${socket.protocol}`);
 })"""
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="module")

@@ -42,5 +42,5 @@ async def client(it: Serving) -> AsyncIterator[LangGraphClient]:
 @pytest_asyncio.fixture
 async def http(it: Serving) -> AsyncIterator[httpx.AsyncClient]:
     """Bare HTTP."""
-    async with httpx.AsyncClient(base_url=it.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
         yield http

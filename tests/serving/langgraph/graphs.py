@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from agentrt import Context, program
 from agentrt.integrations.langchain import ChatAgentRT
 
-TURN_S = 20.0
+TURN_S = 60.0
 """The longest that anything in these tests waits."""
 
 

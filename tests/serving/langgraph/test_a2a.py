@@ -308,7 +308,7 @@ async def test_tasks_are_their_tenants(tmp_path: Path) -> None:
                 await root.get_task(GetTaskRequest(id=task.id))
             with pytest.raises(InvalidParamsError, match="not found"):
                 await sent(root, "hi", context=task.context_id)
-        async with httpx.AsyncClient(base_url=it.url) as http:
+        async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
             assert (await http.get("/.well-known/agent-card.json")).status_code == 401
             assert (await http.post("/a2a/chat", json={})).status_code == 401
 
@@ -325,5 +325,5 @@ async def test_authentication_hooks_are_asked(tmp_path: Path) -> None:
                 await eve.get_task(GetTaskRequest(id=task.id))
             with pytest.raises(A2AError, match="not found"):
                 await sent(eve, "hi", context=task.context_id)
-        async with httpx.AsyncClient(base_url=it.url) as http:
+        async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
             assert (await http.post("/a2a/chat", json={})).status_code == 401

@@ -184,7 +184,10 @@ async def test_connections_that_break_cost_no_run_its_end(
                 GATES.open(gate)
                 assert it.server is not None
                 failing = it.server.background.failing
-                async with httpx.AsyncClient(base_url=it.url) as http, asyncio.timeout(60):
+                async with (
+                    httpx.AsyncClient(base_url=it.url, timeout=60) as http,
+                    asyncio.timeout(60),
+                ):
                     at = f"/threads/{thread}/runs/{run['run_id']}"
                     while (answer := await http.get(f"{at}/join")).status_code != 200:
                         assert answer.status_code == 503

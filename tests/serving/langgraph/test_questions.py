@@ -90,7 +90,7 @@ async def clients(
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with (
         get_client(url=it.url, headers=headers) as client,
-        httpx.AsyncClient(base_url=it.url, headers=headers, timeout=30) as http,
+        httpx.AsyncClient(base_url=it.url, headers=headers, timeout=60) as http,
     ):
         yield client, http
 

@@ -30,7 +30,7 @@ async def http(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.
     with serving({"steps": steps_graph()}, folder / "a.db", keys=PlainKeys()) as it:
         assert it.server is not None
         it.server.tenants = Tenants(lambda: 0.0, limits_of=lambda: OWN)
-        async with httpx.AsyncClient(base_url=it.url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
             yield http
 
 

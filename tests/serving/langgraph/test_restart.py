@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +67,16 @@ async def test_what_ran_goes_on_where_it_was(process: Process, folder: Path) -> 
         threads = [await a_thread(client) for _ in range(6)]
         held = [await client.runs.create(key, "held", input={"go": "1"}) for key in threads]
         behind = [await client.runs.create(key, "walk", input={"steps": []}) for key in threads]
-        waiting = asyncio.create_task(client.runs.wait(None, "held", input={"go": "1"}))
-        stream = asyncio.create_task(_streamed(client))
+        made: asyncio.Queue[Any] = asyncio.Queue()
+        waiting = asyncio.create_task(
+            client.runs.wait(None, "held", input={"go": "1"}, on_run_created=made.put_nowait)
+        )
+        stream = asyncio.create_task(_streamed(client, made.put_nowait))
         answered = await _an_answered_thread(client, folder)
         for run in held:
             await started(folder, run, "hold")
-        await asyncio.sleep(0)
+        for run in [await made.get() for _ in range(2)]:
+            await started(folder, run, "hold")
         process.kill()
         (folder / "1").touch()
         await process.start()
@@ -99,10 +103,14 @@ async def _an_answered_thread(client: LangGraphClient, folder: Path) -> tuple[st
     return thread, run["run_id"]
 
 
-async def _streamed(client: LangGraphClient) -> list[Any]:
-    thread = await a_thread(client)
+async def _streamed(client: LangGraphClient, made: Callable[[Any], None]) -> list[Any]:
     parts = client.runs.stream(
-        thread, "held", input={"go": "1"}, stream_mode="updates", stream_resumable=True
+        await a_thread(client),
+        "held",
+        input={"go": "1"},
+        stream_mode="updates",
+        stream_resumable=True,
+        on_run_created=made,
     )
     return [part async for part in parts]
 

@@ -263,7 +263,7 @@ async def test_a_client_that_goes_away(
         "input": {"gate": gate, "steps": []},
         "on_disconnect": on_disconnect,
     }
-    async with httpx.AsyncClient(base_url=it.url) as http:
+    async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
         asking = asyncio.create_task(http.post(f"/threads/{thread}/runs/{way}", json=body))
         await GATES.reached(gate)
         asking.cancel()
@@ -286,7 +286,7 @@ async def test_a_stream_that_is_left_cancels_its_run_when_told(
     await GATES.reached(gate)
     where = f"/threads/{thread}/runs/{run['run_id']}/stream?cancel_on_disconnect=true"
     async with (
-        httpx.AsyncClient(base_url=it.url) as http,
+        httpx.AsyncClient(base_url=it.url, timeout=60) as http,
         http.stream("GET", where, headers={"Last-Event-ID": "-1"}) as response,
     ):
         async for _ in response.aiter_lines():

@@ -98,7 +98,7 @@ async def test_a_locked_database_does_not_end_the_sweep(
         expired.set()
 
     monkeypatch.setattr(state.runs, "forget_streams", forget_streams)
-    async with asyncio.timeout(20), tenant_state.sweeping(state, expire):
+    async with asyncio.timeout(60), tenant_state.sweeping(state, expire):
         await expired.wait()
         await swept.wait()
 

@@ -27,7 +27,9 @@ async def ann(it: Serving) -> AsyncIterator[LangGraphClient]:
 
 @pytest_asyncio.fixture
 async def eve(it: Serving) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=it.url, headers={"x-agentrt-tenant": "eve"}) as http:
+    async with httpx.AsyncClient(
+        base_url=it.url, headers={"x-agentrt-tenant": "eve"}, timeout=60
+    ) as http:
         yield http
 
 

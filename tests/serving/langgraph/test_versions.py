@@ -97,7 +97,7 @@ async def test_what_is_not_supported_is_refused_by_its_name(field: str, it: Serv
     bodies = [one for one in mine if isinstance(one["body"], dict) and field in one["body"]]
     assert bodies
     left = ("webhook", *(name for name in NOT_HERE if name != field))
-    async with httpx.AsyncClient(base_url=it.url) as http:
+    async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
         status, why = await _status(http, bodies[0]["asked"], _without(bodies[0]["body"], left))
     assert status == 422
     assert field in why

@@ -27,7 +27,7 @@ from tests.serving.observability.browser import Watched, opened_browser
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-WAIT_MS = 30_000
+WAIT_MS = 60_000
 CHECK_LAYOUTS = Path(__file__).with_name("check_layouts.js")
 expect.set_options(timeout=WAIT_MS)
 
@@ -297,7 +297,7 @@ async def test_engines_queues_and_wait_reasons_are_shown(browser: Browser) -> No
     engine = Staged()
     async with shown(browser, engine) as (runtime, page):
         runs = [runtime.start(caller) for _ in range(3)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not all(run.row.calls for run in runs):
                 await asyncio.sleep(0)
         now = runtime.now()

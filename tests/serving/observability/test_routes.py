@@ -96,7 +96,7 @@ def made_keys(folder: Path, *tenants: str, operator: str) -> tuple[KeyRing, list
 
 async def in_tools(runtime: Runtime, programs: int) -> None:
     """Until all programs have come to their tool."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while sum(run.row.tools for run in runtime.runs.values()) < programs:
             await asyncio.sleep(0)
 
@@ -250,7 +250,7 @@ async def test_ready_tells_of_what_the_server_does_not_do_by_itself_any_more() -
         async with at.server.background.doing("sweep", work):
             for gate_ in gates[:-1]:
                 gate_.set()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while at.server.background.failing() == {}:
                     await asyncio.sleep(0)
                 answer = await at.json("/ready")
@@ -304,7 +304,7 @@ async def test_events_come_over_http_as_they_happen() -> None:
         url = page.replace("/dashboard", "/events")
         first = runtime.start(other)
         await in_tools(runtime, 1)
-        async with httpx.AsyncClient(timeout=30) as client, client.stream("GET", url) as answer:
+        async with httpx.AsyncClient(timeout=60) as client, client.stream("GET", url) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             stream = messages(answer)
             name, body = await anext(stream)
@@ -322,7 +322,7 @@ async def test_events_come_over_http_as_they_happen() -> None:
 async def test_a_draining_server_ends_its_streams() -> None:
     async with served() as at:
         at.server.draining = True
-        answer = await asyncio.wait_for(at.get("/events"), 30)
+        answer = await asyncio.wait_for(at.get("/events"), 60)
         assert answer.text.startswith("event: snapshot")
 
 

@@ -227,7 +227,7 @@ async def test_a_reader_wakes_when_another_thread_writes() -> None:
         wait = asyncio.create_task(reader.wait(60.0))
         await asyncio.sleep(0)
         await asyncio.to_thread(story.tell, [("open", 0)])
-        await asyncio.wait_for(wait, 10.0)
+        await asyncio.wait_for(wait, 60.0)
         assert [run.id for run, _ in reader.take()] == [story.runs[0].id]
 
 

@@ -62,7 +62,7 @@ def try_all(described: dict[str, Any], url: str) -> dict[str, set[int]]:
             suppress_health_check=list(hypothesis.HealthCheck),
         )
         def attempt(case: schemathesis.Case[Any]) -> None:
-            response = case.call(base_url=url, timeout=10)
+            response = case.call(base_url=url, timeout=60)
             tried.setdefault(case.operation.label, set()).add(response.status_code)
             case.validate_response(response, checks=[not_a_server_error])
 

@@ -32,7 +32,7 @@ async def is_rid_of(local: LocalServer) -> None:
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_client_that_goes_while_it_waits_cancels_its_calls(n: int) -> None:
     async with open_server(kind=Held) as local:
-        async with httpx.AsyncClient(base_url=local.url) as client:
+        async with httpx.AsyncClient(base_url=local.url, timeout=60) as client:
             asking = asyncio.create_task(client.post(CHAT, json=body(n=n), timeout=WAIT_S))
             await local.engine.began.wait()
             await local.until(lambda: len(local.engine.open) == n)
@@ -45,7 +45,7 @@ async def test_a_client_that_goes_while_it_waits_cancels_its_calls(n: int) -> No
 async def test_a_client_that_leaves_a_stream_cancels_its_calls(n: int) -> None:
     async with open_server(kind=Held) as local:
         async with (
-            httpx.AsyncClient(base_url=local.url) as client,
+            httpx.AsyncClient(base_url=local.url, timeout=60) as client,
             client.stream("POST", CHAT, json=body(stream=True, n=n), timeout=WAIT_S) as answer,
         ):
             assert answer.status_code == 200
@@ -61,7 +61,7 @@ async def test_a_client_that_goes_while_its_call_waits_at_the_gate_leaves_the_qu
     async with open_server(kind=Held, limits=limits, is_shared=True) as local:
         first = asyncio.create_task(local.chat("first"))
         await local.engine.began.wait()
-        async with httpx.AsyncClient(base_url=local.url) as client:
+        async with httpx.AsyncClient(base_url=local.url, timeout=60) as client:
             asking = asyncio.create_task(client.post(CHAT, json=body(), timeout=WAIT_S))
             await local.until(lambda: local.server.tenants.calls("default") == 2)
             asking.cancel()
@@ -110,7 +110,7 @@ async def test_a_draining_server_finishes_what_runs_and_takes_nothing_new() -> N
         await local.engine.began.wait()
         draining = asyncio.create_task(local.listener.drain(local.server, WAIT_S))
         await local.until(lambda: local.server.draining)
-        async with httpx.AsyncClient(base_url=local.url) as client:
+        async with httpx.AsyncClient(base_url=local.url, timeout=60) as client:
             refused = await client.post(CHAT, json=body())
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
             assert refused.json()["error"]["code"] == "stopping"

@@ -23,7 +23,7 @@ class Asking:
     """A client of one server, and what it has asked."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        client = get_client(url=url, api_key=key, timeout=30)
+        client = get_client(url=url, api_key=key, timeout=60)
         # Of any type: what is asked includes what the client's own types would not let through.
         self.http: Any = client.http
         self.assistants: Any = client.assistants
