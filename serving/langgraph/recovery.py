@@ -49,18 +49,16 @@ class Origin:
     """Where a thread stood. Ids are "" where there is none.
 
     ``checkpoint_id`` is the graph's own last checkpoint, and ``latest`` the last one of all.
-    ``writes`` is what was written to checkpoints from ``since`` on. None means unknown: an
-    earlier version of this server noted less, and such a run may still be live.
+    ``writes`` is what was written to checkpoints from ``since`` on.
     """
 
     checkpoint_id: str
     latest: str
     since: str
-    writes: tuple[Write, ...] | None
+    writes: tuple[Write, ...]
 
     def as_json(self) -> dict[str, Any]:
         """As a run's row has it."""
-        assert self.writes is not None
         return {
             "checkpoint_id": self.checkpoint_id or None,
             "latest": self.latest,
@@ -71,11 +69,8 @@ class Origin:
     @classmethod
     def of(cls, noted: Mapping[str, Any]) -> Origin:
         """From a run's row."""
-        own = noted["checkpoint_id"] or ""
-        if "rows" not in noted:
-            return cls(own, latest=own, since=own, writes=None)
         writes = tuple(Write.from_json(one) for one in noted["rows"])
-        return cls(own, noted["latest"], noted["since"], writes)
+        return cls(noted["checkpoint_id"] or "", noted["latest"], noted["since"], writes)
 
 
 async def current_origin(database: Database, thread: str, also: Collection[str]) -> Origin:
@@ -92,9 +87,8 @@ async def roll_back(database: Database, thread: str, origin: Origin) -> None:
     """Undo all that was done to the thread since."""
     async with database.writing() as connection:
         await delete_after(connection, database, thread, origin.latest)
-        if origin.writes is not None:
-            now = await writes_since(connection, database, thread, origin.since)
-            await restore_writes(connection, database, thread, now, origin.writes)
+        now = await writes_since(connection, database, thread, origin.since)
+        await restore_writes(connection, database, thread, now, origin.writes)
 
 
 async def _roll_back_command(
@@ -107,7 +101,7 @@ async def _roll_back_command(
         now = [row for row in rows if row.task == task]
         then = [
             row
-            for row in origin.writes or ()
+            for row in origin.writes
             if row.task == task and not (without_answers and row.channel == RESUME)
         ]
         await restore_writes(connection, database, thread, now, then)
@@ -146,8 +140,6 @@ async def entry(storage: Storage, record: RunRecord) -> Entry:
         tip = await last_checkpoint(connection, record.thread_id, own=True)
     if tip != origin.checkpoint_id:
         return Entry(True, None)
-    if origin.writes is None:
-        return as_asked
     if _starts_over(record.kwargs, tip):
         await roll_back(storage.database, record.thread_id, origin)
         return as_asked
@@ -211,7 +203,7 @@ async def _progress_since(storage: Storage, thread: str, origin: Origin) -> _Pro
     async with storage.database.reading() as connection:
         now = await writes_since(connection, storage.database, thread, origin.since)
         added = await namespaces_since(connection, thread, origin.latest)
-    rows = origin.writes or ()
+    rows = origin.writes
     before, after = _answers(storage, rows), _answers(storage, now)
     more = {task for task, count in after.items() if count > before[task]}
     done = {row.task for row in now if not row.replaceable}

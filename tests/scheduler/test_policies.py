@@ -9,17 +9,14 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import (
     ENTRY_POINT_GROUP,
-    Priority,
     level_ends,
     make_policy,
     policy_class,
     policy_names,
 )
-from agentrt.scheduler.policies.attained import Plas
 from agentrt.scheduler.policies.baselines import STAGED, TwoLevel
 from tests.scheduler.harness import Harness
 
@@ -218,13 +215,6 @@ def test_no_place_is_lost_however_many_come(count: int) -> None:
     assert not policy._line
 
 
-class Outdated(Plas):
-    """From when a call's priority was its place."""
-
-    def expire(self, call: QueuedCall, now: float) -> Priority:
-        return self.priority(call, now)
-
-
 @pytest.fixture
 def points(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies of another package: half of one, one of our names, and one that does not load."""
@@ -232,7 +222,6 @@ def points(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint("half", "agentrt.scheduler.policies:AttainedService", ENTRY_POINT_GROUP),
         EntryPoint("srpt", "agentrt.lab.oracles:Srpt", ENTRY_POINT_GROUP),
         EntryPoint("plas", "agentrt.lab.oracles:Srpt", ENTRY_POINT_GROUP),
-        EntryPoint("outdated", f"{__name__}:Outdated", ENTRY_POINT_GROUP),
         EntryPoint("absent", "agentrt.no_such_module:Policy", ENTRY_POINT_GROUP),
         EntryPoint("function", "agentrt.scheduler.policies:policy_names", ENTRY_POINT_GROUP),
     ]
@@ -246,7 +235,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("points")
 def test_policies_of_other_packages() -> None:
-    assert policy_names()[-5:] == ["absent", "function", "half", "outdated", "srpt"]
+    assert policy_names()[-4:] == ["absent", "function", "half", "srpt"]
     assert policy_names().count("plas") == 1
     assert (policy_class("srpt").__name__, policy_class("plas").__name__) == ("Srpt", "Plas")
     with pytest.raises(ConfigError) as refused:
@@ -263,10 +252,6 @@ def test_policies_of_other_packages() -> None:
         "policy 'absent' (agentrt.no_such_module:Policy) does not load: "
         "No module named 'agentrt.no_such_module'"
     )
-    with pytest.raises(
-        ConfigError, match=r"has expire\(\): its name is on_quantum_expired\(\) now"
-    ):
-        policy_class("outdated")
 
 
 def test_a_policy_keeps_its_settings() -> None:

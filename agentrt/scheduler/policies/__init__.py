@@ -35,9 +35,6 @@ _BUILT_IN: dict[str, type[Policy]] = {
     )
 }
 
-_RENAMED = {"place": "priority", "expire": "on_quantum_expired"}
-"""Methods of older policies: under these names nobody would call them."""
-
 
 def policy_names() -> list[str]:
     """All policies that can be named now, ours first."""
@@ -67,11 +64,6 @@ def policy_class(name: str) -> type[Policy]:
             policy = point.load()
         except Exception as error:
             raise ConfigError(f"policy {name!r} ({point.value}) does not load: {error}") from error
-        for old, new in _RENAMED.items():
-            if hasattr(policy, old):
-                raise ConfigError(
-                    f"policy {name!r} ({point.value}) has {old}(): its name is {new}() now"
-                )
         if not (isinstance(policy, type) and issubclass(policy, Policy)) or isabstract(policy):
             raise ConfigError(
                 f"policy {name!r} ({point.value}) is not a whole subclass of "

@@ -62,15 +62,5 @@ async def test_the_past_is_noted_where_it_may_be_written_to(storage: Storage) ->
     await storage.saver.aput_writes(past, [("__interrupt__", ["one"])], "a")
     place = past["configurable"]["checkpoint_id"]
     assert (await current_origin(storage.database, "t", ())).writes == ()
-    (row,) = (await current_origin(storage.database, "t", {place})).writes or ()
+    (row,) = (await current_origin(storage.database, "t", {place})).writes
     assert (row.task, row.channel) == (("", place, "a"), "__interrupt__")
-
-
-async def test_what_an_earlier_version_noted_is_read(storage: Storage) -> None:
-    """It knew of checkpoints only: what was written stays."""
-    own = await put(storage, "")
-    noted = {"checkpoint_id": own["configurable"]["checkpoint_id"], "answers": 0, "writes": ["a"]}
-    late = await put(storage, "")
-    await storage.saver.aput_writes(own, [("x", 1)], "b")
-    await roll_back(storage.database, "t", Origin.of(noted))
-    assert await written(storage, own, late) == [[("b", "x", 1)], None]
