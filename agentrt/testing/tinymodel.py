@@ -81,35 +81,3 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         for name, shape in layer.items():
             shapes[f"model.layers.{index}.{name}.weight"] = shape
     return shapes
-
-
-def tiny_adapter(folder: Path, model: Path, seed: int = 0, rank: int = 8) -> Path:
-    """Write a LoRA adapter of ``model``, a Llama or one that sees, which changes what it says."""
-    import torch
-    from safetensors.torch import save_file
-
-    whole = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    config = whole.get("text_config", whole)
-    layers = "model.text_model.layers" if config is not whole else "model.layers"
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    width = config.get("head_dim") or hidden // heads
-    outputs = {"q_proj": heads * width, "v_proj": config["num_key_value_heads"] * width}
-    torch.manual_seed(seed)
-    weights = {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, size in outputs.items():
-            module = f"base_model.model.{layers}.{layer}.self_attn.{name}"
-            weights[f"{module}.lora_A.weight"] = torch.randn(rank, hidden)
-            weights[f"{module}.lora_B.weight"] = torch.randn(size, rank)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    about = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": rank,
-        "target_modules": list(outputs),
-        "bias": "none",
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
-    return folder

@@ -47,11 +47,11 @@ def operators_key(file: Path) -> str:
     return key
 
 
-def url_of(process: subprocess.Popen[bytes], log: Path) -> str:
+def url_of(process: subprocess.Popen[bytes], log: Path, serving: str = "tiny, greet") -> str:
     deadline = time.monotonic() + START_S
     while True:
         text = log.read_text(encoding="utf-8", errors="replace")
-        found = re.search(r"serving tiny, greet at (http://\S+)", text)
+        found = re.search(rf"serving {serving} at (http://\S+)", text)
         if found:
             return found[1]
         assert process.poll() is None, text

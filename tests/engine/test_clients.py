@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,10 @@ from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from tests.clients.agents import claude_code, codex
 from tests.clients.wire import Chat, Messages, Responses, Wire, events_of, is_clean
+from tests.engine.served import url_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
-START_S = 300.0
 STOP_S = 60.0
 MODEL = "tiny"
 MOST = 24
@@ -52,23 +50,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             stderr=output,
         )
     try:
-        yield url_of(process, log)
+        yield url_of(process, log, MODEL)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             process.wait(STOP_S)
-
-
-def url_of(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START_S
-    while True:
-        text = log.read_text(encoding="utf-8", errors="replace")
-        found = re.search(rf"serving {MODEL} at (http://\S+)", text)
-        if found:
-            return found[1]
-        assert process.poll() is None, text
-        assert time.monotonic() < deadline, text
-        time.sleep(0.2)  # another process: it is asked, not told
 
 
 def programs(url: str) -> dict[str, Any]:

@@ -22,10 +22,9 @@ from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.program.results import ToolResult, messages_of
 from agentrt.router import make_router
-from agentrt.testing.tinymodel import tiny_adapter
-from agentrt.testing.tinyvision import tiny_vision_model
 from tests.engine.lent import Lent
 from tests.engine.seeing import TOKENS, asking, image, said, seeing_flags
+from tests.engine.tiny_vision import tiny_adapter, tiny_vision_model
 from tests.serving.local import MODEL, open_server
 
 pytest.importorskip("vllm")

@@ -23,10 +23,9 @@ from agentrt.lab.bench.engines import CallAudit
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
 from agentrt.testing.raycluster import LocalCluster
-from agentrt.testing.tinymodel import tiny_adapter
-from agentrt.testing.tinyvision import tiny_vision_model
 from tests.engine.lent import Lent, knows_what_they_hold
 from tests.engine.seeing import image, said, seeing_flags
+from tests.engine.tiny_vision import tiny_adapter, tiny_vision_model
 from tests.executors.replicas.reading import Calls, streamed, whole
 
 pytest.importorskip("vllm")

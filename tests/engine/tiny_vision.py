@@ -1,12 +1,13 @@
-"""A model that sees, and loads in a second: for tests of images where what it says does not matter.
+"""A model that sees, and adapters, which load in a second: what they say does not matter.
 
-Idefics3 with random weights and the tokenizer of the embedded model: what it says depends on
-every token and on each image. Of the families that vLLM has, it is one that runs without
-torchvision, which the CPU's wheels do not bring.
+The model is Idefics3 with random weights and the tokenizer of the embedded model: what it says
+depends on every token and on each image. Of the families that vLLM has, it is one that runs
+without torchvision, which the CPU's wheels do not bring.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,35 @@ def _config(tokenizer: Any) -> Any:
         scale_factor=_SCALE,
         pad_token_id=2,
     )
+
+
+def tiny_adapter(folder: Path, model: Path, seed: int = 0, rank: int = 8) -> Path:
+    """Write a LoRA adapter of ``model``, a Llama or one that sees, which changes what it says."""
+    import torch
+    from safetensors.torch import save_file
+
+    whole = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config = whole.get("text_config", whole)
+    layers = "model.text_model.layers" if config is not whole else "model.layers"
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    width = config.get("head_dim") or hidden // heads
+    outputs = {"q_proj": heads * width, "v_proj": config["num_key_value_heads"] * width}
+    torch.manual_seed(seed)
+    weights = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, size in outputs.items():
+            module = f"base_model.model.{layers}.{layer}.self_attn.{name}"
+            weights[f"{module}.lora_A.weight"] = torch.randn(rank, hidden)
+            weights[f"{module}.lora_B.weight"] = torch.randn(size, rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    about = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": list(outputs),
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
+    return folder
