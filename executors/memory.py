@@ -99,7 +99,7 @@ def read(path: Path) -> Learned:
     Raises `ConfigError` for one that is not such a file.
     """
     try:
-        values: Learned = _current(read_json(path))
+        values: Learned = read_json(path)
         History().load(values)
         Gaps().load(values.get(GAPS, []))
     except FileNotFoundError:
@@ -109,22 +109,6 @@ def read(path: Path) -> Learned:
             f"{path}: {error}; name a file that agentrt wrote, or one that does not exist yet"
         ) from error
     return values
-
-
-def _current(values: Any) -> Any:
-    """A file of version 1 as it would be now; any other content as it is.
-
-    There, types with hints had a unit of their own, and a session's past had cells.
-    """
-    if not isinstance(values, dict) or values.get("version") != 1:
-        return values
-    hinted = {tuple(law[:2]) for law in values.get("hints", ())}
-    cells = [
-        cell
-        for cell in values["cells"]
-        if tuple(cell[:2]) not in hinted and not str(cell[3]).startswith("session ")
-    ]
-    return History().to_dict() | {"cells": cells, GAPS: values.get(GAPS, [])}
 
 
 def _write(path: Path, text: str) -> None:

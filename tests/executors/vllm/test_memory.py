@@ -185,36 +185,6 @@ def in_a_tool(e: HeadlessEngine, name: str, tool: str, seconds: float) -> None:
     scheduler.control("end", name)
 
 
-def first_version(**more: Any) -> dict[str, Any]:
-    cells = [
-        ["default", "t", 0, "", 30.0, 9.0],
-        ["default", "t", 0, "session 3", 5.0, 9.0],
-        ["default", "hinted", 0, "", 30.0, 1.0],
-    ]
-    hints = [["default", "hinted", 30.0, 0.7, 1.1, 0.0, 0.0, 1.0]]
-    return {"version": 1, "cells": cells, "sessions": [], "hints": hints, "ages": [], **more}
-
-
-def test_a_file_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
-    """What means something else now is left out: cells in a hint's unit, and of sessions."""
-    path = tmp_path / "history.json"
-    gaps = [["default", "agent", "build", 12.0, [3.0], [], [9.0]]]
-    path.write_text(json.dumps(first_version(gaps=gaps)))
-    found = read(path)
-    assert found == {"version": 2, "cells": [["default", "t", 0, "", 30.0, 9.0]], "gaps": gaps}
-    assert expected(engine(path)) > expected(engine(None))
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"cells": 7}, {"cells": [[]]}, {"cells": [7]}, {"hints": [7]}, {"hints": 7}]
-)
-def test_a_first_version_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    path = tmp_path / "history.json"
-    path.write_text(json.dumps(first_version(**wrong)))
-    with pytest.raises(ConfigError, match="name a file that agentrt wrote"):
-        read(path)
-
-
 def test_learned_gaps_survive_a_restart_whatever_the_policy(tmp_path: Path) -> None:
     """1. `adaptive` fills the file. 2. `cost` adds gaps, under a policy that learns nothing.
     3. Both are there again."""
