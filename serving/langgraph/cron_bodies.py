@@ -39,7 +39,11 @@ def _known_zone(name: str | None) -> str | None:
 
 
 def _zoned(time: datetime | None) -> datetime | None:
-    return time if time is None or time.tzinfo is not None else time.replace(tzinfo=UTC)
+    if time is None:
+        return None
+    zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    datetime.fromtimestamp(zoned.timestamp(), UTC)  # raises where that is beyond the year 9999
+    return zoned
 
 
 class CronBody(RunTerms):

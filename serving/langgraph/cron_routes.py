@@ -115,7 +115,7 @@ class CronRoutes:
         await self._starts.assistant(caller, thread, body.run(thread))
         _check_time_is_left(self._all, body)
         metadata = {**row["metadata"], **value["metadata"]}
-        patched = await self._all.change(caller.tenant, cron_id, body, metadata, only)
+        patched = await self._all.change(caller.tenant, cron_id, thread, body, metadata, only)
         return JSON(cron_json(patched))
 
     async def delete(self, cron_id: UUID, caller: CallerDep) -> Response:

@@ -10,20 +10,21 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfoNotFoundError
 
 import sqlalchemy as sa
-from fastapi import HTTPException
 from langgraph_sdk import Auth
-from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 
 from agentrt.serving.langgraph.auth import Caller, User
 from agentrt.serving.langgraph.cron_bodies import CronBody, CronCount, CronSearch, next_time
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.expiry import Deadlines
+from agentrt.serving.langgraph.outages import is_outage
 from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.responses import not_found, timestamp
+from agentrt.serving.langgraph.responses import encode, not_found, timestamp
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import Filter, crons, dumps, has
 from agentrt.serving.tenants import BusyError
@@ -69,40 +70,50 @@ class Crons:
             "tenant": caller.tenant,
             "assistant_id": body.assistant_id,
             "thread_id": None if thread is None else str(thread),
-            "user": dumps(caller.config()),
+            "user": encode(caller.config()).decode(),
             "created_at": now,
-            **self._settings(body, metadata, now),
+            **self._settings(thread, body, metadata, now),
         }
-        if thread is not None:
-            row["on_run_completed"] = None
         async with self._database.writing() as connection:
             await connection.execute(sa.insert(crons).values(row))
             await self._quotas.new_cron(connection, caller.tenant)
-        return await self.get(caller.tenant, key)
+        return await self._told(caller.tenant, key)
 
     async def change(
-        self, tenant: str, key: UUID, body: CronBody, metadata: Any, only: Filter
+        self,
+        tenant: str,
+        key: UUID,
+        thread: UUID | None,
+        body: CronBody,
+        metadata: Any,
+        only: Filter,
     ) -> sa.Row[Any]:
         """Replace what a cron does; its next time counts from now."""
-        values = self._settings(body, metadata, self.clock())
+        values = self._settings(thread, body, metadata, self.clock())
         await self._database.write(sa.update(crons).where(*_is(tenant, key, only)).values(values))
-        return await self.get(tenant, key)
+        return await self._told(tenant, key)
 
-    def _settings(self, body: CronBody, metadata: Any, now: float) -> dict[str, Any]:
-        due = self.next_of(body)
-        if due is not None and body.enabled:
-            self.coming.add(due)
+    def _settings(
+        self, thread: UUID | None, body: CronBody, metadata: Any, now: float
+    ) -> dict[str, Any]:
         return {
             "payload": dumps(body.payload()),
             "schedule": body.schedule,
             "timezone": body.timezone,
-            "on_run_completed": body.on_run_completed or "delete",
+            "on_run_completed": (body.on_run_completed or "delete") if thread is None else None,
             "enabled": body.enabled,
             "metadata": metadata,
             "end_time": body.end(),
-            "next_run_date": due,
+            "next_run_date": self.next_of(body),
             "updated_at": now,
         }
+
+    async def _told(self, tenant: str, key: UUID) -> sa.Row[Any]:
+        """The cron as it is stored now; whoever waits for the nearest time hears of its own."""
+        row = await self.get(tenant, key)
+        if row.enabled and row.next_run_date is not None:
+            self.coming.add(row.next_run_date)
+        return row
 
     def next_of(self, body: CronBody) -> float | None:
         """When such a cron is due next, from now on."""
@@ -191,18 +202,19 @@ class Clock:
             await self._starts.start(caller, thread, body.run(thread), claim=claim)
         except BusyError:
             return False
-        except (HTTPException, HookHTTPException, ValueError) as error:
-            status = getattr(error, "status_code", 422)
-            if status in _NO_ROOM:
+        except Exception as error:  # hooks and factories are the user's, and may raise anything
+            if getattr(error, "status_code", None) in _NO_ROOM or is_outage(error):
                 return False
-            _log.warning("cron %s: a run was not started: %s", key, error)
+            _log.warning("cron %s: a run was not started: %r", key, error)
             await self._crons.skip(claim)
         return True
 
 
 def _claim(row: sa.Row[Any], now: float) -> sa.Update:
     """Take the time that a cron is due: whoever does it first starts the run."""
-    following = next_time(row.schedule, row.timezone, now, row.end_time)
+    following = None
+    with suppress(ValueError, ZoneInfoNotFoundError):  # it is due no more, as by its last year
+        following = next_time(row.schedule, row.timezone, now, row.end_time)
     c = crons.c
     this = (c.cron_id == row.cron_id, c.enabled, c.next_run_date == row.next_run_date)
     return sa.update(crons).where(*this).values(next_run_date=following)

@@ -18,9 +18,9 @@ from langgraph_sdk.client import LangGraphClient
 from sqlalchemy import Row
 
 from agentrt import Runtime
-from agentrt.serving.langgraph.auth import Caller
+from agentrt.serving.langgraph.auth import Caller, User
 from agentrt.serving.langgraph.cron_bodies import CronBody, next_time
-from agentrt.serving.langgraph.crons import Clock, Crons
+from agentrt.serving.langgraph.crons import Clock, Crons, cron_json
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_starts import StartRoutes
@@ -200,6 +200,37 @@ def _thread_body() -> Any:
     return ThreadCreate()
 
 
+@pytest.mark.parametrize(
+    ("error", "again"), [(RuntimeError("a hook's own"), 0), (ConnectionError("away"), 1)]
+)
+async def test_one_that_fails_keeps_no_other_from_its_time(
+    home: Home, monkeypatch: pytest.MonkeyPatch, error: Exception, again: int
+) -> None:
+    """Hooks and factories may raise anything. What cannot be reached now is tried again."""
+    start = home.starts.start
+
+    async def fails_for_one(caller: Any, thread: Any, body: Any, **more: Any) -> Any:
+        if body.metadata.get("fails"):
+            raise error
+        return await start(caller, thread, body, **more)
+
+    await home.add(metadata={"fails": True})
+    await home.add(metadata={"n": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(home.starts, "start", fails_for_one)
+        assert await home.after(MINUTE) == 1
+    assert await home.after(0) == again
+
+
+async def test_a_cron_that_is_due_for_the_last_time_runs_and_ends(home: Home) -> None:
+    """Its year, the seventh field, has no later time. Others go on."""
+    row = await home.add("1 12 1 5 * 0 2030")
+    assert row.next_run_date == NOON + MINUTE
+    await home.add("2 12 * * *")
+    assert [await home.after(MINUTE) for _ in range(3)] == [1, 1, 0]
+    assert (await home.crons.get("default", UUID(row.cron_id))).next_run_date is None
+
+
 async def test_what_is_gone_takes_its_crons_with_it(home: Home) -> None:
     made, _ = await home.state.threads.create("default", _thread_body())
     row = await home.add(thread=UUID(made["thread_id"]))
@@ -227,6 +258,30 @@ async def test_the_nearest_is_waited_for(home: Home, monkeypatch: pytest.MonkeyP
     assert waited == [float("inf"), HOUR, 5 * MINUTE]
 
 
+async def test_the_nearest_is_told_once_it_is_stored(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks for it then finds it: told earlier, it would be looked for in vain, once."""
+    seen: list[float | None] = []
+    get = home.crons.get
+
+    async def stored(*which: Any) -> Any:
+        seen.append(home.crons.coming._nearest)
+        return await get(*which)
+
+    monkeypatch.setattr(home.crons, "get", stored)
+    await home.add()
+    assert (seen, home.crons.coming._nearest) == ([float("inf")], NOON + MINUTE)
+
+
+async def test_who_made_it_may_be_anything_that_a_hook_gives(home: Home) -> None:
+    """Also what JSON does not have."""
+    user = User({"identity": "ann", "groups": {"a"}})
+    body = CronBody(assistant_id="steps", schedule="@daily")
+    row = await home.crons.add(Caller("default", user, None), uuid4(), None, body, {})
+    assert cron_json(row)["user_id"] == "ann"
+
+
 # -- by clients ---------------------------------------------------------------------------
 
 
@@ -236,6 +291,9 @@ async def test_a_run_is_started_by_itself(client: LangGraphClient) -> None:
     cron: Any = await client.crons.create_for_thread(
         thread, "steps", schedule="* * * * * *", input=IN, metadata={"of": "cron"}
     )
+    assert cron["on_run_completed"] is None
+    changed: Any = await client.crons.update(cron["cron_id"], metadata={"n": 1})
+    assert changed["on_run_completed"] is None
     found: list[Any] = []
     while not found:
         found = await client.runs.list(thread, status="success")
@@ -284,6 +342,9 @@ async def test_crons_are_read_changed_and_forgotten(client: LangGraphClient) -> 
         ({"timezone": "../../etc/passwd"}, "no time zone"),
         ({"end_time": "2020-01-01T00:00:00Z"}, "no run would start"),
         ({"end_time": "tomorrow"}, "end_time"),
+        ({"end_time": "9999-12-31T23:59:59-01:00"}, "end_time: year 10000 is out of range"),
+        ({"end_time": "9999-12-31T23:59:59.999999Z"}, "end_time: year 10000 is out of range"),
+        ({"end_time": "0001-01-01T00:00:00+14:00"}, "end_time: year 0 is out of range"),
         ({"interrupt_before": ["nowhere"]}, "no node 'nowhere'"),
         ({"on_run_completed": "burn"}, "on_run_completed"),
         ({"retries": 3}, "retries: not supported here"),
