@@ -76,7 +76,7 @@ class Proxy:
     def __init__(self, url: str) -> None:
         self._port = int(url.rpartition(":")[2].partition("/")[0])
         self._server: asyncio.Server | None = None
-        self._ends: set[asyncio.StreamWriter] = set()
+        self._carried: set[asyncio.Task[None] | None] = set()
         self._flows = asyncio.Event()
         self._flows.set()
         self.port = reserved_port()
@@ -90,8 +90,10 @@ class Proxy:
         """End all connections, and take none."""
         assert self._server is not None
         self._server.close()
-        for end in list(self._ends):
-            end.transport.abort()
+        carried = [one for one in self._carried if one is not None]
+        for one in carried:
+            one.cancel()
+        await asyncio.gather(*carried)
 
     def stall(self) -> None:
         """Hold back all that is sent."""
@@ -102,11 +104,17 @@ class Proxy:
         self._flows.set()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        other, there = await asyncio.open_connection("127.0.0.1", self._port)
-        self._ends |= {writer, there}
-        with contextlib.suppress(OSError):
+        self._carried.add(task := asyncio.current_task())
+        ends = [writer]
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            other, there = await asyncio.open_connection("127.0.0.1", self._port)
+            ends.append(there)
             await asyncio.gather(self._pipe(reader, there), self._pipe(other, writer))
-        self._ends -= {writer, there}
+        for end in ends:
+            end.transport.abort()
+            with contextlib.suppress(OSError):
+                await end.wait_closed()
+        self._carried.discard(task)
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
