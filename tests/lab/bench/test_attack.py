@@ -72,9 +72,12 @@ def test_a_server_that_fails_is_told_by_the_exit_code(
 
 async def test_attackers_are_a_process_of_their_own() -> None:
     """Without a server their requests go to somebody who reads them."""
-    begun = asyncio.Event()
-    answers = await attacked(Spec("a deep body", 0.5), begun)
-    assert begun.is_set()
+    for seconds in (0.5, 5.0, 50.0):  # a busy machine takes longer to send the first
+        begun = asyncio.Event()
+        answers = await attacked(Spec("a deep body", seconds), begun)
+        assert begun.is_set()
+        if answers:
+            break
     assert set(answers) == {413}
 
 
