@@ -24,7 +24,7 @@ from tests.integrations.mqtt.processes import ROOT, workers
 from tests.integrations.mqtt.side import calling, until
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGE = "".join((DOCS / name).read_text("utf-8") for name in ("mqtt.md", "mqtt-protocol.md"))
+PAGE = "".join(page.read_text("utf-8") for page in sorted(DOCS.glob("mqtt*.md")))
 MESSAGES = {
     "announcement": Announcement,
     "call": Request,

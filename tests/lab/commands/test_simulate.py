@@ -303,7 +303,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert run("simulate", "sweep", "--help").stdout.splitlines()[-1] == "heavy:"
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("line", re.findall(r"^agentrt (simulate .*)$", PAGE, re.MULTILINE))
