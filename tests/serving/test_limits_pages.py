@@ -1,4 +1,4 @@
-"""The numbers in the tables of limits of docs/security.md and docs/tenants.md are the code's."""
+"""The numbers in the tables of limits of docs/limits.md and docs/tenants.md are the code's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READERS = inspect.signature(Readers).parameters
 BOUNDS = Bounds()
 DEFAULT = Limits()
 OPTIONS = {one.name: one.default for one in serve.params}
-SECURITY = {
+LIMITS = {
     "values in a body's JSON": [bodies.MOST_VALUES],
     "objects and lists among them": [bodies.MOST_OBJECTS, bodies.MOST_OBJECTS_SEARCHED],
     "values in a message to an agent": [bodies.MOST_VALUES_OF_AGENTS],
@@ -93,7 +93,7 @@ def numbers(text: str) -> list[float]:
 @pytest.mark.parametrize(
     ("page", "head", "limits"),
     [
-        ("security.md", "| what | limit |", SECURITY),
+        ("limits.md", "| what | limit |", LIMITS),
         ("tenants.md", "| what | bound |", TENANTS),
     ],
     ids=["security", "tenants"],
