@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from agentrt.executors.info import ExecutorInfo
 from agentrt.request import Call, CallReport, CallSpec, Reply
@@ -28,7 +28,7 @@ KVEventListener = Callable[[KVEventBatch], None]
 """Told what an engine's prefix cache stored and removed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """A piece of a call's output. The last chunk, and only it, carries the whole ``reply``.
 
@@ -51,6 +51,36 @@ async def last_reply(chunks: AsyncGenerator[Chunk, None]) -> Reply:
             reply = chunk.reply
     assert reply is not None
     return reply
+
+
+class Reading:
+    """Reads the ``chunks`` of a call. ``task`` waits for the next one: whoever gets a chunk sets it
+    to None. It is no generator, since one more of them costs something for every token.
+    """
+
+    __slots__ = ("_next", "chunks", "task")
+
+    def __init__(self, chunks: AsyncGenerator[Chunk, None]) -> None:
+        self.chunks = chunks
+        self.task: asyncio.Task[Any] | None = None
+        self._next: Callable[[], Awaitable[Chunk]] = chunks.__anext__
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Awaitable[Chunk]:
+        self.task = asyncio.current_task()
+        return self._next()
+
+    def fail(self, error: Exception) -> None:
+        """The next chunk will not come. The task that waits for it is cancelled."""
+
+        async def failed() -> Chunk:
+            raise error
+
+        self._next = failed
+        if self.task is not None:
+            self.task.cancel()
 
 
 class Notification(NamedTuple):

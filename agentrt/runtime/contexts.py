@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from agentrt import tracking
 from agentrt.contexts.saved import SavedContext
@@ -13,6 +14,14 @@ from agentrt.executors.frontend import Frontend
 from agentrt.request import CallSpec
 from agentrt.runtime.services import Services
 from agentrt.tracking.scope import Scope
+
+T = TypeVar("T")
+
+
+async def next_outside(items: AsyncGenerator[T, None]) -> T | None:
+    """The next of ``items``, None after the last; a task that this starts belongs to no program."""
+    with tracking.outside():
+        return await anext(items, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,7 @@ class ContextEmitter:
         spec = (await self.frontend()).addressed(spec)
         made = self.make(spec, scope, (), stream=stream, name=name)
         async with contextlib.aclosing(made) as chunks:
-            async for chunk in chunks:
+            while (chunk := await next_outside(chunks)) is not None:
                 yield chunk
 
     async def frontend(self) -> Frontend:

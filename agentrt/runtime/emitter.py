@@ -14,27 +14,18 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from typing import TypeVar
 
 from agentrt import tracking
-from agentrt.executors.base import Chunk
+from agentrt.executors.base import Chunk, Reading
 from agentrt.executors.frontend import Answer, Request, calling, stepped
 from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Node
 from agentrt.program.results import Takes
 from agentrt.request import Call, CallReport, CallSpec, Reply
-from agentrt.runtime.contexts import ContextEmitter
+from agentrt.runtime.contexts import ContextEmitter, next_outside
 from agentrt.runtime.interrupts import InterruptEmitter, node_of
 from agentrt.runtime.registry import identity_of
 from agentrt.tracking.scope import Scope
-
-T = TypeVar("T")
-
-
-async def _outside(items: AsyncGenerator[T, None]) -> T | None:
-    """The next of ``items``, None after the last; a task that this starts belongs to no program."""
-    with tracking.outside():
-        return await anext(items, None)
 
 
 @dataclasses.dataclass(slots=True)
@@ -127,29 +118,24 @@ class RunEmitter(InterruptEmitter):
         task that reads it, aborts the call; so does a runtime that closes.
         """
         async with contextlib.aclosing(self.make(spec, scope, (), stream=stream)) as made:
-            while (chunk := await self.next_of(made)) is not None:
-                yield chunk
+            with self.client_call(reading := Reading(made)):
+                async for chunk in reading:
+                    reading.task = None
+                    yield chunk
 
-    async def next_of(self, made: AsyncGenerator[Chunk, None]) -> Chunk | None:
-        """The next chunk of a client program's call, which `make` made; None after the last.
+    @contextlib.contextmanager
+    def client_call(self, reading: Reading) -> Iterator[None]:
+        """Within, a client program's call, which `make` made, is read.
 
-        The task that waits for it is in no run of its own, and may be another each time: so a
-        runtime that closes, and `cancel`, find it.
+        The task that waits for its next chunk is in no run of its own, and may be another each
+        time: so a runtime that closes finds it.
         """
-        task, calls = asyncio.current_task(), self.services.client_calls
-        assert task is not None
-        calls[task] = self._run.id, made
+        calls = self.services.client_calls
+        calls[reading] = self._run.id
         try:
-            return await anext(made, None)
+            yield
         finally:
-            calls.pop(task, None)
-
-    def cancel(self, made: AsyncGenerator[Chunk, None]) -> bool:
-        """Cancel the task that waits for the next chunk of a call; False if there is none."""
-        for task, (_, one) in self.services.client_calls.items():
-            if one is made:
-                return task.cancel()
-        return False
+            del calls[reading]
 
     def caller(self, scope: Scope) -> RunCaller:
         """A client program's code in ``scope``, as who makes calls through a front end."""
@@ -167,7 +153,7 @@ class RunEmitter(InterruptEmitter):
         with tracking.outside():
             frontend = await self.services.frontend()
         async with contextlib.aclosing(stepped(who, frontend.chat_stream(request))) as pieces:
-            while (piece := await _outside(pieces)) is not None:
+            while (piece := await next_outside(pieces)) is not None:
                 yield piece
 
     async def make(
@@ -179,6 +165,7 @@ class RunEmitter(InterruptEmitter):
         stream: bool,
         name: str = "llm",
     ) -> AsyncGenerator[Chunk, None]:
+        """Make a call, and give its chunks, to be read outside of programs' own code."""
         run, registry, executor = self._run, self._registry, self.services.executor
         executor.info.check_served(spec.model)
         if spec.sampling is not None:
@@ -188,11 +175,14 @@ class RunEmitter(InterruptEmitter):
         over = False
         try:
             async with contextlib.aclosing(executor.generate(call, stream=stream)) as chunks:
-                while (chunk := await _outside(chunks)) is not None:
+                async for chunk in chunks:
                     if chunk.reply is not None:
                         over = True
                         registry.end_call(run, scope, node, chunk.reply.report)
-                    yield _with_node(chunk, run.id, node)
+                        chunk.reply = dataclasses.replace(
+                            chunk.reply, node=node.id, program_id=run.id
+                        )
+                    yield chunk
         except (asyncio.CancelledError, GeneratorExit):
             if not over:
                 report = CallReport()
@@ -215,10 +205,3 @@ class RunEmitter(InterruptEmitter):
     def _draw_seed(self, node: Node) -> int:
         """A seed that depends on the runtime's seed, the program and the node only."""
         return random.Random(f"{self.services.seed}/{self._run.id}/{node.id}").getrandbits(31)
-
-
-def _with_node(chunk: Chunk, program_id: str, node: Node) -> Chunk:
-    if chunk.reply is None:
-        return chunk
-    reply = dataclasses.replace(chunk.reply, node=node.id, program_id=program_id)
-    return dataclasses.replace(chunk, reply=reply)

@@ -148,7 +148,7 @@ class Runtime:
             return
         self._open = False
         live = [run.task for run in self.runs.values() if run.task is not None]
-        live += self._services.client_calls
+        live += [one.task for one in self._services.client_calls if one.task is not None]
         for task in live:
             task.cancel()
         while self._followed:
@@ -268,8 +268,9 @@ class Runtime:
     async def _cancel_client_calls(self, program_id: str) -> None:
         """Abort the calls that threads and other loops still make for the program."""
         me = asyncio.current_task()
-        tasks = self._services.client_calls.items()
-        calling = [task for task, (owner, _) in tasks if owner == program_id and task is not me]
+        readings = self._services.client_calls.items()
+        tasks = [one.task for one, owner in readings if owner == program_id]
+        calling = [task for task in tasks if task is not None and task is not me]
         for task in calling:
             task.cancel()
         if calling:

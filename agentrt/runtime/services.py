@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from agentrt.contexts.saved import SavedContexts
-from agentrt.executors.base import Chunk, Executor
+from agentrt.executors.base import Executor, Reading
 from agentrt.executors.frontend import Frontend
 from agentrt.interrupts.attempts import Attempts
 from agentrt.interrupts.events import EventSource, Feed
@@ -27,10 +25,8 @@ class Services:
     events: EventSource
     seed: int = 0
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
-    client_calls: dict[asyncio.Task[Any], tuple[str, AsyncGenerator[Chunk, None]]] = (
-        dataclasses.field(default_factory=dict)
-    )
-    """Tasks in the middle of a call of a client program, with the program's id and the call."""
+    client_calls: dict[Reading, str] = dataclasses.field(default_factory=dict)
+    """The calls of client programs that are read, with the program's id."""
     feeds: dict[str, set[Feed]] = dataclasses.field(default_factory=dict)
     """What live programs are subscribed to, by their ids."""
     saved: SavedContexts = dataclasses.field(default_factory=SavedContexts)

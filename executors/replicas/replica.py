@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
-from agentrt.executors.base import Chunk, Executor, Progress
+from agentrt.executors.base import Chunk, Executor, Progress, Reading
 from agentrt.executors.info import is_model
 from agentrt.request import Call
 from agentrt.router import ReplicaView
@@ -74,6 +81,7 @@ class CancelScope:
 
     def __init__(self) -> None:
         self._waits: set[asyncio.Task[Any]] = set()
+        self._readings: set[Reading] = set()
         self._reason: str | None = None
 
     def cancel(self, reason: str) -> None:
@@ -82,6 +90,9 @@ class CancelScope:
         waits, self._waits = self._waits, set()
         for task in waits:
             task.cancel()
+        readings, self._readings = self._readings, set()
+        for reading in readings:
+            reading.fail(EngineDiedError(self._reason))
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await ``work()`` until this scope is cancelled."""
@@ -90,9 +101,7 @@ class CancelScope:
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()
-        self._waits.add(
-            task
-        )  # cheaper than a timeout: this is done for every piece of every output
+        self._waits.add(task)
         try:
             return await work()
         except asyncio.CancelledError as error:
@@ -103,6 +112,25 @@ class CancelScope:
             raise
         finally:
             self._waits.discard(task)
+
+    @contextlib.contextmanager
+    def reading(self, chunks: AsyncGenerator[Chunk, None]) -> Iterator[Reading]:
+        """Read a call's chunks until this scope is cancelled."""
+        if self._reason is not None:
+            raise EngineDiedError(self._reason)
+        task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
+        reading = Reading(chunks)
+        self._readings.add(reading)
+        try:
+            yield reading
+        except asyncio.CancelledError as error:
+            task = reading.task
+            if reading in self._readings or task is None or task.uncancel() > before:
+                raise
+            raise EngineDiedError(self._reason) from error
+        finally:
+            self._readings.discard(reading)
 
 
 class Replica:
@@ -192,13 +220,13 @@ class Replica:
         finally:
             self.calls -= 1
 
-    async def read(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        """The call's chunks, as long as the engine of now lives."""
+    @contextlib.asynccontextmanager
+    async def reading(self, call: Call, *, stream: bool) -> AsyncIterator[Reading]:
+        """Read the call's chunks, as long as the engine of now lives."""
         scope, chunks = self.cancel_scope, self.executor.generate(call, stream=stream)
-        following = partial(anext, chunks, None)
         async with contextlib.aclosing(chunks):
-            while (chunk := await scope.run(following)) is not None:
-                yield chunk
+            with self.running(call), scope.reading(chunks) as reading:
+                yield reading
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What the engine says; nothing while there is none, or one that does not answer."""

@@ -153,8 +153,9 @@ class ReplicaSet(Executor):
             engine = replica.executor
             try:
                 with self._running(call, replica), self.routing.counting(trip):
-                    async with contextlib.aclosing(replica.read(call, stream=stream)) as chunks:
-                        async for chunk in chunks:
+                    async with replica.reading(call, stream=stream) as reading:
+                        async for chunk in reading:
+                            reading.task = None
                             if chunk.reply is not None:
                                 self.routing.ended(trip, chunk.reply.report)
                             new = output.take(_signed(chunk, replica))
@@ -175,8 +176,7 @@ class ReplicaSet(Executor):
         self._where[call.call_id] = replica
         aborted = False
         try:
-            with replica.running(call):
-                yield
+            yield
         except (asyncio.CancelledError, GeneratorExit):
             aborted = True  # `aborted` will ask where it was
             raise

@@ -73,12 +73,12 @@ class RestartedEngine(ForwardingExecutor):
             await self._ready()
             engine = self.inner
             try:
-                with replica.running(call):
-                    async with contextlib.aclosing(replica.read(call, stream=stream)) as chunks:
-                        async for chunk in chunks:
-                            new = output.take(chunk)
-                            if new is not None:
-                                yield new
+                async with replica.reading(call, stream=stream) as reading:
+                    async for chunk in reading:
+                        reading.task = None
+                        new = output.take(chunk)
+                        if new is not None:
+                            yield new
                 return
             except EngineDiedError as error:
                 if output.differs:

@@ -21,9 +21,9 @@ from agentrt.serving.frontend.conversations import (
     items,
 )
 
-_DATA = b"data: {"
+_DATA = re.compile(rb"^data: (\{.*)", re.MULTILINE)
 _LAST = tuple(b"event: response." + end for end in (b"completed", b"incomplete", b"failed"))
-_ENDS_CHOICE = re.compile(rb'_reason":\s*"')
+_ENDS_CHOICE, _ENDS_SPACED = b'_reason":"', b'_reason": "'
 
 
 class Answer:
@@ -36,7 +36,6 @@ class Answer:
     def __init__(self, path: str, choices: int) -> None:
         self._path = path
         self._choices = choices
-        self._rest = b""
         self._unread: list[bytes] = []
         self._parts: dict[int, _Parts] = defaultdict(_Parts)
         self._ended: set[int] = set()
@@ -56,30 +55,27 @@ class Answer:
             self.replies = [[chat_message(one)] for one in chosen if one]
         self.is_over = True
 
-    def feed(self, piece: bytes) -> None:
-        """The next piece of a stream of events. They are read at a choice's end, all at once: that
-        is much less work than one by one.
+    def feed(self, events: bytes) -> None:
+        """The next whole events of a stream. They are read at a choice's end, all at once: that is
+        much less work than one by one.
         """
-        *events, self._rest = (self._rest + piece).split(b"\n\n")
-        for event in events:
-            at = event.find(_DATA)
-            if at < 0:
-                continue
-            if self._path == RESPONSES:
-                # All its events but the last are pieces of what that has whole.
-                self.is_over = event.startswith(_LAST)
-                if self.is_over or not self.id:
-                    self._response(_json(event[at + 6 :]).get("response") or {})
-            else:
-                self._unread.append(event[at + 6 :])
-                if _ENDS_CHOICE.search(event):
-                    self._read_events()
+        if self._path == RESPONSES:
+            # All its events but the last are pieces of what that has whole.
+            self.is_over |= events.startswith(_LAST)
+            if self.is_over or not self.id:
+                for data in _DATA.findall(events):
+                    self._response(_json(data).get("response") or {})
+            return
+        self._unread.append(events)
+        if _ENDS_CHOICE in events or _ENDS_SPACED in events:
+            self._read_events()
 
     def _read_events(self) -> None:
         read = self._block if self._path == MESSAGES else self._chunk
-        for event in _json(b'{"events":[%b]}' % b",".join(self._unread)).get("events") or ():
-            read(event)
+        data = _DATA.findall(b"".join(self._unread))
         self._unread.clear()
+        for event in _json(b'{"events":[%b]}' % b",".join(data)).get("events") or ():
+            read(event)
 
     def _response(self, response: Mapping[str, Any]) -> None:
         self.id = str(response.get("id") or "")
@@ -89,10 +85,12 @@ class Answer:
         for choice in chunk.get("choices") or ():
             index, delta = choice.get("index", 0), choice.get("delta") or {}
             parts = self._parts[index]
-            parts.text.append(delta.get("content") or "")
-            for call in delta.get("tool_calls") or ():
-                function = call.get("function") or {}
-                parts.add(call.get("index", 0), function.get("name"), function.get("arguments"))
+            if text := delta.get("content"):
+                parts.text.append(text)
+            if "tool_calls" in delta:
+                for call in delta["tool_calls"] or ():
+                    function = call.get("function") or {}
+                    parts.add(call.get("index", 0), function.get("name"), function.get("arguments"))
             if choice.get("finish_reason"):
                 self._end(index)
 

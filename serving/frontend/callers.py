@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError
-from agentrt.executors.base import Chunk
+from agentrt.executors.base import Chunk, Reading
 from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 from agentrt.serving.programs.client_programs import Entry
@@ -31,7 +31,7 @@ class RequestCaller:
         self._runtime = runtime
         self._entry = entry
         self._emitter = runtime.emitter(entry.program.run)
-        self._open: set[AsyncGenerator[Chunk, None]] = set()
+        self._open: set[Reading] = set()
         self._over = asyncio.Event()
         self.is_gone = False
         self.error: AgentrtError | None = None
@@ -53,12 +53,14 @@ class RequestCaller:
         if run.ended_at is not None:
             raise CalledOffError(run.id)
         scope = scope or self._entry.scope()
-        made = self._emitter.make(spec, scope, (), stream=stream)
-        self._open.add(made)
+        reading = self._reading(self._emitter.make(spec, scope, (), stream=stream))
+        self._open.add(reading)
         try:
-            async with contextlib.aclosing(made):
-                while (chunk := await self._next(made)) is not None:
-                    yield chunk
+            async with contextlib.aclosing(reading.chunks):
+                with self._emitter.client_call(reading):
+                    async for chunk in reading:
+                        reading.task = None
+                        yield chunk
         except asyncio.CancelledError:
             if run.ended_at is None or self.is_gone:
                 raise
@@ -74,35 +76,54 @@ class RequestCaller:
             raise self.error from error
         finally:
             self._entry.ended(scope)
-            self._open.discard(made)
+            self._open.discard(reading)
             if not self._open:
                 self._over.set()
 
-    async def _next(self, made: AsyncGenerator[Chunk, None]) -> Chunk | None:
-        """The next piece of a call, whichever task reads it; None after the last."""
-        deadline_at = self._entry.program.deadline_at
-        if deadline_at is None:
-            return await self._emitter.next_of(made)
-        try:
-            async with asyncio.timeout(deadline_at - self._runtime.now()):
-                return await self._emitter.next_of(made)
-        except TimeoutError as error:
-            if isinstance(error, CallTimeoutError):  # an engine's own
-                raise
-            run = self._entry.program.run
-            raise CallTimeoutError(
-                f"program {run.id} is over its deadline; its calls were aborted"
-            ) from error
+    def _reading(self, made: AsyncGenerator[Chunk, None]) -> Reading:
+        program, now = self._entry.program, self._runtime.now
+        if program.deadline_at is None:
+            return Reading(made)
+        return _TimedReading(made, program.run.id, program.deadline_at, now)
 
     async def close(self) -> None:
         """Abort the calls that nobody reads to their end, and wait until they are over."""
-        for made in tuple(self._open):
-            if not self._emitter.cancel(made):
-                await made.aclose()
-                self._open.discard(made)
+        for reading in tuple(self._open):
+            if reading.task is not None:
+                reading.task.cancel()
+            else:
+                await reading.chunks.aclose()
+                self._open.discard(reading)
         while self._open:
             self._over.clear()
             await self._over.wait()
+
+
+class _TimedReading(Reading):
+    """Reads a call of a program that has a deadline, whichever task waits for a chunk."""
+
+    __slots__ = ("_deadline_at", "_now", "_program_id")
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[Chunk, None],
+        program_id: str,
+        deadline_at: float,
+        now: Callable[[], float],
+    ) -> None:
+        super().__init__(chunks)
+        self._program_id, self._deadline_at, self._now = program_id, deadline_at, now
+
+    async def __anext__(self) -> Chunk:
+        try:
+            async with asyncio.timeout(self._deadline_at - self._now()):
+                return await super().__anext__()
+        except TimeoutError as error:
+            if isinstance(error, CallTimeoutError):  # an engine's own
+                raise
+            raise CallTimeoutError(
+                f"program {self._program_id} is over its deadline; its calls were aborted"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor, Progress
 from agentrt.executors.replicas.routing import prompt_tokens
-from agentrt.request import Call
+from agentrt.request import Call, Reply
 from agentrt.scheduler.policies import Policy, policy_class
 from agentrt.serving.tenants.fair import BATCHES, FairQueue, Ticket
 from agentrt.serving.tenants.grammars import Compilations
@@ -73,18 +73,23 @@ class AdmissionController(ForwardingExecutor):
             contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks,
         ):
             async for chunk in chunks:
-                compiled()
+                if compiled is not None:
+                    compiled()
                 admitted.tokens += 1  # for one that will be broken off
-                yield chunk if chunk.reply is None else admitted.end(chunk)
+                if chunk.reply is not None:
+                    chunk.reply = admitted.end(chunk.reply)
+                yield chunk
 
     async def snapshot(self) -> Mapping[str, Any]:
         return {**await self.inner.snapshot(), "tenants": self._queue.counts()}
 
-    def _turn(self, call: Call) -> contextlib.AbstractAsyncContextManager[Callable[[], None]]:
+    def _turn(
+        self, call: Call
+    ) -> contextlib.AbstractAsyncContextManager[Callable[[], None] | None]:
         """The turn of the call's grammar, among those of its tenant."""
         if self._is_shared:
             return self._grammars.turn(call)
-        return contextlib.nullcontext(lambda: None)
+        return contextlib.nullcontext()
 
     @contextlib.asynccontextmanager
     async def _admitted(self, call: Call) -> AsyncIterator[_Admitted]:
@@ -94,12 +99,15 @@ class AdmissionController(ForwardingExecutor):
         ticket = self._queue.push(call.identity.tenant, rank, cost, self._clock())
         entered = self._waiting[ticket.number] = asyncio.get_running_loop().create_future()
         self._admit()
-        try:
-            await entered
-        except asyncio.CancelledError:
-            self._give_up(ticket)
-            raise
-        admitted = _Admitted(self._clock() - ticket.since, prompt)
+        waited_s = 0.0
+        if not entered.done():
+            try:
+                await entered
+            except asyncio.CancelledError:
+                self._give_up(ticket)
+                raise
+            waited_s = self._clock() - ticket.since
+        admitted = _Admitted(waited_s, prompt)
         try:
             yield admitted
         finally:
@@ -130,12 +138,13 @@ class _Admitted:
         self.tokens = prompt_tokens
         self._waited_s = waited_s
 
-    def end(self, chunk: Chunk) -> Chunk:
-        """The last chunk, with the wait for admission in its report."""
-        assert chunk.reply is not None
-        report = chunk.reply.report
+    def end(self, reply: Reply) -> Reply:
+        """The call's reply, with the wait for admission in its report."""
+        report = reply.report
         computed = report.uncached_tokens
         self.used = computed + _OUTPUT_WEIGHT * report.output_tokens
         self.tokens = computed + report.output_tokens
+        if not self._waited_s:
+            return reply
         report = replace(report, waiting_s=report.waiting_s + self._waited_s)
-        return replace(chunk, reply=replace(chunk.reply, report=report))
+        return replace(reply, report=report)

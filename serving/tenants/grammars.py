@@ -32,14 +32,15 @@ class Compilations:
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def turn(self, call: Call) -> AsyncIterator[Callable[[], None]]:
+    async def turn(self, call: Call) -> AsyncIterator[Callable[[], None] | None]:
         """Wait for the turn of the call's grammar, if it needs one.
 
-        Call what is given when the call's output begins: then its grammar is compiled.
+        Call what is given, if anything is, when the call's output begins: then its grammar is
+        compiled.
         """
         grammar = grammar_of(call)
         if grammar is None or grammar in self._known:
-            yield lambda: None
+            yield None
             return
 
         def compiled() -> None:

@@ -131,9 +131,7 @@ def test_what_a_client_sends_back_goes_on_from_the_answer_whole_or_streamed(path
     whole.read(json.dumps(WHOLE[path]).encode())
     for kind, event in STREAMS[path]:
         head = f"event: {kind}\n" if kind else ""
-        text = f"{head}data: {json.dumps(event)}\n\n".encode()
-        for at in range(0, len(text), 7):  # however it is cut into pieces
-            streamed.feed(text[at : at + 7])
+        streamed.feed(f"{head}data: {json.dumps(event)}\n\n".encode())
     streamed.feed(b"data: [DONE]\n\n")
     assert whole.is_over
     assert streamed.is_over
