@@ -84,7 +84,14 @@ checkpoints = sa.Table(
     "checkpoints",
     _metadata,
     *[sa.Column(name, sa.String) for name in ("thread_id", "checkpoint_ns", "checkpoint_id")],
+    sa.Column("metadata", sa.Text),
 )
+_blobs = sa.Table(
+    "checkpoint_blobs",
+    _metadata,
+    *[sa.Column(name, sa.String) for name in ("thread_id", "checkpoint_ns", "channel", "version")],
+)
+"""PostgreSQL's values of checkpoints, each of which several may have."""
 store = sa.Table(
     "store",
     _metadata,
@@ -189,22 +196,43 @@ async def restore_writes(
             await connection.execute(sa.insert(table).values(thread_id=thread, **asdict(row)))
 
 
-async def keep_latest(database: Database, thread: str) -> None:
-    """Delete all but the last checkpoint of a thread and of each of its subgraphs."""
+def tables_of_threads(database: Database) -> list[sa.Table]:
+    """All tables that have rows of a thread."""
+    tables = [writes_table(database), checkpoints]
+    return tables if database.address.file is not None else [*tables, _blobs]
+
+
+async def keep_latest(database: Database, thread: str) -> bool:
+    """Delete all but the last checkpoint of a thread and of each of its subgraphs. False, and
+    nothing is deleted, where the state is in the past ones: a graph with a `DeltaChannel`.
+    """
     c = checkpoints.c
-    last = (
-        sa.select(c.checkpoint_ns, sa.func.max(c.checkpoint_id))
-        .where(c.thread_id == thread)
-        .group_by(c.checkpoint_ns)
-    )
-    old = [
-        sa.delete(table).where(
-            table.c.thread_id == thread,
-            sa.tuple_(table.c.checkpoint_ns, table.c.checkpoint_id).not_in(last),
+    of_deltas = sa.cast(c.metadata, sa.Text).contains("counters_since_delta_snapshot")
+    async with database.writing() as connection:
+        deltas = sa.select(c.checkpoint_id).where(c.thread_id == thread, of_deltas).limit(1)
+        if (await connection.execute(deltas)).first() is not None:
+            return False
+        last = (
+            sa.select(c.checkpoint_ns, sa.func.max(c.checkpoint_id))
+            .where(c.thread_id == thread)
+            .group_by(c.checkpoint_ns)
         )
-        for table in (writes_table(database), checkpoints)
-    ]
-    await database.write(*old)
+        for table in (writes_table(database), checkpoints):
+            place = sa.tuple_(table.c.checkpoint_ns, table.c.checkpoint_id)
+            old = (table.c.thread_id == thread, place.not_in(last))
+            await connection.execute(sa.delete(table).where(*old))
+        if database.address.file is None:
+            await connection.execute(_UNUSED_BLOBS, {"thread": thread})
+    return True
+
+
+_UNUSED_BLOBS = sa.text("""
+    DELETE FROM checkpoint_blobs AS b WHERE b.thread_id = :thread AND NOT EXISTS (
+        SELECT FROM checkpoints AS c, jsonb_each_text(c.checkpoint -> 'channel_versions') AS v
+        WHERE c.thread_id = b.thread_id AND c.checkpoint_ns = b.checkpoint_ns
+            AND v.key = b.channel AND v.value = b.version
+    )
+""")
 
 
 # -- SQLite's store -----------------------------------------------------------------------

@@ -6,24 +6,39 @@ from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from agentrt.serving.langgraph._compat import keep_latest
+from agentrt.serving.langgraph._compat import keep_latest, tables_of_threads
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.responses import timestamp
-from agentrt.serving.langgraph.tables import ACTIVE, crons, events, lifetimes, runs, threads
+from agentrt.serving.langgraph.tables import (
+    ACTIVE,
+    crons,
+    events,
+    lifetimes,
+    runs,
+    threads,
+    webhooks,
+)
 from agentrt.serving.lifetimes import Ttl
 
 _AT_ONCE = 1000
 _MINUTE_S = 60.0
 
 
-def removal(keys: Collection[str]) -> list[sa.Delete]:
-    """Delete our rows of threads, their runs, events and crons."""
+def removal(database: Database, keys: Collection[str]) -> list[sa.Delete]:
+    """Delete threads whole: LangGraph's rows of them and ours, with their runs and crons."""
     run_ids = sa.select(runs.c.run_id).where(runs.c.thread_id.in_(keys))
-    of_them = [sa.delete(one).where(one.c.thread_id.in_(keys)) for one in (runs, crons, threads)]
+    tables = (*tables_of_threads(database), runs, crons, lifetimes, threads)
+    of_them = [sa.delete(one).where(one.c.thread_id.in_(keys)) for one in tables]
     return [sa.delete(events).where(events.c.run_id.in_(run_ids)), *of_them]
+
+
+def in_use() -> sa.CompoundSelect[Any]:
+    """The threads that stay: a run of theirs has not ended, or is still to be told to a webhook."""
+    active = sa.select(runs.c.thread_id).where(runs.c.status.in_(ACTIVE))
+    untold = sa.select(runs.c.thread_id).join(webhooks, webhooks.c.run_id == runs.c.run_id)
+    return sa.union_all(active, untold)
 
 
 async def set_lifetime(connection: AsyncConnection, thread: str, ttl: Ttl | None) -> None:
@@ -47,10 +62,8 @@ async def lifetime_json(database: Database, row: sa.Row[Any]) -> dict[str, Any] 
     return {"strategy": found.strategy, "ttl_minutes": found.minutes, "expires_at": over}
 
 
-async def sweep(database: Database, saver: BaseCheckpointSaver[Any], now: float) -> int:
-    """Delete, or shorten, the threads whose time is over; how many. A server that is killed in
-    the middle leaves a lifetime without a thread: its checkpoints go with the next sweep.
-    """
+async def sweep(database: Database, now: float) -> int:
+    """Delete, or shorten, the threads whose time is over; how many."""
     swept = 0
     for row in await database.rows(_over(now).limit(_AT_ONCE)):
         deletes = row.strategy == "delete"
@@ -59,25 +72,19 @@ async def sweep(database: Database, saver: BaseCheckpointSaver[Any], now: float)
         if not deletes:
             await keep_latest(database, row.thread_id)
         swept += 1
-    there = sa.select(threads.c.thread_id)
-    left = sa.select(lifetimes.c.thread_id).where(lifetimes.c.thread_id.not_in(there))
-    for (thread,) in await database.rows(left):
-        await saver.adelete_thread(thread)
-        await database.write(sa.delete(lifetimes).where(lifetimes.c.thread_id == thread))
     return swept
 
 
 def _over(now: float) -> sa.Select[Any]:
-    """The threads whose time is over, and that have no runs under way."""
+    """The threads whose time is over, and that nobody uses."""
     c = lifetimes.c
-    active = sa.select(runs.c.thread_id).where(runs.c.status.in_(ACTIVE))
     return (
         sa.select(threads.c.thread_id, c.strategy)
         .select_from(sa.join(threads, lifetimes, threads.c.thread_id == c.thread_id))
         .where(
             threads.c.updated_at + c.minutes * _MINUTE_S < now,
             sa.or_(c.swept_at.is_(None), c.swept_at < threads.c.updated_at),
-            threads.c.thread_id.not_in(active),
+            threads.c.thread_id.not_in(in_use()),
         )
     )
 
@@ -90,6 +97,6 @@ async def _claim(database: Database, thread: str, now: float, *, deletes: bool) 
             return False
         mine = lifetimes.c.thread_id == thread
         marked = [sa.update(lifetimes).where(mine).values(swept_at=now)]
-        for statement in removal([thread]) if deletes else marked:
+        for statement in removal(database, [thread]) if deletes else marked:
             await connection.execute(statement)
         return True

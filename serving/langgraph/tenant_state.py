@@ -62,13 +62,10 @@ class TenantState:
         the store and threads whose time is over.
         """
         await self.storage.forget_items()
-        if await sweep(self.storage.database, self.storage.saver, now):
+        if await sweep(self.storage.database, now):
             self.server.questions.changed()
         await self.runs.forget_streams(now - REPLAY_S)
-        left = await self.threads.left_over(now - LINGER_S)
-        for thread in left:
-            await self.storage.saver.adelete_thread(thread)
-        if left:
+        if left := await self.threads.left_over(now - LINGER_S):
             await self.threads.remove(left)
 
 

@@ -113,7 +113,10 @@ class ThreadRoutes:
                 await self._forget(str(key))
             else:
                 self._check_at_rest(key)
-                await keep_latest(self._state.storage.database, str(key))
+                if not await keep_latest(self._state.storage.database, str(key)):
+                    raise conflict(
+                        f"thread {key}: its graph has a DeltaChannel, and needs the past"
+                    )
             pruned += 1
         return JSON({"pruned_count": pruned})
 
@@ -249,7 +252,6 @@ class ThreadRoutes:
 
     async def _forget(self, key: str) -> None:
         await self._queue.stop_all(self._queue.live_in(key), "interrupt")
-        await self._state.storage.saver.adelete_thread(key)
         await self._all.remove([key])
 
     def _check_at_rest(self, key: UUID) -> None:

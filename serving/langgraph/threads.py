@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -19,13 +19,15 @@ from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.expiry import Deadlines
 from agentrt.serving.langgraph.extract import extracted
-from agentrt.serving.langgraph.lifetimes import lifetime_json, removal, set_lifetime
+from agentrt.serving.langgraph.lifetimes import in_use, lifetime_json, removal, set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, not_found, timestamp, to_json
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, has, runs, threads
 from agentrt.serving.lifetimes import Ttl
 
 _TIMES = ("created_at", "updated_at", "state_updated_at")
+_AT_ONCE = 1000
+"""Threads that are deleted in one transaction."""
 
 
 def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
@@ -136,16 +138,17 @@ class Threads:
             self._asks()
             self._deadlines.note(state.get("interrupts"))
 
-    async def remove(self, keys: Collection[str]) -> None:
-        """Delete our rows of threads, their runs, events and crons."""
-        await self._database.write(*removal(keys))
+    async def remove(self, keys: Sequence[str]) -> None:
+        """Delete threads with all that is theirs."""
+        for start in range(0, len(keys), _AT_ONCE):  # a statement takes so many values
+            few = keys[start : start + _AT_ONCE]
+            await self._database.write(*removal(self._database, few))
         self._asks()
 
     async def left_over(self, before: float) -> list[str]:
         """The temporary threads whose runs had all ended at that time."""
-        active = sa.select(runs.c.thread_id).where(runs.c.status.in_(ACTIVE))
         c = threads.c
-        old = (c.temporary, c.updated_at < before, c.thread_id.not_in(active))
+        old = (c.temporary, c.updated_at < before, c.thread_id.not_in(in_use()))
         return [row[0] for row in await self._database.rows(sa.select(c.thread_id).where(*old))]
 
 

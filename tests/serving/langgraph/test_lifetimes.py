@@ -6,22 +6,29 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 from uuid import UUID, uuid4
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from fastapi import HTTPException
+from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.graph import START, StateGraph
 from langgraph_sdk.client import LangGraphClient
 
 from agentrt import Runtime
 from agentrt.errors import AgentrtError
 from agentrt.serving.langgraph import lifetimes as sweeping
+from agentrt.serving.langgraph import threads as keeping
+from agentrt.serving.langgraph._compat import keep_latest
 from agentrt.serving.langgraph.bodies import ThreadCreate
 from agentrt.serving.langgraph.lifetimes import sweep
 from agentrt.serving.langgraph.store import TenantStore
+from agentrt.serving.langgraph.tables import webhooks
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state
 from agentrt.serving.lifetimes import Lifetimes, Ttl, read_lifetimes
 from agentrt.serving.server import Server
@@ -81,7 +88,7 @@ async def test_a_thread_goes_when_its_time_is_over(opened: Opened) -> None:
         for minutes, left in ((9, [2, 2, 2]), (11, [None, 2, 2]), (21, [None, 1, 2])):
             await later(state, minutes)
             assert [await checkpoints(state, key) for key in (gone, short, kept)] == left
-        assert await sweep(state.storage.database, state.storage.saver, time.time() + 1e6) == 0
+        assert await sweep(state.storage.database, time.time() + 1e6) == 0
 
 
 async def test_a_thread_that_is_used_stays(opened: Opened) -> None:
@@ -115,16 +122,81 @@ async def test_a_run_that_begins_meanwhile_saves_its_thread(
         assert not await sweeping._claim(database, row.thread_id, now, deletes=True)
 
 
-async def test_what_a_killed_server_left_of_a_thread_goes(opened: Opened) -> None:
-    """Its row is gone, its checkpoints are there: the next sweep takes them."""
+async def test_a_thread_goes_whole_or_not_at_all(opened: Opened) -> None:
+    """Its row and its checkpoints in one transaction: a server that is killed leaves none. Who
+    makes a thread of its id anew has an empty one, for ever.
+    """
     async with opened(Lifetimes()) as state:
-        thread = await a_thread(state, ttl=10)
-        now = time.time() + 11 * MINUTE
-        assert await sweeping._claim(state.storage.database, thread, now, deletes=True)
+        database = state.storage.database
+        for sweeps in (True, False):
+            thread = await a_thread(state, ttl=10)
+            now = time.time() + 11 * MINUTE
+            if sweeps:
+                assert await sweeping._claim(database, thread, now, deletes=True)
+            else:
+                await state.threads.remove([thread])
+            assert await checkpoints(state, thread) is None
+            await state.threads.create("t", ThreadCreate(thread_id=UUID(thread)))
+            await later(state, 100)
+            assert await checkpoints(state, thread) == 0
+
+
+async def test_threads_stay_until_their_ends_are_told(opened: Opened) -> None:
+    """Also those of runs without a thread, after a server was down for long."""
+    async with opened(Lifetimes(Ttl(ttl=10))) as state:
+        for temporary in (True, False):
+            row, _ = await state.runs.enter(a_run(temporary=temporary), None)
+            await end(state, row)
+            told = {"run_id": row.run_id, "tenant": "t", "url": "http://a.example", "body": "{}"}
+            await state.storage.database.write(sa.insert(webhooks).values(told))
+            await later(state, 100)
+            await state.runs.get("t", row.thread_id, row.run_id)
+            await state.storage.database.write(sa.delete(webhooks))
+            await later(state, 100)
+            with pytest.raises(HTTPException, match="not found"):
+                await state.runs.get("t", row.thread_id, row.run_id)
+
+
+async def test_more_threads_go_than_a_statement_takes(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "_AT_ONCE", 2)
+    async with opened(Lifetimes()) as state:
+        keys = [await a_thread(state) for _ in range(5)]
+        written: list[int] = []
+        write = state.storage.database.write
+
+        async def counted(*statements: Any) -> None:
+            written.append(len(statements[-1].compile().params["thread_id_1"]))
+            await write(*statements)
+
+        monkeypatch.setattr(state.storage.database, "write", counted)
+        await state.threads.remove(keys)
+        assert written == [2, 2, 1]
+        assert [await checkpoints(state, key) for key in keys] == [None] * 5
+
+
+class Deltas(TypedDict):
+    """A state whose values are in the writes of all steps."""
+
+    steps: Annotated[list[str], DeltaChannel(lambda now, writes: [*now, *chain(*writes)])]
+
+
+@pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
+async def test_a_state_that_is_in_the_past_keeps_it(opened: Opened) -> None:
+    builder = StateGraph(Deltas)
+    builder.add_node("a", lambda _: {"steps": ["a"]})
+    builder.add_edge(START, "a")
+    async with opened(Lifetimes()) as state:
+        body = ThreadCreate(ttl=Ttl(ttl=10, strategy="keep_latest"))
+        thread = (await state.threads.create("t", body))[0]["thread_id"]
         where: Any = {"configurable": {"thread_id": thread}}
-        assert [one async for one in state.storage.saver.alist(where)]
-        await later(state, 0)
-        assert await checkpoints(state, thread) is None
+        graph = builder.compile(checkpointer=state.storage.saver)
+        done = await graph.ainvoke({"steps": ["in"]}, where)
+        assert done == {"steps": ["in", "a"]}
+        assert not await keep_latest(state.storage.database, thread)
+        await later(state, 11)
+        assert (await graph.aget_state(where)).values == done
 
 
 async def test_what_holds_for_all_new_threads(opened: Opened) -> None:

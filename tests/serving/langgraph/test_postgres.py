@@ -43,7 +43,7 @@ async def client(it: Serving) -> AsyncIterator[LangGraphClient]:
         yield client
 
 
-async def test_threads_runs_and_states(client: LangGraphClient) -> None:
+async def test_threads_runs_and_states(client: LangGraphClient, url: str) -> None:
     thread = await a_thread(client)
     assert await client.runs.wait(thread, "steps", input=IN) == DONE
     states: list[Any] = list(await client.threads.get_history(thread))
@@ -53,11 +53,24 @@ async def test_threads_runs_and_states(client: LangGraphClient) -> None:
     assert again == DONE
     copy: Any = await client.threads.copy(thread)  # type: ignore[func-returns-value]
     assert (await client.threads.get_state(copy["thread_id"]))["values"] == DONE
+    before = await _values_of(url, thread)
     await client.threads.prune([thread], strategy="keep_latest")
     assert len(await client.threads.get_history(thread)) == 1
+    assert (await client.threads.get_state(thread))["values"] == DONE
+    assert 0 < await _values_of(url, thread) < before
     await client.threads.delete(thread)
+    assert await _values_of(url, thread) == 0
     with pytest.raises(NotFoundError):
         await client.threads.get(thread)
+
+
+async def _values_of(url: str, thread: str) -> int:
+    """How many values of checkpoints are stored."""
+    query = "SELECT count(*) FROM checkpoint_blobs WHERE thread_id = %s AND type <> 'empty'"
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        row = await (await connection.execute(query, [thread])).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 async def test_questions_and_rollback(client: LangGraphClient) -> None:
