@@ -50,7 +50,7 @@ class ScriptedExecutor(Executor):
     It takes requests as they are (``call.spec.request``), so that no chat template or parser is
     needed. A token is a word or up to four characters of one. Each takes one engine step of
     ``step_s`` seconds of service, and yields once to the event loop, so that calls of one
-    program overlap. There are seats for all: no call waits or is preempted. A scripted
+    program overlap. Each call has a slot: none waits or is preempted. A scripted
     reply ends at the call's ``max_tokens`` and stop strings, as a model's does; what is made
     up for a schema is whole. ``calls`` are all calls so far, and ``ended`` the programs, with
     the ``totals`` that they came to. ``model``, ``slots`` and ``images`` are what its `info` says.

@@ -34,11 +34,11 @@ class Account:
         else:
             self.recomputed_tokens += max(0, self.computed_at_stop - cached)
 
-    def defers(self, costly: Callable[[], bool], now: float, patience_s: float) -> bool:
+    def defers(self, costly: Callable[[], bool], now: float, most_s: float) -> bool:
         """Whether the request waits on while its memory is too ``costly``, at most for so long."""
         since = now if self.deferred_since is None else self.deferred_since
-        deferred = now - since <= patience_s and costly()
-        self.deferred_since = since if deferred or now - since > patience_s else None
+        deferred = now - since <= most_s and costly()
+        self.deferred_since = since if deferred or now - since > most_s else None
         return deferred
 
     def report(self, call: QueuedCall, step: int) -> dict[str, Any]:

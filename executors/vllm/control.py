@@ -84,7 +84,7 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
     """What runs and what waits, in order.
 
     A call's ``since`` is when it began to run, or to wait, as it does now (seconds on the
-    machine's monotonic clock), ``waited_s`` its waits before that one; ``free_slots`` are seats
+    machine's monotonic clock), ``waited_s`` its waits before that one; ``free_slots`` are slots
     in the batch that nobody has, and ``needs_blocks`` is what the first waiting call takes of
     the KV cache.
     """

@@ -228,9 +228,9 @@ class ProgramScheduler(AsyncScheduler):
         # With nothing running nothing would end: it would wait for ever.
         if not self.running:
             return False
-        account, patience = self._accounts[call.call_id], self.config.retention_patience
+        account, most_s = self._accounts[call.call_id], self.config.retention_patience
         costly = partial(self.retainer.too_costly, call.item)
-        return account.defers(costly, self.retainer.now, patience)
+        return account.defers(costly, self.retainer.now, most_s)
 
     def _spared(self, call: QueuedCall) -> bool:
         left = tokens_left(call.item)

@@ -62,13 +62,13 @@ class MqttEvents(EventSource):
     """Messages at a broker as events, at least once each, in the order of their topic.
 
     What is published while the connection is broken comes afterwards, unless the broker itself
-    was gone. A subscription waits ``patience`` seconds for the broker.
+    was gone. A subscription waits ``connect_timeout`` seconds for the broker.
     """
 
     name = "mqtt"
 
-    def __init__(self, broker: Broker, *, patience: float = 5.0) -> None:
-        self._prefix, self._patience = broker.prefix, patience
+    def __init__(self, broker: Broker, *, connect_timeout: float = 5.0) -> None:
+        self._prefix, self._connect_timeout = broker.prefix, connect_timeout
         self._numbers = count(1)
         self._filters: dict[str, _Filter] = {}
         self._lock = asyncio.Lock()
@@ -95,7 +95,7 @@ class MqttEvents(EventSource):
             if one is None:
                 one = _Filter(full, next(self._numbers), len(below))
                 try:
-                    await self._connection.ask(self._patience, one.subscribe)
+                    await self._connection.ask(self._connect_timeout, one.subscribe)
                 except asyncio.CancelledError:  # the broker has it already, or gets it yet
                     self._connection.tell(partial(_unsubscribe, full))
                     raise

@@ -35,8 +35,8 @@ class MqttTools(ToolTransport):
 
     A call of an idempotent tool goes to any worker, through a shared subscription; any other
     call to one worker alone, so that it runs at most once. Times are in seconds: a call waits
-    ``patience`` for the broker; a worker that is gone may come back ``back_within``, unless the
-    tool is idempotent; what gets no answer is sent again every ``resend_s``, with the same key.
+    ``connect_timeout`` for the broker; a worker that is gone may come back ``back_within``, unless
+    the tool is idempotent; what gets no answer is sent again every ``resend_s``, with the same key.
     Workers stop the calls of a client that is cut off from the broker for ``away`` seconds. For
     ``settle`` seconds after its first connection a tool is waited for that nobody offers yet.
     ``dropped`` counts answers that nobody waited for.
@@ -47,7 +47,7 @@ class MqttTools(ToolTransport):
         broker: Broker,
         *,
         name: str = "mqtt",
-        patience: float = 5.0,
+        connect_timeout: float = 5.0,
         back_within: float = 5.0,
         resend_s: float = 10.0,
         away: int = 30,
@@ -56,7 +56,8 @@ class MqttTools(ToolTransport):
         self.name = name
         self.dropped = 0
         self._prefix = broker.prefix
-        self._patience, self._back_within, self._resend_s = patience, back_within, resend_s
+        self._connect_timeout = connect_timeout
+        self._back_within, self._resend_s = back_within, resend_s
         self._client_id = f"agentrt-{uuid.uuid4().hex[:12]}"
         self._fleets: defaultdict[str, Fleet] = defaultdict(Fleet)
         self._calls: dict[str, Call] = {}
@@ -88,7 +89,7 @@ class MqttTools(ToolTransport):
 
     async def tools_for(self, tenant: str) -> Sequence[Tool]:
         """The tools of a tenant's workers. Raises `ToolUnavailableError`."""
-        await self._connection.ready(self._patience)
+        await self._connection.ready(self._connect_timeout)
         return self._fleet(tenant).tools(self)
 
     async def more(self, tenant: str) -> bool:
@@ -99,7 +100,7 @@ class MqttTools(ToolTransport):
         return False
 
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
-        await self._connection.ready(self._patience)
+        await self._connection.ready(self._connect_timeout)
         loop, topics = asyncio.get_running_loop(), self._prefix.of(request.tenant)
         call = Call(
             request,

@@ -42,7 +42,7 @@ _STEPS = 10_000
 _BUSY_S = 30.0
 """How long SQLite waits for another connection's write."""
 
-PATIENCE = {
+TIMEOUTS = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -210,7 +210,7 @@ def _postgres(url: str, connections: int) -> AsyncEngine:
         pool_size=connections,
         max_overflow=0,
         pool_timeout=2 * READ_S,
-        connect_args=PATIENCE,
+        connect_args=TIMEOUTS,
     )
 
 

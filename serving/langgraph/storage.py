@@ -23,7 +23,7 @@ from agentrt.errors import ConfigError
 from agentrt.integrations._compat.langgraph import CHECKPOINT_TABLE, number_checkpoints_after
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph._compat import EXACT_STORE_TIMES, STORE_CLOCK, rising_clock
-from agentrt.serving.langgraph.database import PATIENCE, Address, Database, open_database
+from agentrt.serving.langgraph.database import TIMEOUTS, Address, Database, open_database
 from agentrt.serving.lifetimes import Lifetimes
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ async def _in_postgres(
             "autocommit": True,
             "prepare_threshold": 0,
             "row_factory": dict_row,
-            **PATIENCE,
+            **TIMEOUTS,
         },
         configure=_limit_statements,
     )

@@ -60,17 +60,17 @@ def test_json_is_one_line_of_the_documented_shape(
     assert value["policy"] == "plas"
 
 
-@pytest.mark.parametrize(("options", "seats"), [([], 16), (["--max-num-seqs", 3], 3)])
+@pytest.mark.parametrize(("options", "slots"), [([], 16), (["--max-num-seqs", 3], 3)])
 def test_json_has_the_size_of_the_batch_that_the_engine_took(
     options: list[object],
-    seats: int,
+    slots: int,
     write: Write,
     invoke: Invoke,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert invoke("run", write(ECHO), "--json", *options) == 0
     value = json.loads(capsys.readouterr().out)
-    assert value["engine"]["settings"]["max_num_seqs"] == seats
+    assert value["engine"]["settings"]["max_num_seqs"] == slots
 
 
 def test_json_tells_of_the_failed_as_well(

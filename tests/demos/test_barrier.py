@@ -77,8 +77,8 @@ async def both() -> tuple[Run, Run, ScriptedExecutor]:
         with runs_started() as found:
             state = await graph.ainvoke({"topic": TOPIC, "notes": {}})
     assert state["notes"]["write"] == text
-    [guest] = found
-    return run, guest, executor
+    [client] = found
+    return run, client, executor
 
 
 async def test_the_program_has_only_its_data_edges() -> None:
@@ -87,8 +87,8 @@ async def test_the_program_has_only_its_data_edges() -> None:
 
 
 async def test_the_graph_has_the_edges_of_its_supersteps() -> None:
-    _, guest, _ = await both()
-    assert edges(guest) == SUPERSTEPS
+    _, client, _ = await both()
+    assert edges(client) == SUPERSTEPS
 
 
 async def test_both_make_the_same_calls() -> None:
@@ -100,11 +100,11 @@ async def test_both_make_the_same_calls() -> None:
 async def test_the_barrier_costs_what_the_lengths_say() -> None:
     """The graph: outline, survey, check, compare, write. The program: outline, the branch of
     search, read and compare, write."""
-    run, guest, _ = await both()
+    run, client, _ = await both()
     steps = {name: task.tokens for name, task in TASKS.items()}
     slow = ("outline", "survey", "check", "compare", "write")
     quick = ("outline", "search", "read", "compare", "write")
-    for one, path in ((guest, slow), (run, quick)):
+    for one, path in ((client, slow), (run, quick)):
         assert one.first_step is not None
         assert one.last_step - one.first_step + 1 == sum(steps[name] for name in path)
 

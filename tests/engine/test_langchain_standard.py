@@ -28,14 +28,14 @@ pytestmark = pytest.mark.engine
 
 FLAGS = ("--dtype", "float32", "--max-model-len", "2048")
 ENGINE = VLLMEngine(EngineOptions(max_num_seqs=4, flags=FLAGS))
-DOOR = Portal(lambda: Runtime(ENGINE))
+PORTAL = Portal(lambda: Runtime(ENGINE))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def portal() -> Iterator[None]:
-    DOOR.open()
+    PORTAL.open()
     yield
-    DOOR.close()
+    PORTAL.close()
 
 
 class TestUnit(OnAgentRT, ChatModelUnitTests):
@@ -43,7 +43,7 @@ class TestUnit(OnAgentRT, ChatModelUnitTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"runtime": DOOR}
+        return {"runtime": PORTAL}
 
 
 class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
@@ -56,11 +56,11 @@ class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
         # So small a model repeats itself until it is cut off, unless it is kept from it. The
         # suite's own 100 tokens and 60 seconds are few for a joke on a busy machine.
         loops = {"frequency_penalty": 1.0}
-        return {"runtime": DOOR, "max_tokens": 400, "timeout": 300, **loops}
+        return {"runtime": PORTAL, "max_tokens": 400, "timeout": 300, **loops}
 
     @property
     def model_override_value(self) -> str:
-        return display_name(DOOR.info.model)
+        return display_name(PORTAL.info.model)
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         model = self.chat_model_class(**self.chat_model_params)
@@ -79,11 +79,11 @@ class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
 
 
 async def snapshot() -> Mapping[str, Any]:
-    return await Job(DOOR._home(), ENGINE.snapshot).wait_async()
+    return await Job(PORTAL._home(), ENGINE.snapshot).wait_async()
 
 
 def endless(**options: Any) -> ChatAgentRT:
-    return ChatAgentRT(runtime=DOOR, max_tokens=1500, temperature=1.5, seed=1, **options)
+    return ChatAgentRT(runtime=PORTAL, max_tokens=1500, temperature=1.5, seed=1, **options)
 
 
 async def test_cancelling_a_call_aborts_it_in_the_engine() -> None:
@@ -117,7 +117,7 @@ def test_leaving_a_stream_aborts_in_the_engine() -> None:
 
 async def test_calls_from_threads_and_loops_share_the_engine() -> None:
     """Four threads with loops of their own, and this loop: greedy, they all say the same."""
-    model = ChatAgentRT(runtime=DOOR, max_tokens=12)
+    model = ChatAgentRT(runtime=PORTAL, max_tokens=12)
     here = [model.ainvoke("Say hello.") for _ in range(4)]
     threads = [asyncio.to_thread(model.invoke, "Say hello.") for _ in range(4)]
     loops = [asyncio.to_thread(asyncio.run, model.ainvoke("Say hello.")) for _ in range(4)]
@@ -129,4 +129,4 @@ async def test_calls_from_threads_and_loops_share_the_engine() -> None:
 
 async def test_a_model_that_the_engine_does_not_serve_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"this engine serves 'smollm2.*', not model 'gpt-4o'"):
-        await ChatAgentRT(runtime=DOOR, model="gpt-4o").ainvoke("hello")
+        await ChatAgentRT(runtime=PORTAL, model="gpt-4o").ainvoke("hello")

@@ -50,7 +50,7 @@ COLUMNS = (
 )
 _RATIOS = ("steps", "computed", "s", "per_s")
 _TIMEOUT_S = 600.0
-_SEATS = 64
+_SLOTS = 64
 _PROCESSOR = f"agentrt.lab.engine.green_list:{GREEN}"
 Counts = Callable[[], Awaitable[tuple[float, float]]]
 """Steps of an engine so far, and the tokens that it has computed in them."""
@@ -157,7 +157,7 @@ def text_of(name: str, repeat: int, index: int) -> str:
 @contextlib.asynccontextmanager
 async def engines(model: str, round_trip_s: float) -> AsyncIterator[dict[str, Side]]:
     """An embedded engine, and vLLM's own server with the same options."""
-    options = EngineOptions(model, _SEATS)
+    options = EngineOptions(model, _SLOTS)
     prepare_environment(options)
     own = replace(options, flags=("--logits-processors", _PROCESSOR))
     limits = httpx.Limits(max_connections=None)

@@ -116,7 +116,7 @@ async def test_a_topic_that_cannot_be_an_absent_broker_and_a_silent_topic(broker
         with pytest.raises(InterruptExpiredError, match=r"within 0\.2 s"):
             await runtime.start(hopes, "plant/silent").wait()
     absent = Broker("127.0.0.1", reserved_port())
-    async with opened(absent, patience=0.1) as (runtime, source):
+    async with opened(absent, connect_timeout=0.1) as (runtime, source):
         await source._connection._tried.wait()
         with pytest.raises(ToolUnavailableError, match="it cannot be reached"):
             await runtime.start(waits, "plant/+").wait()

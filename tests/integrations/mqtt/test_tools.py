@@ -270,7 +270,7 @@ async def test_a_worker_that_leaves_finishes_and_takes_its_offer_off(broker: Bro
 
 async def test_a_broker_that_is_absent_is_said_and_found_later(broker: Broker) -> None:
     absent = Broker("127.0.0.1", reserved_port())
-    async with calling(absent, patience=0.1) as caller:
+    async with calling(absent, connect_timeout=0.1) as caller:
         await caller.transport._connection._tried.wait()
         with pytest.raises(ToolUnavailableError, match=f"127.0.0.1:{absent.port}: it cannot be re"):
             await caller.transport.tools()
@@ -318,7 +318,7 @@ async def test_a_tool_that_a_broker_may_have_that_is_absent_is_unavailable() -> 
     async def asks(ctx: Context) -> None:
         await ctx.tool("drill")
 
-    transport = MqttTools(Broker("127.0.0.1", reserved_port()), patience=0.2)
+    transport = MqttTools(Broker("127.0.0.1", reserved_port()), connect_timeout=0.2)
     async with Runtime(ScriptedExecutor(lambda call: "x"), tools=[transport]) as runtime:
         await transport._connection._tried.wait()
         with pytest.raises(ToolUnavailableError, match=r"no tool is named 'drill' .* cannot be re"):

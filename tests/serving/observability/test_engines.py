@@ -204,7 +204,7 @@ def test_a_call_that_came_and_went_between_two_looks_has_the_span_of_its_report(
     assert (track.spans, track.replica) == ([[2.0, 4.0]], "replica-1")
 
 
-def test_calls_that_the_ledger_does_not_know_leave_nothing_behind(stage: Stage) -> None:
+def test_calls_that_the_registry_does_not_know_leave_nothing_behind(stage: Stage) -> None:
     view = one_engine([a_call("agent-1/0", since=0.5), a_call("stranger/0")], [])
     stage.log.update_engines(view)
     assert stage.log.tracks.get("stranger/0") is None

@@ -64,7 +64,7 @@ def as_json(value: Any) -> Any:
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(deeds, min_size=1, max_size=6), st.sampled_from((None, *TENANTS)), st.integers())
-def test_a_snapshot_and_its_changes_are_what_the_ledger_has(
+def test_a_snapshot_and_its_changes_are_what_the_registry_has(
     chapters: list[list[Deed]], tenant: str | None, seed: int
 ) -> None:
     async def read() -> None:
