@@ -191,6 +191,33 @@ def test_the_ranking_is_a_sort_under_random_changes() -> None:
         assert not here or first is min(here, key=lambda c: values[c])
 
 
+def test_a_moment_costs_what_ages_and_not_what_has_a_call_in_the_engine() -> None:
+    asked: list[Context] = []
+
+    def rank(context: Context, now: float) -> tuple[float, ...]:
+        asked.append(context)
+        return (context.since,)
+
+    ranking = Ranking(rank)
+    shared = Context(("shared", "t"), "t", shared=True, calls=1, since=9.0)
+    away = [Context((str(n),), "t", since=9.0) for n in range(3)]
+    calling = [Context(("c", str(n)), "t", calls=1, since=float(n)) for n in range(100)]
+    for context in (*calling, shared, *away):
+        ranking.put(context, 0.0)
+    for now in (1.0, 2.0):
+        asked.clear()
+        assert ranking.first(now) is calling[0]
+        assert asked == [shared, *away, calling[0]]
+    # Where its calls have ended, it is put anew, and ages.
+    calling[50].calls, calling[50].since = 0, 60.0
+    ranking.put(calling[50], 2.0)
+    calling[50].since = -1.0
+    assert ranking.first(2.0) is calling[0]
+    assert ranking.first(3.0) is calling[50]
+    ranking.discard(calling[50])
+    assert ranking.first(4.0) is calling[0]
+
+
 def test_of_equals_the_one_that_was_ranked_longest_ago_goes_first() -> None:
     ranking = Ranking(lambda context, now: (0.0,))
     contexts = [Context((str(n),), "t") for n in range(10)]

@@ -64,6 +64,11 @@ class Context:
         return Phase.AWAY
 
     @property
+    def ages(self) -> bool:
+        """Whether its worth changes as time passes: not while a call of it is in the engine."""
+        return self.shared or not self.calls
+
+    @property
     def released(self) -> bool:
         """Whether nobody will come back for its blocks, so that they go first."""
         return not self.shared and self.phase is Phase.ENDED

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from agentrt.scheduler.retention.context import BETWEEN, HUMAN, RETURNED, SESSION, Context, Key
@@ -18,7 +19,7 @@ from agentrt.scheduler.table import ProgramRow
 _SESSIONS = 4096
 """Idle sessions whose contexts are told apart; the longest idle are given up."""
 _REFRESHED = 16
-"""Contexts that `Ranking` ranks anew with every new moment."""
+"""Contexts that age and that `Ranking` ranks anew with every new moment."""
 _SLACK = 64
 
 
@@ -191,15 +192,16 @@ class _Entry(NamedTuple):
 class Ranking:
     """The contexts that have blocks to lose. ``rank(context, now)`` tells whose go first.
 
-    Ranks change as time passes, so those in the heap are estimates: the head is ranked anew
-    before it is believed, and a few others with every new moment, in turn. An operation costs
-    O(log n); up to `_REFRESHED` contexts the order is exact.
+    The ranks of those that `age` change as time passes, so those in the heap are estimates: the
+    head is ranked anew before it is believed, and a few others with every new moment, in turn. An
+    operation costs O(log n); up to `_REFRESHED` contexts that age the order is exact.
     """
 
     def __init__(self, rank: Callable[[Context, float], Rank]) -> None:
         self._rank = rank
         self._heap: list[_Entry] = []
         self._valid: dict[Context, _Entry] = {}
+        self._aging: dict[Context, None] = {}
         self._serial = 0
         self._refreshed_at = -1.0
 
@@ -213,9 +215,11 @@ class Ranking:
         """Rank a context, for the first time or anew."""
         self._serial += 1
         entry = _Entry(self._rank(context, now), self._serial, context)
-        # Out and in again, so that the contexts ranked longest ago are at the front.
-        self._valid.pop(context, None)
         self._valid[context] = entry
+        # Out and in again, so that the contexts ranked longest ago are at the front.
+        self._aging.pop(context, None)
+        if context.ages:
+            self._aging[context] = None
         heapq.heappush(self._heap, entry)
         if len(self._heap) > _SLACK + 2 * len(self._valid):
             self._heap = list(self._valid.values())
@@ -224,6 +228,7 @@ class Ranking:
     def discard(self, context: Context) -> None:
         """Forget a context, known or not."""
         self._valid.pop(context, None)
+        self._aging.pop(context, None)
 
     def first(self, now: float) -> Context | None:
         """The context that loses its blocks first; None where there is none."""
@@ -247,6 +252,5 @@ class Ranking:
         if now == self._refreshed_at:
             return
         self._refreshed_at = now
-        oldest = [context for context, _ in zip(self._valid, range(_REFRESHED), strict=False)]
-        for context in oldest:
+        for context in list(islice(self._aging, _REFRESHED)):
             self.put(context, now)
