@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Awaitable,
     Callable,
     Iterator,
@@ -211,22 +210,15 @@ class Replica:
         await self.executor.close()
 
     @contextlib.contextmanager
-    def running(self, call: Call) -> Iterator[None]:
-        """Count the call, and know its program, while the body runs."""
+    def running(self, call: Call, chunks: AsyncGenerator[Chunk, None]) -> Iterator[Reading]:
+        """Read the call's chunks, as long as the engine of now lives. It is counted meanwhile."""
         self.calls += 1
         self.programs.add(call.program_id)
         try:
-            yield
+            with self.cancel_scope.reading(chunks) as reading:
+                yield reading
         finally:
             self.calls -= 1
-
-    @contextlib.asynccontextmanager
-    async def reading(self, call: Call, *, stream: bool) -> AsyncIterator[Reading]:
-        """Read the call's chunks, as long as the engine of now lives."""
-        scope, chunks = self.cancel_scope, self.executor.generate(call, stream=stream)
-        async with contextlib.aclosing(chunks):
-            with self.running(call), scope.reading(chunks) as reading:
-                yield reading
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What the engine says; nothing while there is none, or one that does not answer."""

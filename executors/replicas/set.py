@@ -152,8 +152,12 @@ class ReplicaSet(Executor):
             replica, trip = self.routing.send(call, await self._ready(call))
             engine = replica.executor
             try:
-                with self._running(call, replica), self.routing.counting(trip):
-                    async with replica.reading(call, stream=stream) as reading:
+                async with contextlib.aclosing(engine.generate(call, stream=stream)) as chunks:
+                    with (
+                        self._running(call, replica),
+                        self.routing.counting(trip),
+                        replica.running(call, chunks) as reading,
+                    ):
                         async for chunk in reading:
                             reading.task = None
                             if chunk.reply is not None:

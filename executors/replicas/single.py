@@ -73,12 +73,13 @@ class RestartedEngine(ForwardingExecutor):
             await self._ready()
             engine = self.inner
             try:
-                async with replica.reading(call, stream=stream) as reading:
-                    async for chunk in reading:
-                        reading.task = None
-                        new = output.take(chunk)
-                        if new is not None:
-                            yield new
+                async with contextlib.aclosing(engine.generate(call, stream=stream)) as chunks:
+                    with replica.running(call, chunks) as reading:
+                        async for chunk in reading:
+                            reading.task = None
+                            new = output.take(chunk)
+                            if new is not None:
+                                yield new
                 return
             except EngineDiedError as error:
                 if output.differs:

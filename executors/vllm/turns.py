@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -21,26 +20,21 @@ class Turns:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._free = most
 
-    @contextlib.asynccontextmanager
-    async def taken(self, who: str) -> AsyncIterator[None]:
-        """Wait for the turn; it ends with the block."""
+    async def take(self, who: str) -> None:
+        """Wait for the turn, until `over`."""
         if self._free:
             self._free -= 1
-        else:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(who, deque()).append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._next()
-                raise
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(who, deque()).append(turn)
         try:
-            yield
-        finally:
-            self._next()
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.over()
+            raise
 
-    def _next(self) -> None:
+    def over(self) -> None:
         """Give the turn to the one who had it the longest ago: dicts keep their order."""
         for who in tuple(self._waiting):
             queue = self._waiting.pop(who)
@@ -63,7 +57,8 @@ class SharedThread:
 
     async def run(self, work: Callable[[], T]) -> T:
         """What ``work`` comes to, in the turn of whom it is for."""
-        async with self._turns.taken(WORKS_FOR.get()):
+        await self._turns.take(WORKS_FOR.get())
+        try:
             # The thread cannot be stopped: whoever comes next waits for it.
             working = asyncio.get_running_loop().run_in_executor(self._pool, work)
             try:
@@ -71,3 +66,5 @@ class SharedThread:
             except asyncio.CancelledError:
                 await asyncio.wait([working])
                 raise
+        finally:
+            self._turns.over()

@@ -74,7 +74,8 @@ def check_bounds(path: str, body: Mapping[str, Any]) -> None:
     for field, schema in _schemas(body):
         weight.add(field, schema)
         _check_references(field, schema)
-    _check_structured(body.get("structured_outputs"), weight)
+    if "structured_outputs" in body:
+        _check_structured(body["structured_outputs"], weight)
 
 
 def _check_messages(field: str, given: Any) -> None:
@@ -103,13 +104,16 @@ def _count(given: Any) -> int:
 
 def _schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Where the APIs have schemas: formats of answers, and tools."""
-    yield "response_format", body.get("response_format")
-    yield "text.format", _get(body.get("text"), "format")
-    yield "output_config.format", _get(body.get("output_config"), "format")
+    if "response_format" in body:
+        yield "response_format", body["response_format"]
+    for name in ("text", "output_config"):
+        if name in body:
+            yield f"{name}.format", _get(body[name], "format")
     tools = body.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         for name in ("function", "parameters", "input_schema"):
-            yield f"tools.{index}.{name}", _get(tool, name)
+            if isinstance(tool, dict) and name in tool:
+                yield f"tools.{index}.{name}", tool[name]
 
 
 def _check_references(field: str, given: Any) -> None:

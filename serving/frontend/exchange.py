@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.executors.frontend import calling
@@ -68,7 +67,7 @@ class Exchange:
         Before it begins, raises `BusyError` where the tenant is at a limit, and `ApiError` where
         its program is over.
         """
-        self._entry = self._enter(Headers(scope=scope))
+        self._entry = self._enter(scope)
         caller = self._caller = RequestCaller(self.server.runtime, self._entry)
 
         async def receive_watched() -> Message:
@@ -105,8 +104,11 @@ class Exchange:
 
     # -- the request -------------------------------------------------------------------
 
-    def _enter(self, headers: Headers) -> Entry:
+    def _enter(self, scope: Scope) -> Entry:
         hashes = self._hashes()
+        # Looked at often: Starlette's headers would be searched each time.
+        sent = reversed(scope["headers"])
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
         session_id = self.fields.get("session_id")
         claim = read_claim(headers, session_id if isinstance(session_id, str) else None)
         tenants = self.server.tenants

@@ -23,6 +23,8 @@ SESSION_HEADERS = (
 PARENT_SESSION = "x-dynamo-parent-session-id"
 """A sub-agent's session belongs to its parent's program."""
 
+_OWN = ("program", "type", "session", "node", "call", "parents", "deadline")
+_CLAIMS = frozenset({*(f"{PREFIX}{name}" for name in _OWN), *SESSION_HEADERS, PARENT_SESSION})
 _LONGEST = 256
 _MOST_PARENTS = 1024
 _VISIBLE = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -55,6 +57,8 @@ def read_claim(headers: Mapping[str, str], session_id: str | None = None) -> Cla
     def read(name: str) -> str | None:
         return _read(headers, f"{PREFIX}{name}")
 
+    if _CLAIMS.isdisjoint(headers):
+        return Claim(program=session_id)
     program = read("program") or _read(headers, PARENT_SESSION) or session_id
     return Claim(
         program=program or next(filter(None, (_read(headers, h) for h in SESSION_HEADERS)), None),

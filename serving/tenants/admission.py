@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -67,18 +67,19 @@ class AdmissionController(ForwardingExecutor):
             # A client's own salt tells its calls apart, inside what is its tenant's.
             salts = filter(None, (call.identity.tenant, call.spec.cache_salt))
             call = replace(call, spec=replace(call.spec, cache_salt="/".join(salts)))
-        async with (
-            self._turn(call) as compiled,
-            self._admitted(call) as admitted,
-            contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks,
-        ):
-            async for chunk in chunks:
-                if compiled is not None:
-                    compiled()
-                admitted.tokens += 1  # for one that will be broken off
-                if chunk.reply is not None:
-                    chunk.reply = admitted.end(chunk.reply)
-                yield chunk
+        async with self._turn(call) as compiled:
+            admitted = await self._admitted(call)
+            try:
+                async with contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks:
+                    async for chunk in chunks:
+                        if compiled is not None:
+                            compiled()
+                        admitted.tokens += 1  # for one that will be broken off
+                        if chunk.reply is not None:
+                            chunk.reply = admitted.end(chunk.reply)
+                        yield chunk
+            finally:
+                self._over(admitted)
 
     async def snapshot(self) -> Mapping[str, Any]:
         return {**await self.inner.snapshot(), "tenants": self._queue.counts()}
@@ -91,8 +92,8 @@ class AdmissionController(ForwardingExecutor):
             return self._grammars.turn(call)
         return contextlib.nullcontext()
 
-    @contextlib.asynccontextmanager
-    async def _admitted(self, call: Call) -> AsyncIterator[_Admitted]:
+    async def _admitted(self, call: Call) -> _Admitted:
+        """Wait until the call may enter the engine."""
         prompt = prompt_tokens(call)
         cost = prompt + _OUTPUT_WEIGHT * min(call.spec.max_tokens, _EXPECTED_OUTPUT)
         rank = self._policy.admission_rank(call.identity.path_s, call.identity.service_s)
@@ -107,13 +108,13 @@ class AdmissionController(ForwardingExecutor):
                 self._give_up(ticket)
                 raise
             waited_s = self._clock() - ticket.since
-        admitted = _Admitted(waited_s, prompt)
-        try:
-            yield admitted
-        finally:
-            self._queue.settle(ticket, cost if admitted.used is None else admitted.used)
-            self._tenants.charge(call.identity.tenant, admitted.tokens)
-            self._admit()
+        return _Admitted(ticket, waited_s, prompt)
+
+    def _over(self, call: _Admitted) -> None:
+        """The call has left the engine."""
+        self._queue.settle(call.ticket, call.ticket.cost if call.used is None else call.used)
+        self._tenants.charge(call.ticket.tenant, call.tokens)
+        self._admit()
 
     def _give_up(self, ticket: Ticket) -> None:
         if self._waiting.pop(ticket.number, None) is not None:
@@ -124,7 +125,7 @@ class AdmissionController(ForwardingExecutor):
 
     def _admit(self) -> None:
         """Let in whatever there is room for now."""
-        while (ticket := self._queue.pop(self._clock())) is not None:
+        while self._waiting and (ticket := self._queue.pop(self._clock())) is not None:
             entered = self._waiting.pop(ticket.number)
             if not entered.done():
                 entered.set_result(None)
@@ -133,7 +134,8 @@ class AdmissionController(ForwardingExecutor):
 class _Admitted:
     """One call in the engine: what it used, and how long it had waited before (seconds)."""
 
-    def __init__(self, waited_s: float, prompt_tokens: int) -> None:
+    def __init__(self, ticket: Ticket, waited_s: float, prompt_tokens: int) -> None:
+        self.ticket = ticket
         self.used: float | None = None
         self.tokens = prompt_tokens
         self._waited_s = waited_s

@@ -149,7 +149,7 @@ class Tenants:
                 "it may have; wait for some to end",
                 _FULL_RETRY_S,
             )
-        self.ask(tenant)
+        self._ask(use, tenant, 1)
         use.calls += calls
 
     def ask(self, tenant: str, requests: int = 1) -> None:
@@ -157,15 +157,14 @@ class Tenants:
 
         Raises `BusyError` where one of its rates is used up, and then uses nothing.
         """
-        self._check_rate(tenant, "tokens_per_minute", 1.0)
-        self._take(tenant, "requests_per_minute", float(requests))
+        self._ask(self._use(tenant), tenant, requests)
 
     def arrive(self, tenant: str) -> None:
         """A request of ``tenant`` comes over HTTP, whatever it asks for.
 
         Raises `BusyError` where there were too many.
         """
-        self._take(tenant, "http_requests_per_minute", 1.0)
+        self._take(self._use(tenant), tenant, "http_requests_per_minute", 1.0)
 
     def leave(self, tenant: str, calls: int = 1) -> None:
         """So many of the tenant's calls are over."""
@@ -184,7 +183,7 @@ class Tenants:
 
     def _use(self, tenant: str) -> _Use:
         limits, use = self.limits(tenant), self._uses.get(tenant)
-        if use is None or use.limits != limits:
+        if use is None or (use.limits is not limits and use.limits != limits):
             now = self._clock()
             if len(self._uses) >= _MOST_NAMES:
                 self._forget_idle(now)
@@ -201,14 +200,18 @@ class Tenants:
         for name in [name for name, use in self._uses.items() if use.is_idle(now)]:
             del self._uses[name]
 
-    def _take(self, tenant: str, rate: str, amount: float) -> None:
-        self._check_rate(tenant, rate, amount)
-        bucket = self._use(tenant).buckets.get(rate)
+    def _ask(self, use: _Use, tenant: str, requests: int) -> None:
+        self._check_rate(use, tenant, "tokens_per_minute", 1.0)
+        self._take(use, tenant, "requests_per_minute", float(requests))
+
+    def _take(self, use: _Use, tenant: str, rate: str, amount: float) -> None:
+        self._check_rate(use, tenant, rate, amount)
+        bucket = use.buckets.get(rate)
         if bucket is not None:
             bucket.take(amount, self._clock())
 
-    def _check_rate(self, tenant: str, rate: str, amount: float) -> None:
-        bucket = self._use(tenant).buckets.get(rate)
+    def _check_rate(self, use: _Use, tenant: str, rate: str, amount: float) -> None:
+        bucket = use.buckets.get(rate)
         wait = 0.0 if bucket is None else bucket.wait_s(amount, self._clock())
         if wait:
             raise BusyError(

@@ -70,6 +70,9 @@ class LoopShares:
         self._uses[tenant] = use  # the latest comes last
         use.asked_at = self.clock()
         self._forget_old()
+        if size < LONG and not use.turns.locked() and self._is_alone(use):
+            await request()
+            return
         await use.turns.acquire()  # until the first step is done: the body is parsed in it
         turn = _Turn(self, use, size)
         _TURN.set(turn)
@@ -97,6 +100,12 @@ class LoopShares:
         share = own.share(now)
         over = min((share + sum(others)) / BUSY, share / (min(others) + FREE))
         return max(_LEAST_S, _MEMORY_S * math.log(over)) if over > 1 else 0.0
+
+    def _is_alone(self, own: _Use) -> bool:
+        """Whether no other tenant asked lately: what its requests take is not measured then."""
+        others = (use for use in reversed(self._uses.values()) if use is not own)
+        last = next(others, None)
+        return last is None or last.asked_at <= own.asked_at - _RECENT_S
 
     def _forget_old(self) -> None:
         while len(self._uses) > _MOST_NAMES:

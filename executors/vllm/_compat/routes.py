@@ -66,7 +66,6 @@ class ShortRoutes:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         route, fields = self._routes[scope["path"]], scope[FIELDS]
         request = Request(scope, receive, send)
-        await request.body()  # what comes next is that the client goes
         await self._rest()
         check_tokens(fields, self._most)
         [body] = route.dependant.body_params

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -108,21 +107,21 @@ class ProgramEngineClient(EngineClient):
         return who.chunks(self._spec(prompt, params, options), stream=stream)
 
     def _spec(self, prompt: Any, params: Any, options: Mapping[str, Any]) -> CallSpec:
-        spec = CallSpec(
+        sampled: dict[str, Any] = {"max_tokens": 1}
+        is_pooled = isinstance(params, PoolingParams)
+        if not is_pooled:
+            sampled = {
+                "max_tokens": params.max_tokens or 1,
+                "temperature": params.temperature,
+                "seed": params.seed,
+                "ignore_eos": params.ignore_eos,
+            }
+        return CallSpec(
             prompt_token_ids=tuple(prompt.get("prompt_token_ids") or ()),
-            max_tokens=1,
             cache_salt=prompt.get("cache_salt"),
             model=self._setup.model,
-            rendered=RenderedCall(prompt, params, options, isinstance(params, PoolingParams)),
-        )
-        if isinstance(params, PoolingParams):
-            return spec
-        return dataclasses.replace(
-            spec,
-            max_tokens=params.max_tokens or 1,
-            temperature=params.temperature,
-            seed=params.seed,
-            ignore_eos=params.ignore_eos,
+            rendered=RenderedCall(prompt, params, options, is_pooled),
+            **sampled,
         )
 
     async def _several(

@@ -39,8 +39,11 @@ def work_apart(renderer: Any, max_model_len: int) -> Any:
     async def tokenize(prompt: Any, params: Any) -> Any:
         text = prompt["prompt"]
         if len(text) <= LONG:
-            async with short.taken(WORKS_FOR.get()):  # one request may have a thousand prompts
+            await short.take(WORKS_FOR.get())  # one request may have a thousand prompts
+            try:
                 return await quick(prompt, params)
+            finally:
+                short.over()
         most = params.max_total_tokens or max_model_len
         tokenizer = renderer.get_tokenizer()
         if len(text) > most * tokenizer.max_chars_per_token:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -154,6 +155,34 @@ async def test_a_set_that_closes_waits_for_dead_engines_to_be_put_away(opened: O
     assert slow.closed
     with pytest.raises(EngineDiedError):
         await waiting
+
+
+async def test_who_reads_a_call_is_told_at_the_next_chunk_if_not_now() -> None:
+    scope, done = CancelScope(), list[str]()
+
+    async def two() -> AsyncGenerator[Chunk, None]:
+        yield Chunk("one")
+        await asyncio.Event().wait()
+
+    async def read(between: asyncio.Event | None) -> None:
+        async with contextlib.aclosing(two()) as chunks:
+            with scope.reading(chunks) as reading:
+                async for chunk in reading:
+                    reading.task = None
+                    done.append(chunk.text)
+                    if between is not None:
+                        await between.wait()
+
+    between = asyncio.Event()
+    readers = [asyncio.create_task(read(one)) for one in (None, between)]
+    while len(done) < 2:
+        await asyncio.sleep(0)
+    scope.cancel("gone")
+    between.set()
+    for reader in readers:
+        with pytest.raises(EngineDiedError, match="gone"):
+            await reader
+        assert not reader.cancelling()
 
 
 async def test_a_cancel_scope_leaves_timeouts_of_others_alone() -> None:

@@ -135,9 +135,12 @@ async def test_so_many_have_the_turn_at_once_and_nobody_who_left() -> None:
     turns, order, go = Turns(2), list[str](), asyncio.Event()
 
     async def take(name: str) -> None:
-        async with turns.taken(name[0]):
+        await turns.take(name[0])
+        try:
             order.append(name)
             await go.wait()
+        finally:
+            turns.over()
 
     tasks = [asyncio.create_task(take(name)) for name in ("a1", "a2", "a3", "a4", "b1")]
     await turns_over()

@@ -48,6 +48,13 @@ async def test_a_tenant_alone_never_waits(server: Server) -> None:
     assert server.now == pytest.approx(5)
 
 
+async def test_what_a_tenant_used_alone_does_not_count(server: Server) -> None:
+    await server.ask("a", 1)
+    await server.ask("b", 0.001)
+    await server.ask("a", 0.01)
+    assert server.now == pytest.approx(1.011)
+
+
 async def test_who_uses_more_than_another_waits_while_the_loop_is_busy(server: Server) -> None:
     """The other may use the loop as it likes, and both together little of it."""
     began = server.now
@@ -95,16 +102,16 @@ async def test_requests_of_a_tenant_wait_in_their_order_and_one_may_give_up(
         server.now += seconds
 
     monkeypatch.setattr(server.shares, "_sleep", sleep)
-    await server.ask("a", 1)
-    await server.ask("b", 0.001)
+    for tenant, took_s in (("b", 0.001), ("a", 0.5), ("b", 0.001)):
+        await server.ask(tenant, took_s)
     first, second, third = (asyncio.create_task(server.ask("a", 0.01)) for _ in range(3))
     await asyncio.sleep(0)
     first.cancel()
     await server.ask("b", 0.001)
-    assert server.order == ["a", "b", "b"]
+    assert server.order == ["b", "a", "b", "b"]
     go.set()
     await asyncio.wait([second, third])
-    assert server.order == ["a", "b", "b", "a", "a"]
+    assert server.order == ["b", "a", "b", "b", "a", "a"]
 
 
 async def test_tenants_are_forgotten(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
