@@ -12,11 +12,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context, copy_context
 
 from fastapi import HTTPException
 
 from agentrt import tracking
 from agentrt.serving.langgraph.execution import Execution
+from agentrt.serving.langgraph.reading import READER
 from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.streams import Action, EventLog, LiveRun, OnLeave
 from agentrt.serving.langgraph.tenant_state import TenantState
@@ -75,7 +77,7 @@ class RunQueue:
         loop = asyncio.get_running_loop()
         # Not longer than was asked for, if the clock was set back since.
         delay = min(record.start_at - time.time(), record.start_at - record.created_at)
-        live = LiveRun(record, log, due=loop.time() + max(0.0, delay))
+        live = LiveRun(record, log, _context(), due=loop.time() + max(0.0, delay))
         self._live[record.run_id] = self._waiting[record.run_id] = live
         if delay > 0:
             loop.call_at(live.due, self._dispatch)
@@ -174,7 +176,9 @@ class RunQueue:
 
     def _start(self, live: LiveRun) -> None:
         with tracking.outside():
-            live.task = asyncio.create_task(self._execute(live), name=live.record.run_id)
+            live.task = asyncio.create_task(
+                self._execute(live), name=live.record.run_id, context=live.context
+            )
         for queue in self._listeners.get(live.record.thread_id, ()):
             if not queue.full():
                 queue.put_nowait(live)
@@ -195,6 +199,16 @@ class RunQueue:
         self._waiting.pop(live.record.run_id, None)
         self._live.pop(live.record.run_id, None)
         live.end()
+
+
+def _context() -> Context:
+    """That of who asks for a run, such as a trace, outside any program. What the run reads of the
+    database, the server reads.
+    """
+    with tracking.outside():
+        context = copy_context()
+    context.run(READER.set, None)
+    return context
 
 
 @asynccontextmanager
