@@ -73,7 +73,19 @@ class AgentRoutes:
         fields = await self._state.assistants.inputs(caller, name)
         url = f"{str(request.base_url).rstrip('/')}/a2a/{assistant['assistant_id']}"
         what = assistant["description"] or f"takes {', '.join(fields) or 'any input'}"
-        return JSON(agent_card_to_dict(_card_of(assistant["name"], what, url)))
+        card = _card_of(assistant["name"], what, url)
+        if self._state.server.keys is not None:
+            _ask_for_key(card)
+        return JSON(agent_card_to_dict(card))
+
+
+def _ask_for_key(card: AgentCard) -> None:
+    """Say that requests have a key, and how."""
+    from a2a.types import HTTPAuthSecurityScheme, StringList
+
+    scheme = HTTPAuthSecurityScheme(scheme="bearer")
+    card.security_schemes["bearer"].http_auth_security_scheme.CopyFrom(scheme)
+    card.security_requirements.add().schemes["bearer"].CopyFrom(StringList())
 
 
 def _card_of(name: str, what: str, url: str) -> AgentCard:

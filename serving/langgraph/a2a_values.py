@@ -28,6 +28,8 @@ _MOST_MESSAGES = 1000
 """Of a task's history; the last ones."""
 _MOST_DATA = 64 * 1024
 """Bytes of JSON that become the protocol's types, a value at a time; more stays a text."""
+_EXACT = 2**53
+"""Up to here a float is the integer that was sent."""
 DONE = TaskState.TASK_STATE_COMPLETED
 ENDED = (DONE, TaskState.TASK_STATE_CANCELED, _FAILED)
 
@@ -72,7 +74,7 @@ def _block(part: Part) -> dict[str, Any]:
 
 def _narrowed(value: Any) -> Any:
     """JSON as it was: the protocol's types know no integers."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
         return int(value)
     if isinstance(value, dict):
         return {key: _narrowed(inner) for key, inner in value.items()}
@@ -82,13 +84,18 @@ def _narrowed(value: Any) -> Any:
 # -- what it is told ----------------------------------------------------------------------
 
 
+def state_of(status: str, *, waits: bool) -> TaskState:
+    """The state of a task whose last run has this status. ``waits``: for an answer."""
+    return _WAITS if waits else _STATES.get(status, _FAILED)
+
+
 def task_of(key: str, row: Mapping[str, Any], *, waits: bool, history: int | None = None) -> Task:
-    """The task of that id, as its last run (a row) left it. ``waits``: for an answer."""
+    """The task of that id, as its last run (a row) left it."""
     context, values = row["thread_id"], None
     with contextlib.suppress(orjson.JSONDecodeError, TypeError):
         values = orjson.loads(row["result"])
     known = values if isinstance(values, dict) else {}
-    state = _WAITS if waits else _STATES.get(row["status"], _FAILED)
+    state = state_of(row["status"], waits=waits)
     most = _MOST_MESSAGES if history is None else min(history, _MOST_MESSAGES)
     messages = list(_messages(known, key, context))[-most:] if most else []
     task = Task(

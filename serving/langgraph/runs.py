@@ -19,7 +19,7 @@ from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.lifetimes import set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, timestamp
-from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, runs
+from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, runs
 from agentrt.serving.langgraph.threads import add_thread, change_thread, find_thread
 
 Fields = Mapping[str, Any]
@@ -47,6 +47,10 @@ class RunRecord:
     metadata: Fields
     kwargs: Fields
     origin: Fields | None
+
+
+_RECORD = [runs.c[name] for name in RunRecord.__slots__]
+"""Without the result, which may be all that a thread has: nobody loads those of many runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +203,28 @@ class Runs:
 
     async def since(self, thread: str, number: int, most: int) -> list[RunRecord]:
         """The runs of a thread from one on, at most the last so many, in their order."""
-        query = sa.select(runs).where(runs.c.thread_id == thread, runs.c.number >= number)
+        query = sa.select(*_RECORD).where(runs.c.thread_id == thread, runs.c.number >= number)
         rows = await self._database.rows(query.order_by(runs.c.number.desc()).limit(most))
         return [record_of(row) for row in reversed(rows)]
 
     async def last_of(self, thread: str) -> RunRecord | None:
         """The last run of a thread."""
-        query = sa.select(runs).where(runs.c.thread_id == thread)
-        row = await self._database.first(query.order_by(runs.c.number.desc()))
+        query = sa.select(*_RECORD).where(runs.c.thread_id == thread)
+        row = await self._database.first(query.order_by(runs.c.number.desc()).limit(1))
         return None if row is None else record_of(row)
+
+    async def last_about(self, thread: str, about: Fields) -> str | None:
+        """The id of a thread's last run with these metadata."""
+        query = sa.select(runs.c.run_id).where(runs.c.thread_id == thread)
+        query = query.where(has(runs.c.metadata, about)).order_by(runs.c.number.desc())
+        row = await self._database.first(query.limit(1))
+        return None if row is None else str(row.run_id)
+
+    async def statuses(self, thread: str, most: int) -> Sequence[sa.Row[Any]]:
+        """How the last runs of a thread stand, the last one first, without what they were asked."""
+        names = ("run_id", "assistant_id", "metadata", "status", "updated_at")
+        query = sa.select(*(runs.c[name] for name in names)).where(runs.c.thread_id == thread)
+        return await self._database.rows(query.order_by(runs.c.number.desc()).limit(most))
 
     async def ids(self, tenant: str, statuses: Sequence[str]) -> list[str]:
         """The ids of a tenant's runs of some statuses."""
@@ -216,7 +233,7 @@ class Runs:
 
     async def active(self) -> list[RunRecord]:
         """All runs that have not ended, in the order of their arrival."""
-        query = sa.select(runs).where(runs.c.status.in_(ACTIVE)).order_by(runs.c.number)
+        query = sa.select(*_RECORD).where(runs.c.status.in_(ACTIVE)).order_by(runs.c.number)
         return [record_of(row) for row in await self._database.rows(query)]
 
     async def began(self, record: RunRecord) -> None:
