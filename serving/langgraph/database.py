@@ -5,84 +5,22 @@ One server at a time uses it: two would run each other's runs.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import fcntl
-import functools
-import json
-import math
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from agentrt.errors import ConfigError
-from agentrt.files import check_plain
 from agentrt.serving.langgraph import tables
+from agentrt.serving.langgraph.connections import READS, Address, engines
+from agentrt.serving.langgraph.locks import AdvisoryLock, lock_file
 from agentrt.serving.langgraph.outages import first_line
-from agentrt.serving.langgraph.reading import READ_S, READER, Deadline, Shares, in_time, refused
-from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
-
-LOCK_WAIT_S = 5.0
-"""How long a server that was killed may still have its database locked."""
-_FORMS = "--database takes sqlite:FILE, and postgresql://USER@HOST/NAME"
-_LOCK_KEY = 0x6167656E  # of PostgreSQL's advisory locks; any number that is always the same
-_LOCK_TRIES = 20
-_READS, _WRITES = 4, 8
-"""Connections that read; that write to PostgreSQL. SQLite has one writer."""
-_DEADLINE = "agentrt_deadline"
-_STEPS = 10_000
-"""So many steps of SQLite's virtual machine pass until it is asked whether it may go on."""
-_BUSY_S = 30.0
-"""How long SQLite waits for another connection's write."""
-
-TIMEOUTS = {
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
-"""How long connections to PostgreSQL wait for a host that is silent, as libpq has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """What ``--database`` names: an SQLite file, or else a PostgreSQL URL."""
-
-    file: Path | None
-    url: str
-
-    @classmethod
-    def parse(cls, given: str) -> Address:
-        """Parse the option. Raises `ConfigError` for anything else."""
-        if given.startswith(("postgresql://", "postgres://")):
-            return cls(None, "postgresql://" + given.partition("://")[2])
-        kind, _, name = given.partition(":")
-        if kind != "sqlite" or name in ("", ":memory:") or name.startswith("//"):
-            raise ConfigError(f"--database {given!r}: {_FORMS}")
-        path = Path(name)
-        if not path.absolute().parent.is_dir():
-            raise ConfigError(
-                f"--database {given}: there is no folder {str(path.parent)!r}; make it"
-            )
-        if path.is_dir():
-            raise ConfigError(f"--database {given}: that is a folder; name a file")
-        return cls(path, f"sqlite+aiosqlite:///{path}")
-
-    def __str__(self) -> str:
-        """Without the password."""
-        if self.file is not None:
-            return f"sqlite:{self.file}"
-        head, at, tail = self.url.rpartition("@")
-        user = head.removeprefix("postgresql://").partition(":")[0]
-        return f"postgresql://{user}{at}{tail}" if at else self.url
+from agentrt.serving.langgraph.reading import READER, Shares, in_time, refused
+from agentrt.serving.langgraph.tables import about
 
 
 class Database:
@@ -101,7 +39,7 @@ class Database:
         self.lock = lock
         self._reads = reads
         self._writes = writes
-        self._shares = Shares(_READS // 2)
+        self._shares = Shares(READS // 2)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
@@ -175,8 +113,8 @@ async def open_database(address: Address) -> AsyncIterator[Database]:
     async with AsyncExitStack() as stack:
         try:
             if address.file is not None:
-                await _lock_file(address.file, stack)
-            reads, writes = _engines(address)
+                await lock_file(address.file, stack)
+            reads, writes = engines(address)
             stack.push_async_callback(reads.dispose)
             stack.push_async_callback(writes.dispose)
             lock = None
@@ -188,141 +126,6 @@ async def open_database(address: Address) -> AsyncIterator[Database]:
         except (SQLAlchemyError, OSError, sqlite3.Error, ImportError) as error:
             raise ConfigError(f"--database {address}: {first_line(error)}") from error
         yield Database(address, reads, writes, lock)
-
-
-def _engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
-    if address.file is None:
-        url = address.url.replace("postgresql://", "postgresql+psycopg://", 1)
-        reads, writes = _postgres(url, _READS), _postgres(url, _WRITES)
-        _limit_statements(reads)
-        return reads, writes
-    reads = _sqlite(address.url, "BEGIN", _READS)
-    _limit_transactions(reads)
-    return reads, _sqlite(address.url, "BEGIN IMMEDIATE", 1)
-
-
-def _postgres(url: str, connections: int) -> AsyncEngine:
-    return create_async_engine(
-        url,
-        json_serializer=dumps,
-        json_deserializer=json.loads,
-        hide_parameters=True,
-        pool_size=connections,
-        max_overflow=0,
-        pool_timeout=2 * READ_S,
-        connect_args=TIMEOUTS,
-    )
-
-
-def _limit_statements(reads: AsyncEngine) -> None:
-    """PostgreSQL breaks a client's statement off by itself."""
-
-    @sa.event.listens_for(reads.sync_engine, "begin")
-    def began(connection: Any) -> None:
-        if READER.get() is not None:
-            connection.exec_driver_sql(f"SET LOCAL statement_timeout = {round(READ_S * 1000)}")
-
-
-def _limit_transactions(reads: AsyncEngine) -> None:
-    """SQLite asks a function of ours, while it works for a client, whether it may go on."""
-
-    @sa.event.listens_for(reads.sync_engine, "connect")
-    def connected(connection: Any, record: Any) -> None:
-        deadline = record.info[_DEADLINE] = Deadline()
-        within = functools.partial(json_contains, check=deadline.check)
-        connection.create_function(CONTAINS, 2, within, deterministic=True)
-        connection.run_async(lambda own: own.set_progress_handler(deadline, _STEPS))
-
-    @sa.event.listens_for(reads.sync_engine, "begin")
-    def began(connection: Any) -> None:
-        connection.info[_DEADLINE].start(READ_S if READER.get() is not None else math.inf)
-
-
-def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
-    """An engine whose transactions start with ``begin``.
-
-    A transaction that reads first and writes later fails at once if another has written in
-    between; one that begins as a writer waits for its turn.
-    """
-    engine = create_async_engine(
-        url,
-        json_serializer=dumps,
-        json_deserializer=json.loads,
-        hide_parameters=True,
-        pool_size=connections,
-        max_overflow=0,
-        pool_timeout=2 * READ_S if begin == "BEGIN" else _BUSY_S,
-        connect_args={"timeout": _BUSY_S},
-    )
-
-    @sa.event.listens_for(engine.sync_engine, "connect")
-    def connected(connection: Any, record: Any) -> None:
-        connection.isolation_level = None
-        connection.create_function(CONTAINS, 2, json_contains, deterministic=True)
-        connection.execute("PRAGMA journal_mode=WAL").close()
-
-    @sa.event.listens_for(engine.sync_engine, "begin")
-    def began(connection: Any) -> None:
-        connection.exec_driver_sql(begin)
-
-    return engine
-
-
-async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
-    """Lock a file beside the database; the lock goes when this process does."""
-    check_plain(path)
-    file = stack.enter_context(path.with_name(path.name + ".lock").open("w"))
-    for _ in range(_LOCK_TRIES):
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            await asyncio.sleep(LOCK_WAIT_S / _LOCK_TRIES)
-    raise _in_use(f"sqlite:{path}")
-
-
-class AdvisoryLock:
-    """PostgreSQL's lock of the tables, on a connection of its own, which ends with this process."""
-
-    def __init__(self, engine: AsyncEngine, address: Address) -> None:
-        self._engine = engine
-        self._address = address
-        self._connection: AsyncConnection | None = None
-
-    async def take(self) -> None:
-        """Take it. Raises `ConfigError` if another server has it."""
-        self._connection = connection = await self._engine.connect()
-        await connection.execution_options(isolation_level="AUTOCOMMIT")
-        try_lock = sa.select(sa.func.pg_try_advisory_lock(_LOCK_KEY))
-        for _ in range(_LOCK_TRIES):
-            if (await connection.execute(try_lock)).scalar():
-                return
-            await asyncio.sleep(LOCK_WAIT_S / _LOCK_TRIES)
-        await self.release()
-        raise _in_use(str(self._address))
-
-    async def keep(self) -> None:
-        """Take it again if its connection broke: it is lost then."""
-        try:
-            assert self._connection is not None
-            await self._connection.execute(sa.select(1))
-        except (SQLAlchemyError, AssertionError):
-            await self.release()
-            await self.take()
-
-    async def release(self) -> None:
-        """Give it up, with its connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(SQLAlchemyError):
-                await connection.invalidate()  # it may be broken, and must not be lent again
-                await connection.close()
-
-
-def _in_use(name: str) -> ConfigError:
-    return ConfigError(
-        f"--database {name}: another server uses it; stop that one, or name another database"
-    )
 
 
 async def _make_tables(engine: AsyncEngine, address: Address) -> None:

@@ -19,9 +19,9 @@ from agentrt.serving.langgraph.responses import JSON, summary
 from agentrt.serving.langgraph.run_bodies import Command, Goto, ProtocolRunBody, in_snake_case
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.runs import RunRecord
+from agentrt.serving.langgraph.state_routes import StateRoutes
 from agentrt.serving.langgraph.streams import PROTOCOL, replay
 from agentrt.serving.langgraph.tenant_state import TenantState
-from agentrt.serving.langgraph.thread_routes import ThreadRoutes
 
 _ABSENT = {
     *("input.inject", "subscription.subscribe", "subscription.unsubscribe"),
@@ -101,10 +101,10 @@ class GetTree(Body):
 class ProtocolCommands:
     """Carries out commands to a thread, each with its id, its method and its params."""
 
-    def __init__(self, state: TenantState, starts: StartRoutes, threads: ThreadRoutes) -> None:
+    def __init__(self, state: TenantState, starts: StartRoutes, states: StateRoutes) -> None:
         self._state = state
         self._starts = starts
-        self._threads = threads
+        self._states = states
         self._commands: Mapping[str, Callable[[Caller, UUID, Object], Awaitable[_Done]]] = {
             "run.start": self._start,
             "input.respond": self._respond,
@@ -225,12 +225,12 @@ class ProtocolCommands:
         """``state.listCheckpoints``: the last ones first."""
         given = ListCheckpoints.model_validate(in_snake_case(params))
         asked = History(limit=given.limit, before=given.before, checkpoint=_place(given.namespace))
-        states = await self._threads.states(thread, asked, caller)
+        states = await self._states.states(thread, asked, caller)
         return {"checkpoints": [_summary(state) for state in states]}, 0
 
     async def _state_at(self, caller: Caller, thread: UUID, at: Checkpoint) -> Object:
         try:
-            return await self._threads.state(caller, thread, at)
+            return await self._states.state(caller, thread, at)
         except HTTPException as error:
             if error.status_code != 404 or not (at.checkpoint_ns or at.checkpoint_id):
                 raise

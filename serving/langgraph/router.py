@@ -24,6 +24,7 @@ from agentrt.serving.langgraph.responses import JSON, Route
 from agentrt.serving.langgraph.run_queue import MAX_RUNNING, RunQueue, open_queue
 from agentrt.serving.langgraph.run_routes import RunRoutes
 from agentrt.serving.langgraph.run_starts import StartRoutes
+from agentrt.serving.langgraph.state_routes import StateRoutes
 from agentrt.serving.langgraph.store import StoreRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state, sweeping
 from agentrt.serving.langgraph.thread_routes import ThreadRoutes
@@ -75,15 +76,16 @@ def _routes(
     )
     state.assistants.add_to(guarded)
     # The more specific path comes first: /threads/search is no thread.
-    threads = ThreadRoutes(state, queue)
-    threads.add_to(guarded)
+    states = StateRoutes(state, queue)
+    ThreadRoutes(state, queue, states).add_to(guarded)
+    states.add_to(guarded)
     starts.add_to(guarded)
     crons.add_to(guarded)
     runs = RunRoutes(state, queue)
     runs.add_to(guarded)
     if a2a_routes.is_installed():
         a2a_routes.AgentRoutes(state, queue, starts, runs).add_to(guarded)
-    protocol = ProtocolRoutes(state, queue, ProtocolCommands(state, starts, threads))
+    protocol = ProtocolRoutes(state, queue, ProtocolCommands(state, starts, states))
     protocol.add_to(guarded, public)
     state.server.at_drain.append(protocol.drain)
     StoreRoutes(state.storage, Quotas(state.server)).add_to(guarded)

@@ -14,7 +14,7 @@ from agentrt.serving import bodies, sockets
 from agentrt.serving._compat import DROPPED_PER_S
 from agentrt.serving.frontend import bounds, responses
 from agentrt.serving.langgraph import bodies as langgraph_bodies
-from agentrt.serving.langgraph import database, reading
+from agentrt.serving.langgraph import connections, reading
 from agentrt.serving.observability.readers import Readers
 from agentrt.serving.programs import client_programs, conversation
 from agentrt.serving.server import Bounds
@@ -51,7 +51,7 @@ LIMITS = {
     "a message over a WebSocket": [BOUNDS.message_bytes, 1],
     "what waits for a client of a WebSocket": [ASYNCIOS_BUFFER, BOUNDS.reader_s],
     "a client's read of the database": [reading.READ_S],
-    "connections to the database": [database._READS // 2, database._READS],
+    "connections to the database": [connections.READS // 2, connections.READS],
     "a schema's references to itself": [],
 }
 TENANTS = {

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.serving.langgraph import database, tables
-from agentrt.serving.langgraph.database import Address, open_database
+from agentrt.serving.langgraph import locks, tables
+from agentrt.serving.langgraph.connections import Address
+from agentrt.serving.langgraph.database import open_database
 from agentrt.serving.langgraph.responses import BadJSONError, check_json, encode, to_json
 from agentrt.serving.langgraph.tables import has, is_within, threads
 from tests.serving.langgraph.graphs import bare_graph
@@ -76,7 +77,7 @@ def _holder(file: str) -> subprocess.Popen[bytes]:
 
 async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock is a process's, so that another one holds it here."""
-    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(locks, "LOCK_WAIT_S", 0.2)
     file = tmp_path / "a.db"
     with _holder(f"{file}.lock") as holder:
         assert holder.stdout is not None

@@ -20,8 +20,8 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
 
 from agentrt.errors import ConfigError
-from agentrt.serving.langgraph import database, tenant_state
-from agentrt.serving.langgraph.database import Address
+from agentrt.serving.langgraph import connections, database, locks, tenant_state
+from agentrt.serving.langgraph.connections import Address
 from agentrt.serving.langgraph.reading import READER
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.processes import Process
@@ -119,7 +119,7 @@ async def test_what_a_database_refuses_is_no_error(client: LangGraphClient) -> N
 
 
 def test_a_second_server_is_refused(url: str, it: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(locks, "LOCK_WAIT_S", 0.2)
     with (
         pytest.raises(ConfigError, match="another server uses it"),
         serving(all_graphs(), url),
@@ -165,7 +165,7 @@ async def test_a_clients_statement_is_broken_off_in_time(
 ) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE DATABASE slow")
-    monkeypatch.setattr(database, "READ_S", 0.05)
+    monkeypatch.setattr(connections, "READ_S", 0.05)
     async with database.open_database(Address.parse(url.replace("/postgres", "/slow"))) as slow:
         token = READER.set("ann")
         with pytest.raises(HTTPException, match="try again later") as refused:
@@ -213,7 +213,7 @@ async def test_connections_that_break_cost_no_run_its_end(
                 kept = await tried(partial(client.threads.get, thread))
                 assert kept["status"] in ("idle", "error")
                 assert await tried(partial(another, client)) == DONE
-                monkeypatch.setattr(database, "LOCK_WAIT_S", 0.1)
+                monkeypatch.setattr(locks, "LOCK_WAIT_S", 0.1)
                 with pytest.raises(ConfigError, match="another server uses it"):
                     async with database.open_database(Address.parse(own)):
                         pass
