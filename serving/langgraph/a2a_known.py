@@ -83,14 +83,15 @@ class KnownTasks:
         last: dict[str, Any] = {}
         for one in runs:
             last.setdefault(_task_in(one) or f"{thread}:{one.run_id}", one)
-        since = wanted.status_timestamp_after.ToMicroseconds() / 1e6
+        since = wanted.status_timestamp_after.ToDatetime(UTC)
         found = []
         for one in runs:
             key = f"{thread}:{one.run_id}"
             if one.assistant_id != assistant or _task_in(one) is not None:
                 continue
             state = values.state_of(last[key].status, waits=asks and last[key] is runs[0])
-            if wanted.status in (0, state) and last[key].updated_at >= since:
+            at = datetime.fromtimestamp(last[key].updated_at, UTC)
+            if wanted.status in (0, state) and at >= since:
                 found.append(key)
         return found
 
