@@ -25,7 +25,7 @@ import psutil
 
 from agentrt.executors.vllm.processes import descendants
 
-_START_S = 120.0
+_START_S = 300.0
 _HOST = "127.0.0.{}"
 """A node's own address on loopback, from 2 on: Ray puts the machine's outer one for 127.0.0.1."""
 

@@ -138,11 +138,13 @@ async def _reply(executor: Executor, call: Call) -> str:
 
 async def test_chaos(options: EngineOptions, expected: list[list[str]]) -> None:
     """Forty programs, rounds of them, while two engines are killed and stopped in turn."""
-    config = ChaosConfig(seconds=20.0, every=(0.5, 2.0), hang_in=2)
-    notes: list[str] = []
-    report = await Chaos(lambda index: VLLMEngine(options), PROGRAMS, config, notes.append).run(
-        expected
-    )
-    assert report.wrong() == [], notes
-    assert report.programs >= 40
+    for seconds in (8.0, 60.0):  # in which a busy machine does more than start engines
+        config = ChaosConfig(seconds, every=(0.5, 2.0), hang_in=2)
+        notes: list[str] = []
+        chaos = Chaos(lambda index: VLLMEngine(options), PROGRAMS, config, notes.append)
+        report = await chaos.run(expected)
+        assert report.wrong() == [], notes
+        assert report.programs >= 40
+        if min(report.kills, report.hangs, report.reruns) > 0:
+            break
     assert min(report.kills, report.hangs, report.reruns) > 0, notes

@@ -1,4 +1,4 @@
-"""LangGraph's stock clients, over loopback, against agents on the real engine."""
+"""LangGraph's agents on a real engine, eight at a time, and its stock clients, over loopback."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ from pydantic import BaseModel
 
 from agentrt import Runtime
 from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.integrations.langgraph import follow
+from agentrt.runtime.run import RunState
 from agentrt.serving.langgraph import api
 from agentrt.serving.server import ServedGraph, Server
-from tests.integrations.langgraph.agents import TOOLS, TURNS
+from tests.integrations.langgraph.agents import AGENTS, TOOLS, TURNS, stages_of
+from tests.integrations.langgraph.probe import strict, watched
 from tests.serving.watchdog import opened_app
 
 pytest.importorskip("vllm")
@@ -76,6 +79,33 @@ async def runtime() -> AsyncIterator[Runtime]:
     options = EngineOptions(max_num_seqs=4, scheduler=SchedulerConfig(policy="atlas"))
     async with Runtime(VLLMEngine(options)) as runtime:
         yield runtime
+
+
+# -- agents ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_the_dag_of_an_agent_is_the_true_one(runtime: Runtime, name: str) -> None:
+    strict(follow())
+    agent = AGENTS[name](ChatAgentRT(runtime=runtime, max_tokens=48))
+    with watched() as runs:
+        results = await asyncio.gather(*(agent.graph.ainvoke(agent.input) for _ in range(8)))
+    found = sorted(stages_of(run.dag) for run in runs)
+    assert found == sorted([sorted(s) for s in agent.truth(result)] for result in results)
+    assert [run.state for run in runs] == [RunState.DONE] * 8
+    assert all(run.dag.critical_path().seconds > 0 for run in runs)
+
+
+async def test_the_engine_forgets_them(runtime: Runtime) -> None:
+    agent = AGENTS["map_reduce"](ChatAgentRT(runtime=runtime, max_tokens=48))
+    with watched():
+        await agent.graph.ainvoke(agent.input)
+    async with asyncio.timeout(60):
+        while (await runtime.executor.snapshot())["programs"]:
+            await asyncio.sleep(0)
+
+
+# -- a server -------------------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
