@@ -11,14 +11,14 @@ The namespace of a subgraph follows the event's name, after "|".
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
 
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph._compat import INTERRUPT
-from agentrt.serving.langgraph.checkpoint_events import with_places
+from agentrt.serving.langgraph.threads import checkpoint_json
 
 Part = tuple[str, Any]
 """The name and the data of an event."""
@@ -70,7 +70,7 @@ class StreamAdapter:
         if mode == "messages":
             yield from self._messages(namespace, *data)
         elif mode in self._modes:
-            yield _named(mode, namespace), with_places(mode, data)
+            yield _named(mode, namespace), _with_places(mode, data)
 
     def _note_values(self, values: Any) -> None:
         """Several interrupts at once come in values of their own: collect them."""
@@ -106,3 +106,34 @@ class StreamAdapter:
 
 def _named(mode: str, namespace: Sequence[str]) -> str:
     return "|".join((mode, *namespace))
+
+
+# -- checkpoints: where each is, as clients name places in a thread --------------------------
+
+
+def _with_places(mode: str, data: Any) -> Any:
+    """An event of LangGraph of the mode ``checkpoints`` or ``debug``, with what clients expect."""
+    if mode == "checkpoints":
+        return _placed(data)
+    if mode == "debug" and data.get("type") == "checkpoint":
+        return {**data, "payload": _placed(data["payload"])}
+    return data
+
+
+def _placed(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    parent = checkpoint.get("parent_config")
+    return {
+        **checkpoint,
+        "tasks": [_task(one) for one in checkpoint.get("tasks", ())],
+        "checkpoint": checkpoint_json(checkpoint["config"]),
+        "parent_checkpoint": None if parent is None else checkpoint_json(parent),
+    }
+
+
+def _task(task: dict[str, Any]) -> dict[str, Any]:
+    """A task whose subgraph's state is named by a config: its place, to be asked for."""
+    inner = task.get("state")
+    if not isinstance(inner, dict) or "configurable" not in inner:
+        return task
+    rest = {key: value for key, value in task.items() if key != "state"}
+    return {**rest, "checkpoint": checkpoint_json(cast("RunnableConfig", inner))}

@@ -4,13 +4,14 @@ of its own compiled at once, and its other calls that need one wait before the e
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from weakref import WeakValueDictionary
 
 from agentrt.request import Call
-from agentrt.serving.tenants.turns import TenantTurns
 
 AT_ONCE = 2
 _REMEMBERED = 4096
@@ -28,7 +29,7 @@ class Compilations:
     """The grammars that are compiled now, and those that are known."""
 
     def __init__(self) -> None:
-        self._turns = TenantTurns(AT_ONCE)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     @contextlib.asynccontextmanager
@@ -43,11 +44,15 @@ class Compilations:
             yield None
             return
 
-        def compiled() -> None:
-            over()
-            self._known[grammar] = None
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+        turns = self._turns.setdefault(call.identity.tenant, asyncio.Semaphore(AT_ONCE))
+        await turns.acquire()
+        with contextlib.ExitStack() as turn:
+            turn.callback(turns.release)
 
-        async with self._turns.turn(call.identity.tenant) as over:
+            def compiled() -> None:
+                turn.close()
+                self._known[grammar] = None
+                if len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+
             yield compiled
