@@ -26,13 +26,9 @@ Send = Callable[[Message, bytes], Awaitable[Any]]
 
 
 def send_together(llm: AsyncLLM) -> None:
-    """Have an engine's client send what comes up in one pass of the event loop as one batch.
-
-    It stays as it is with data parallelism, where each message may have a core of its own.
-    """
+    """Have an engine's client send what comes up in one pass of the event loop as one batch."""
     client: Any = llm.engine_core
-    if len(client.core_engines) == 1:
-        client._send_input_message = Batches(client, client._send_input_message).post
+    client._send_input_message = Batches(client, client._send_input_message).post
 
 
 class Batches:

@@ -69,7 +69,7 @@ def close_context(llm: AsyncLLM) -> None:
 
 
 def core_pids(llm: AsyncLLM) -> list[int]:
-    """The process of the engine core, or several with data parallelism."""
+    """The process of the engine core."""
     manager = llm.engine_core.resources.engine_manager
     return [] if manager is None else [process.pid for process in manager.processes]
 
@@ -113,8 +113,7 @@ def _library(package: str, folder: str, pattern: str) -> str:
 def core_in(core: EarlyCore | None) -> Iterator[None]:
     """Within, an engine that this thread makes has its core in this process, if it fits.
 
-    Not with data parallelism, where there are several, nor where vLLM would start it by another
-    program, fork it, or share a queue of tensors with it.
+    Not where vLLM would start it by another program, fork it, or share a queue of tensors with it.
     """
     from vllm.v1.engine import utils
 
@@ -148,7 +147,6 @@ class _Context:
         parallel = work["vllm_config"].parallel_config
         ours = (
             self._ordinary.get_start_method() == "spawn"
-            and parallel.data_parallel_size == 1
             and not parallel.numa_bind
             and work.get("tensor_queue") is None
         )

@@ -29,6 +29,7 @@ _NOT_HERE = (
     *("allowed_methods", "allowed_headers", "allow_credentials"),
     *("scheduler_cls", "scheduling_policy"),
 )
+_RANKS = "data_parallel_"
 
 
 def given_flags(flags: Sequence[str]) -> Mapping[str, Any]:
@@ -74,6 +75,13 @@ def check_given(given: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{flag} after -- says nothing of an engine: only 'agentrt serve' listens, "
                 f"and takes {_SERVERS[name]} before the --"
+            )
+        if name.startswith(_RANKS):
+            count = given.get("data_parallel_size", "N")
+            raise ConfigError(
+                f"{flag} after --: vLLM would spread a program's calls over ranks that share no "
+                f"scheduler, and tell of one; give --replicas {count} before the --, whose router "
+                "knows programs"
             )
         if name in _NOT_HERE:
             raise ConfigError(f"{flag} of 'vllm serve' has no effect here: leave it out")

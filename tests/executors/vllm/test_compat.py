@@ -285,7 +285,6 @@ def test_a_core_reads_its_messages_as_it_did() -> None:
         (core._handle_client_request, "== EngineCoreRequestType.WAKEUP:\n            return"),
         (core.__init__, "self.input_queue = "),
         (client, "self.encoder = "),
-        (client, "self.core_engines: "),
     ):
         source = inspect.getsource(getattr(owner, "__wrapped__", owner))
         assert said in source, changed("batches", f"{owner.__qualname__} does without {said!r}")

@@ -95,9 +95,8 @@ def test_it_does_not_fit_once_the_loader_would_do_otherwise(
         core.dismiss()
 
 
-def config(**parallel: Any) -> SimpleNamespace:
-    usual = {"data_parallel_size": 1, "numa_bind": False}
-    return SimpleNamespace(parallel_config=SimpleNamespace(**usual | parallel))
+def config(*, numa_bind: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(parallel_config=SimpleNamespace(numa_bind=numa_bind))
 
 
 @pytest.mark.engine
@@ -106,7 +105,6 @@ def config(**parallel: Any) -> SimpleNamespace:
     [
         ("spawn", {"vllm_config": config(), "tensor_queue": None}, True),
         ("fork", {"vllm_config": config(), "tensor_queue": None}, False),
-        ("spawn", {"vllm_config": config(data_parallel_size=2), "tensor_queue": None}, False),
         ("spawn", {"vllm_config": config(numa_bind=True), "tensor_queue": None}, False),
         ("spawn", {"vllm_config": config(), "tensor_queue": "a queue"}, False),
     ],

@@ -315,6 +315,8 @@ async def test_nothing_of_ours_is_in_an_answer(shared: Runtime, engine: Scripted
         (["--allow-credentials"], "has no effect here"),
         (["--allowed-origins", '["https://a"]'], "takes --cors-origin before the --"),
         (["--ssl-certfile", "x"], "takes --ssl-certfile before the --"),
+        (["--data-parallel-size", "2"], "give --replicas 2 before the --"),
+        (["-dp", "4", "--data-parallel-rank", "1"], "give --replicas 4 before the --"),
         (["--no-such-flag"], "no-such-flag"),
     ],
 )
