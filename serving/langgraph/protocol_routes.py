@@ -68,8 +68,11 @@ class ProtocolRoutes:
 
     async def drain(self) -> None:
         """The server stops: end the streams of threads in which nothing runs."""
+        sockets = tuple(self._sockets)
+        for socket in sockets:
+            socket.ending = True
         self._queue.end_listening()
-        await asyncio.gather(*(socket.drain() for socket in tuple(self._sockets)))
+        await asyncio.gather(*(socket.drain() for socket in sockets))
 
     async def socket(self, socket: WebSocket, thread_id: UUID) -> None:
         """Commands and events over one connection."""

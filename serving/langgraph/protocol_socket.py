@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 MOST_SUBSCRIPTIONS = 64
 """Of one connection."""
-_GOING_AWAY = 1001
+_GOING_AWAY, _BROKEN = 1001, 1011
 _OF_CONNECTION = (401, 403)
 """Who may not do one thing here may do nothing here: the connection ends."""
 _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type")
@@ -40,7 +40,8 @@ class ProtocolSocket:
         self._socket = socket
         self._app = app
         self._subscriptions: dict[str, asyncio.Task[None]] = {}
-        self._ending = False
+        self.ending = False
+        """Set when the server stops: listening ends by itself."""
 
     async def serve(self) -> None:
         """Answer messages until the client leaves."""
@@ -59,8 +60,7 @@ class ProtocolSocket:
             await self._end_subscriptions()
 
     async def drain(self) -> None:
-        """The server stops: go as soon as nothing is listened to. Listening ends by itself."""
-        self._ending = True
+        """The server stops: go as soon as nothing is listened to."""
         if not self._subscriptions:
             await self._close(_GOING_AWAY, "the server is stopping")
 
@@ -134,6 +134,8 @@ class ProtocolSocket:
         elif status != 200:
             # A client may not read what answers its subscription, but sees that it is cut off.
             await self._close(close_code(status), _detail(answer))
+        elif not self.ending:  # its client would wait for ever
+            await self._close(_BROKEN, "a subscription broke off; connect again, with since")
         elif not self._subscriptions:
             await self._close(_GOING_AWAY, "the server is stopping")
 

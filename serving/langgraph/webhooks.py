@@ -83,7 +83,11 @@ class Webhooks:
 
     async def look(self) -> None:
         """Begin to tell what waits in the database, as far as there is room."""
-        query = sa.select(webhooks.c.run_id, webhooks.c.tenant)
+        c = webhooks.c
+        rank = sa.func.row_number().over(partition_by=c.tenant, order_by=c.run_id).label("rank")
+        few = sa.select(c.run_id, c.tenant, rank).subquery()
+        # Twice as many, since of some it is told now.
+        query = sa.select(few).where(few.c.rank <= 2 * OF_TENANT).order_by(few.c.rank)
         for row in await self._database.rows(query.limit(2 * OF_ALL)):
             self.begin(row.run_id, row.tenant)
 

@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from agentrt.serving.langgraph import api_with
 from agentrt.serving.langgraph.auth import load_auth
+from agentrt.serving.langgraph.protocol_routes import ProtocolRoutes
 from tests.serving.langgraph.graphs import TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_auth import HOOKS
@@ -167,6 +168,25 @@ async def test_what_is_unsubscribed_is_not_heard(it: Serving) -> None:
             ("lifecycle", "running"),
             ("lifecycle", "completed"),
         ]
+
+
+async def test_a_subscription_that_breaks_off_ends_the_connection(
+    it: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as when the database is away: a client that comes back gets what it has missed."""
+
+    async def broken(*_: Any) -> AsyncIterator[Any]:
+        raise OSError("the database is away")
+        yield
+
+    async with opened(it.url) as socket:
+        await socket.subscribe("lifecycle")
+        monkeypatch.setattr(ProtocolRoutes, "_of_thread", broken)
+        await socket.connection.send(
+            '{"id": 7, "method": "subscription.subscribe", "params": {"channels": ["values"]}}'
+        )
+        code, why = await socket.closed()
+        assert (code, "since" in why) == (1011, True)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,14 @@ from agentrt.serving.langgraph import webhooks as telling
 from agentrt.serving.langgraph.runs import NewRun, record_of
 from agentrt.serving.langgraph.tables import webhooks
 from agentrt.serving.langgraph.tenant_state import open_tenant_state
-from agentrt.serving.langgraph.webhooks import OF_TENANT, TRIES, UnheardError, Webhooks, new_client
+from agentrt.serving.langgraph.webhooks import (
+    OF_ALL,
+    OF_TENANT,
+    TRIES,
+    UnheardError,
+    Webhooks,
+    new_client,
+)
 from agentrt.serving.server import Server
 from agentrt.serving.webhook_rules import WebhookRules, read_webhooks
 from agentrt.testing.scripted import ScriptedExecutor
@@ -234,6 +241,23 @@ async def test_one_tenant_is_not_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert len(hooks._tasks) == OF_TENANT + 1
         await hooks.close()
         assert not hooks._tasks
+
+
+async def test_who_has_many_that_wait_is_not_looked_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as after a start: each tenant has its turn, however many another has."""
+    begun: list[str] = []
+    async with home(tmp_path) as (_, hooks, _):
+        rows = [
+            {"run_id": f"{n:04}", "tenant": "many", "url": "u", "body": "{}"}
+            for n in range(2 * OF_ALL + 1)
+        ]
+        last = {"run_id": "z", "tenant": "few", "url": "u", "body": "{}"}
+        await hooks._database.write(sa.insert(webhooks).values([*rows, last]))
+        monkeypatch.setattr(hooks, "begin", lambda run, tenant: begun.append(tenant))
+        await hooks.look()
+    assert (begun.count("few"), begun.count("many")) == (1, 2 * OF_TENANT)
 
 
 # -- where --------------------------------------------------------------------------------
