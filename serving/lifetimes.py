@@ -84,4 +84,5 @@ def _section(project: Path, document: Any, name: str, kind: type[Kind]) -> Kind 
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, (name, "ttl", *first["loc"])))
-        raise ProgramLoadError(f"{project}: {where}: {first['msg']}") from None
+        what = first["msg"].partition(" or instance of ")[0]
+        raise ProgramLoadError(f"{project}: {where}: {what}") from None

@@ -125,8 +125,9 @@ def read_webhooks(hosts: Sequence[str], projects: Sequence[Path]) -> WebhookRule
         given = _Webhooks.model_validate(section)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ProgramLoadError(f"{path}: webhooks: {where}: {first['msg']}") from None
+        where = ".".join(map(str, ("webhooks", *first["loc"])))
+        what = first["msg"].partition(" or instance of ")[0]
+        raise ProgramLoadError(f"{path}: {where}: {what}") from None
     url = given.url or _Url(require_https=False)
     named += [_host(one, f"{path}: webhooks: {one!r}") for one in url.allowed_domains]
     headers = {key: _filled(text, given.env_prefix, path) for key, text in given.headers.items()}

@@ -11,7 +11,7 @@ import click
 
 from agentrt.cli.faults import FAILED, ImportFailedError
 from agentrt.cli.load import load_all, project_of, split_target
-from agentrt.cli.project import graph_names
+from agentrt.cli.project import check_environment, graph_names
 from agentrt.cli.serving import served_of
 from agentrt.errors import ConfigError, ProgramLoadError, UsageError
 from agentrt.serving.langgraph.auth import load_auth
@@ -80,6 +80,8 @@ def _read(project: Path, finding: Finding) -> Finding:
     try:
         if finding.what == "auth":
             load_auth(project)
+        elif finding.what == "env":
+            check_environment(project)
         elif finding.what == "http.cors":
             read_cors([project])
         elif finding.what == "webhooks":

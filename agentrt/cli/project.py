@@ -106,13 +106,22 @@ def _add_dependencies(path: Path, dependencies: Any) -> None:
         sys.path.insert(0, str(folder))
 
 
+def check_environment(path: Path) -> None:
+    """Raise `ProgramLoadError` for what a project's ``env`` cannot be."""
+    _environment(path, _read(path).get("env", {}))
+
+
 def _set_environment(path: Path, env: Any) -> None:
     """What the caller's environment has already stays as it is."""
+    for key, value in _environment(path, env).items():
+        os.environ.setdefault(key, str(value))
+
+
+def _environment(path: Path, env: Any) -> dict[str, Any]:
     values = _read_env(path, env) if isinstance(env, str) else env
     if not isinstance(values, dict):
         raise ProgramLoadError(f"{path}: env must be the name of a file, or an object")
-    for key, value in values.items():
-        os.environ.setdefault(key, str(value))
+    return values
 
 
 def _read_env(path: Path, name: str) -> dict[str, str]:

@@ -7,10 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from sys import version_info
 from typing import Any
 
 from langgraph.store.memory import InMemoryStore
+from packaging.requirements import InvalidRequirement, Requirement
 
 from agentrt.errors import ProgramLoadError
 from agentrt.files import read_json
@@ -27,7 +30,7 @@ _OF_IMAGES = {
     *("python_version", "node_version", "pip_config_file", "pip_installer", "base_image"),
     *("dockerfile_lines", "image_distro", "keep_pkg_tools", "api_version", "source"),
 }
-"""What only the making of a container image needs; packages must be installed here."""
+"""What only the making of a container image needs."""
 _ABSENT: Mapping[str, str] = {
     "store.index": "items are not found by meaning; search by namespace and filter",
     "http.app": "no routes of one's own; serve that application beside this one",
@@ -51,7 +54,8 @@ class Finding:
 
 def key_findings(project: Path) -> list[Finding]:
     """The keys of a ``langgraph.json``, each as this server takes it."""
-    return [_finding(key) for key in _keys(read_json(project))]
+    settings = read_json(project)
+    return [_finding(key, settings.get(key)) for key in _keys(settings)]
 
 
 def _keys(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -62,7 +66,11 @@ def _keys(settings: Mapping[str, Any]) -> Iterator[str]:
             yield key
 
 
-def _finding(key: str) -> Finding:
+def _finding(key: str, value: Any) -> Finding:
+    if key == "dependencies" and (lacking := list(_not_installed(value))):
+        return Finding(key, False, f"not installed here: {', '.join(lacking)}")
+    if key == "python_version" and value != (ours := f"{version_info.major}.{version_info.minor}"):
+        return Finding(key, None, f"not read: this is Python {ours}")
     if key in _SERVED:
         return Finding(key, True)
     if key in _OF_IMAGES:
@@ -70,6 +78,21 @@ def _finding(key: str) -> Finding:
     if key.startswith("http.disable_"):
         return Finding(key, False, "these paths stay; close them in a proxy")
     return Finding(key, False, _ABSENT.get(key, "not known here"))
+
+
+def _not_installed(dependencies: Any) -> Iterator[str]:
+    """The packages among the dependencies that are missing, or of another version."""
+    for text in dependencies if isinstance(dependencies, list) else ():
+        try:
+            wanted = Requirement(text)
+            if wanted.marker is None or wanted.marker.evaluate():
+                there = wanted.specifier.contains(version(wanted.name), prereleases=True)
+                if not there:
+                    yield text
+        except PackageNotFoundError:
+            yield text
+        except (InvalidRequirement, TypeError):  # a folder, or what only an installer knows
+            continue
 
 
 # -- graphs -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,10 @@ def test_all_of_a_deployment_is_served(
 ) -> None:
     path = project(
         tmp_path,
-        dependencies=["."],
+        dependencies=[".", "langgraph>=1", "tea-pot; python_version < '3'", "git+file:///tea"],
         graphs=graphs("graph", "good"),
-        python_version="3.12",
+        python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
+        env={"TEA": "green"},
         http={"cors": {"allow_origins": ["*"]}, "app": None},
         webhooks={"url": {"allowed_domains": ["hooks.example.com"]}},
     )
@@ -68,6 +70,7 @@ def test_all_of_a_deployment_is_served(
         "graphs.good": "yes",
         "dependencies": "yes",
         "python_version": "- for making an image; not read",
+        "env": "yes",
         "http.cors": "yes",
         "webhooks": "yes",
     }
@@ -104,6 +107,28 @@ def test_what_is_not_served_is_said(
     for name, words in says.items():
         assert found[name].startswith("no ")
         assert words in found[name]
+
+
+def test_what_must_be_around_the_graphs_is_looked_for(
+    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = project(
+        tmp_path,
+        graphs=graphs("graph"),
+        dependencies=[".", "tea-pot>=1", "langgraph<0.1", "langgraph"],
+        env=".env",
+        python_version="3.99",
+        webhooks=[1],
+        checkpointer={"ttl": 5},
+    )
+    assert invoke("serve", "--check", path) == 1
+    found = rows(capsys.readouterr().out)
+    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert found["dependencies"] == "no not installed here: tea-pot>=1, langgraph<0.1"
+    assert found["python_version"] == f"- not read: this is Python {ours}"
+    assert ".env' cannot be read" in found["env"]
+    assert found["webhooks"].endswith("webhooks: Input should be a valid dictionary")
+    assert found["checkpointer.ttl"].endswith("ttl: Input should be a valid dictionary")
 
 
 def test_a_factory_that_needs_more_of_a_run_is_served(

@@ -385,7 +385,7 @@ def test_a_project_names_hosts_and_headers(tmp_path: Path, monkeypatch: pytest.M
         (["a.example:80"], {}, "without scheme and port"),
         ([], {"url": {"allowed_domains": "a"}}, "url.allowed_domains"),
         ([], {"url": {"allowed_domains": ["a b"]}}, "webhooks: 'a b': give a host"),
-        ([], {"urls": {}}, "webhooks: urls: Extra"),
+        ([], {"urls": {}}, "webhooks.urls: Extra"),
         ([], {"headers": {"a": "${{ env.HOME }}"}}, "HOME must begin with LG_WEBHOOK_"),
         ([], {"headers": {"a": "${{ env.LG_WEBHOOK_NONE }}"}}, "and be set"),
     ],
