@@ -1,0 +1,108 @@
+"""Which hosts webhooks may call, by the operator's options and a project's settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt.errors import AgentrtError
+from agentrt.serving.webhook_rules import WebhookRules, read_webhooks
+
+
+@pytest.mark.parametrize(
+    ("hosts", "url", "says"),
+    [
+        ((), "http://127.0.0.1/", "--webhook-host"),
+        (("a.example",), "http://b.example/", "'b.example' is none of those"),
+        (("*.a.example",), "http://a.example/", "none of those"),
+        (("*.a.example",), "http://bada.example/", "none of those"),
+        (("a.example",), "http://a.example.evil.example/", "none of those"),
+        (("a.example",), "http://evil.example#a.example", "none of those"),
+        (("a.example",), "http://a.example@evil.example/", "no user and password"),
+        (("*",), "http://u:p@a.example/", "no user and password"),
+        (("*",), "ftp://a.example/", "https or http"),
+        (("*",), "/runs", "whole URL"),
+        (("*",), "http://", "whole URL"),
+        (("*",), "http://[::1", "no URL"),
+        (("*",), "http://a.example/" + "x" * 3000, "2048 characters"),
+    ],
+)
+async def test_a_url_that_may_not_be_called_is_refused(
+    hosts: tuple[str, ...], url: str, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        WebhookRules(hosts).read(url)
+
+
+def test_ports_and_schemes_can_be_fewer() -> None:
+    rules = WebhookRules(("*",), https=True, ports=(443,))
+    assert rules.read("https://a.example/x").path == "/x"
+    for url in ("http://a.example/", "https://a.example:8443/"):
+        with pytest.raises(ValueError, match=r"https|8443"):
+            rules.read(url)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.9.9", "100.64.0.1", "0.0.0.0", "::1"),
+        *("169.254.169.254", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "224.0.0.1"),
+        *("64:ff9b::a00:1", "2002:a00:1::", "::", "240.0.0.1"),
+    ],
+)
+def test_any_host_is_not_the_own_network(address: str) -> None:
+    """A host that was named may be there, but for what is on this link or nowhere."""
+    with pytest.raises(ValueError, match="is not called"):
+        WebhookRules(("*", "*.example")).check_address("a.example", address)
+    nowhere = ("169.254", "fe80", "224.", "0.0.0.0", "::")
+    named = WebhookRules(("a.example",))
+    if address.startswith(nowhere[:4]) or address == "::":
+        with pytest.raises(ValueError, match="is not called"):
+            named.check_address("a.example", address)
+    else:
+        named.check_address("a.example", address)
+
+
+# -- settings -----------------------------------------------------------------------------
+
+
+def test_a_project_names_hosts_and_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LG_WEBHOOK_TOKEN", "t")
+    section = {
+        "url": {"allowed_domains": ["*.Example.com"], "allowed_ports": [443]},
+        "headers": {"authorization": "Bearer ${{ env.LG_WEBHOOK_TOKEN }}"},
+    }
+    rules = read_webhooks(["own.example", "[::1]"], [_project(tmp_path, section)])
+    assert rules.hosts == ("own.example", "::1", "*.example.com")
+    assert (rules.https, rules.ports) == (True, (443,))
+    assert rules.headers == {"authorization": "Bearer t"}
+    rules.read("https://a.example.com/")
+    assert read_webhooks(["*"], []) == WebhookRules(("*",))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "section", "says"),
+    [
+        (["http://a.example"], {}, "--webhook-host 'http://a.example': give a host"),
+        (["a.example:80"], {}, "without scheme and port"),
+        ([], {"url": {"allowed_domains": "a"}}, "url.allowed_domains"),
+        ([], {"url": {"allowed_domains": ["a b"]}}, "webhooks: 'a b': give a host"),
+        ([], {"urls": {}}, "webhooks.urls: Extra"),
+        ([], {"headers": {"a": "${{ env.HOME }}"}}, "HOME must begin with LG_WEBHOOK_"),
+        ([], {"headers": {"a": "${{ env.LG_WEBHOOK_NONE }}"}}, "and be set"),
+    ],
+)
+def test_wrong_settings_are_told(
+    tmp_path: Path, hosts: list[str], section: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(AgentrtError, match=says.replace("{", "\\{").replace("(", "\\(")):
+        read_webhooks(hosts, [_project(tmp_path, section)])
+
+
+def _project(folder: Path, section: dict[str, Any]) -> Path:
+    path = folder / "langgraph.json"
+    path.write_text(json.dumps({"graphs": {}, "webhooks": section}))
+    return path
