@@ -24,14 +24,14 @@ from agentrt.cli.signals import Interrupts
 from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions, check_model
+from agentrt.executors.vllm.options import EngineOptions
 from agentrt.executors.vllm.processes import is_live
 from agentrt.lab.bench.chaos_programs import ChaosPrograms
 from agentrt.lab.bench.engines import CallAudit
 from agentrt.lab.bench.results import show
-from agentrt.lab.commands.options import count_option, model_option, note, seed_option
+from agentrt.lab.commands.options import count_option, note, seed_option
 from agentrt.lab.reports.tables import markdown
-from agentrt.router import make_router
+from agentrt.router import DEFAULT_ROUTER, make_router
 from agentrt.runtime import Runtime
 
 Make = Callable[[int], Executor]
@@ -64,8 +64,6 @@ _FLAGS = (
     metavar="S S",
     help="An engine that is up is killed after a time between these.",
 )
-@click.option("--router", default="agentix", show_default=True, metavar="NAME")
-@model_option
 @click.option(
     "--tiny",
     is_flag=True,
@@ -73,7 +71,6 @@ _FLAGS = (
     "but hang on every token. More calls in the same time.",
 )
 @count_option("--max-num-seqs", default=8)
-@count_option("--max-tokens", default=16)
 @seed_option
 @click.option(
     "--ray",
@@ -89,16 +86,11 @@ def chaos(**options: Any) -> int:
     program's answer is another, if a call runs or is delivered again after its delivery, or if
     a process, a row, a call or a program is left at the end.
     """
-    make_router(options["router"])
-    if options["model"] is not None:
-        check_model(options["model"])
-    shared = ("replicas", "every", "router", "seed")
+    shared = ("replicas", "every", "seed")
     config = ChaosConfig(60 * options["minutes"], **{name: options[name] for name in shared})
-    programs = ChaosPrograms(options["programs"], options["max_tokens"])
+    programs = ChaosPrograms(options["programs"])
     with contextlib.ExitStack() as stack:
-        model = options["model"]
-        if options["tiny"]:
-            model = stack.enter_context(_tiny_model())
+        model = stack.enter_context(_tiny_model()) if options["tiny"] else None
         cluster = stack.enter_context(_cluster(config.replicas)) if options["ray"] else None
         progress = stack.enter_context(_apart_from_logs())
         engine = EngineOptions(
@@ -171,7 +163,6 @@ class ChaosConfig:
     replicas: int = 2
     every: tuple[float, float] = (2.0, 6.0)
     hang_in: int = 4
-    router: str = "agentix"
     seed: int = 0
     health: Health = field(default_factory=Health)
 
@@ -244,7 +235,7 @@ class Chaos:
         replicas = ReplicaSet(
             lambda index: self._audit.engine(self._make(index)),
             self._config.replicas,
-            make_router(self._config.router),
+            make_router(DEFAULT_ROUTER),
             health=self._config.health,
             backoff=_RESTLESS,
             ready_timeout_s=600.0,
