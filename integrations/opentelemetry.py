@@ -20,7 +20,15 @@ from opentelemetry import trace
 from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_TRACES_PROTOCOL
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    Tracer,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from agentrt.errors import ConfigError
@@ -52,9 +60,19 @@ _USED = tuple(one.name for one in fields(Usage))
 
 @dataclass(slots=True)
 class _Program:
+    """A program's span, those of its open nodes, and where those of all its nodes are: a span
+    itself is let go at its end, however long its program lives.
+    """
+
     run: Run
     span: Span
-    nodes: dict[int, Span] = field(default_factory=dict)
+    epoch_s: float
+    open: dict[int, Span] = field(default_factory=dict)
+    places: dict[int, SpanContext] = field(default_factory=dict)
+
+    def ns(self, at: float) -> int:
+        """A time of the registry's clock since 1970, by the clock at the program's start."""
+        return round((self.epoch_s + at) * 1e9)
 
 
 class ProgramTracer:
@@ -69,7 +87,6 @@ class ProgramTracer:
         self._tracer = tracer
         self._registry = registry
         self._live: dict[str, _Program] = {}
-        self._epoch_s = time.time() - registry.clock()
         registry.listen(self._saw)
 
     def enter(self, run: Run) -> None:
@@ -80,7 +97,7 @@ class ProgramTracer:
         """What tells an engine which span is above its own; a call's span hears of its model."""
         headers: dict[str, str] = {}
         if (live := self._live.get(call.program_id)) is not None:
-            span = live.nodes[int(call.call_id.removeprefix(f"{call.program_id}/"))]
+            span = live.open[int(call.call_id.removeprefix(f"{call.program_id}/"))]
             span.update_name(f"chat {model}")
             span.set_attribute("gen_ai.request.model", model)
             _PROPAGATOR.inject(headers, trace.set_span_in_context(span))
@@ -93,19 +110,18 @@ class ProgramTracer:
             case ProgramStarted():
                 self._started(self._registry.runs[event.program_id])
             case NodeStarted(node=node) if live is not None:
-                live.nodes[node.id] = self._node(live, node)
+                span = live.open[node.id] = self._node(live, node)
+                live.places[node.id] = span.get_span_context()
             case NodeEnded(node=node) if live is not None:
-                self._end(live.nodes[node.id], node)
+                _end(live, live.open.pop(node.id), node)
             case ProgramEnded() if live is not None:
                 self._ended(self._live.pop(event.program_id), event.at)
 
-    def _ns(self, at: float) -> int:
-        return round((self._epoch_s + at) * 1e9)
-
     def _started(self, run: Run) -> None:
+        epoch_s = time.time() - self._registry.clock()
         span = self._tracer.start_span(
             f"invoke_agent {run.type}",
-            start_time=self._ns(run.started_at),
+            start_time=round((epoch_s + run.started_at) * 1e9),
             attributes={
                 "gen_ai.operation.name": "invoke_agent",
                 "agentrt.program.id": run.id,
@@ -113,13 +129,12 @@ class ProgramTracer:
                 **({} if run.row.session is None else {"gen_ai.conversation.id": run.row.session}),
             },
         )
-        self._live[run.id] = _Program(run, span)
+        self._live[run.id] = _Program(run, span, epoch_s)
 
     def _ended(self, program: _Program, at: float) -> None:
         run, span = program.run, program.span
-        for node in run.dag.nodes():  # its open ones were cancelled with it
-            if node.state.ended and (open_span := program.nodes[node.id]).is_recording():
-                self._end(open_span, node)
+        for key, open_span in program.open.items():  # their nodes were cancelled with it
+            _end(program, open_span, run.dag.node(key))
         report = run.report(at)
         span.update_name(f"invoke_agent {run.type}")  # it may have become known late
         span.set_attribute("gen_ai.agent.name", run.type)
@@ -127,15 +142,15 @@ class ProgramTracer:
         span.set_attributes(_named(report, (*_USED, *_TOTALS)))
         if run.state is RunState.FAILED:
             span.set_status(Status(StatusCode.ERROR, _first_line(run.error)))
-        span.end(self._ns(at))
+        span.end(program.ns(at))
 
     def _node(self, program: _Program, node: Node) -> Span:
         above, current = trace.set_span_in_context(program.span), trace.get_current_span()
-        before = [program.nodes[parent] for parent in node.parents]
+        before = [program.places[parent] for parent in node.parents]
         if current.get_span_context().is_valid:
             above = otel.get_current()
             if current.get_span_context().is_remote:
-                before.append(program.span)
+                before.append(program.span.get_span_context())
         operation = _OPERATIONS.get(node.kind, str(node.kind))
         return self._tracer.start_span(
             f"{operation} {node.name}",
@@ -148,21 +163,22 @@ class ProgramTracer:
                 "agentrt.scope": node.scope,
                 **({"gen_ai.tool.name": node.name} if node.kind is NodeKind.TOOL else {}),
             },
-            [Link(span.get_span_context()) for span in before],
-            self._ns(node.created_at),
+            [Link(place) for place in before],
+            program.ns(node.created_at),
         )
 
-    def _end(self, span: Span, node: Node) -> None:
-        span.set_attribute("agentrt.state", str(node.state))
-        if node.report is not None:
-            span.set_attributes(_named(node.report, _REPORTED))
-            span.set_attribute("agentrt.path_s", node.path_s)
-        if node.interrupt is not None:
-            span.set_attribute("agentrt.attempts", node.interrupt.attempt)
-        if node.state in (NodeState.FAILED, NodeState.EXPIRED):
-            span.set_status(Status(StatusCode.ERROR, node.error))
-        assert node.ended_at is not None
-        span.end(self._ns(node.ended_at))
+
+def _end(program: _Program, span: Span, node: Node) -> None:
+    span.set_attribute("agentrt.state", str(node.state))
+    if node.report is not None:
+        span.set_attributes(_named(node.report, _REPORTED))
+        span.set_attribute("agentrt.path_s", node.path_s)
+    if node.interrupt is not None:
+        span.set_attribute("agentrt.attempts", node.interrupt.attempt)
+    if node.state in (NodeState.FAILED, NodeState.EXPIRED):
+        span.set_status(Status(StatusCode.ERROR, node.error))
+    assert node.ended_at is not None
+    span.end(program.ns(node.ended_at))
 
 
 def _named(report: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from agentrt import Context, Runtime, program
 from agentrt.cli.traces import read_traces
 from agentrt.errors import ConfigError
 from agentrt.graph import Frontier, Node
+from agentrt.integrations import opentelemetry
 from agentrt.integrations.opentelemetry import (
     ProgramTracer,
     RemoteParents,
@@ -39,9 +41,9 @@ class Traced:
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = provider.get_tracer("tests")
         registry, self.engine = RunRegistry(), ScriptedExecutor(lambda call: "one two")
-        traces = ProgramTracer(self.tracer, registry)
-        executor = TracedExecutor(self.engine, traces)
-        self.runtime = Runtime(executor, registry=registry, enter=traces.enter)
+        self.traces = ProgramTracer(self.tracer, registry)
+        executor = TracedExecutor(self.engine, self.traces)
+        self.runtime = Runtime(executor, registry=registry, enter=self.traces.enter)
 
     def spans(self) -> dict[str, ReadableSpan]:
         """By the id of their call, or of their program; others by name."""
@@ -187,6 +189,37 @@ async def test_what_fails_is_an_error_and_what_is_cancelled_ends() -> None:
     for key in (stopped.id, f"{stopped.id}/0"):
         assert spans[key].status.status_code is StatusCode.UNSET
         assert (spans[key].attributes or {})["agentrt.state"] == "cancelled"
+
+
+async def test_a_long_program_keeps_the_spans_of_open_nodes_alone() -> None:
+    async with traced() as it:
+
+        @program
+        async def endless(ctx: Context) -> None:
+            for _ in range(3):
+                await ctx.llm("go on", max_tokens=2)
+            await ctx.tool(asyncio.Event().wait)
+
+        run = it.runtime.start(endless)
+        while len(run.dag) < 4:
+            await asyncio.sleep(0)
+        assert list(it.traces._live[run.id].open) == [3]
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run.wait()
+        assert len(it.spans()) == 5
+        assert it.traces._live == {}
+
+
+async def test_a_clock_that_is_set_counts_from_the_next_program_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with traced() as it:
+        monkeypatch.setattr(opentelemetry, "time", SimpleNamespace(time=lambda: 5e9))
+        run = it.runtime.start(planner)
+        await run.wait()
+        span = it.spans()[run.id]
+    assert span.start_time == pytest.approx(5e18, abs=3600e9)
 
 
 REMOTE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
