@@ -22,7 +22,7 @@ _ACTIONS = ("accept", "decline", "cancel")
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class McpCall:
     """A call under way. ``error`` is why a question of it could not be asked."""
 
     context: ToolContext
@@ -31,17 +31,17 @@ class Call:
     asking: set[asyncio.Task[Any]] = field(default_factory=set)
 
 
-_CALL: contextvars.ContextVar[Call | None] = contextvars.ContextVar("agentrt_mcp", default=None)
+_CALL: contextvars.ContextVar[McpCall | None] = contextvars.ContextVar("agentrt_mcp", default=None)
 
 
 class Elicitations:
     """Finds out which call a server's question belongs to, and asks it."""
 
     def __init__(self) -> None:
-        self._calls: dict[Call, None] = {}
+        self._calls: dict[McpCall, None] = {}
 
     @contextlib.contextmanager
-    def under_way(self, call: Call) -> Iterator[None]:
+    def under_way(self, call: McpCall) -> Iterator[None]:
         """Meanwhile the server may ask in the name of ``call``; its open questions end with it."""
         self._calls[call] = None
         token = _CALL.set(call)
@@ -75,7 +75,7 @@ class Elicitations:
             call.asking.discard(task)
             task.cancel()
 
-    def _caller(self) -> Call | None:
+    def _caller(self) -> McpCall | None:
         """The call that the question belongs to.
 
         An old server on stdio does not say: of several calls it is the first one's, but no

@@ -29,7 +29,7 @@ from agentrt.errors import (
 from agentrt.graph import Progress
 from agentrt.integrations.mcp.config import Server
 from agentrt.integrations.mcp.connection import Connection, Mode
-from agentrt.integrations.mcp.elicitation import Call, Elicitations
+from agentrt.integrations.mcp.elicitation import Elicitations, McpCall
 from agentrt.integrations.mcp.http import CUT_OFF, FORGOTTEN, UNREACHABLE
 from agentrt.integrations.mcp.results import text_of, value_of
 from agentrt.interrupts import Tool, ToolContext, ToolOptions, ToolRequest, ToolTransport
@@ -122,7 +122,7 @@ class McpTransport(ToolTransport):
         )
 
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
-        call, tool = Call(context, request.tenant), request.tool
+        call, tool = McpCall(context, request.tenant), request.tool
         # The connection's tasks are nobody's, those too that the SDK starts for this call.
         with tracking.outside(), self._elicitations.under_way(call):
             result = await self._result(request, context)

@@ -18,7 +18,7 @@ from agentrt.interrupts import ToolContext, ToolRequest
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ToolAttempt:
     """One attempt at a call, which `answer` ends.
 
     ``worker`` is who has it, as far as is known. ``silent`` counts how often it was sent since a

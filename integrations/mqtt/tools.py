@@ -15,7 +15,7 @@ import aiomqtt
 from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
 from agentrt.integrations.mqtt.asking import Asked
 from agentrt.integrations.mqtt.broker import Broker
-from agentrt.integrations.mqtt.calls import Call
+from agentrt.integrations.mqtt.calls import ToolAttempt
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.fleet import Fleet
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
@@ -60,7 +60,7 @@ class MqttTools(ToolTransport):
         self._back_within, self._resend_s = back_within, resend_s
         self._client_id = f"agentrt-{uuid.uuid4().hex[:12]}"
         self._fleets: defaultdict[str, Fleet] = defaultdict(Fleet)
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, ToolAttempt] = {}
         self._unheard = asyncio.Semaphore(_UNHEARD)
         self._synced, self._sync = asyncio.Event(), ""
         self._settle, self._settled_at = settle, 0.0
@@ -102,7 +102,7 @@ class MqttTools(ToolTransport):
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         await self._connection.ready(self._connect_timeout)
         loop, topics = asyncio.get_running_loop(), self._prefix.of(request.tenant)
-        call = Call(
+        call = ToolAttempt(
             request,
             context,
             self._fleet(request.tenant),
@@ -126,7 +126,7 @@ class MqttTools(ToolTransport):
             call.assign(None)
             await call.asked.close()
 
-    async def _answer(self, call: Call) -> Any:
+    async def _answer(self, call: ToolAttempt) -> Any:
         """Send it again until it is answered."""
         self._try(call)
         try:
@@ -135,12 +135,12 @@ class MqttTools(ToolTransport):
             assert call.again is not None
             call.again.cancel()
 
-    def _try(self, call: Call) -> None:
+    def _try(self, call: ToolAttempt) -> None:
         loop = asyncio.get_running_loop()
         call.again = loop.call_later(self._resend_s, self._unanswered, call)
         self._send(call)
 
-    def _unanswered(self, call: Call) -> None:
+    def _unanswered(self, call: ToolAttempt) -> None:
         call.silent += 1
         if call.silent < _SILENCES:
             self._try(call)
@@ -149,7 +149,7 @@ class MqttTools(ToolTransport):
         message = f"tool {call.tool}: {who} was silent for {_SILENCES * self._resend_s:g} s"
         call.fail(ToolLostError(message, name=call.tool))
 
-    def _send(self, call: Call) -> None:
+    def _send(self, call: ToolAttempt) -> None:
         """Publish a call, to the worker that has it or to those that may take it."""
         if call.worker is None:
             offering = call.fleet.offering(call.tool)
@@ -163,7 +163,7 @@ class MqttTools(ToolTransport):
         now = asyncio.get_running_loop().time()
         self._connection.send(call.outgoing(now), keep=False)
 
-    def _cancel(self, call: Call) -> None:
+    def _cancel(self, call: ToolAttempt) -> None:
         message = encode(Cancel(key=call.request.key or call.id, attempt=call.request.attempt))
         self._connection.send(Outgoing(call.topics.cancels(call.tool), message))
 
@@ -252,12 +252,12 @@ class MqttTools(ToolTransport):
             if call.fleet is fleet and call.worker is None and call.tool in gone.tools:
                 self._send(call)
 
-    def _lose(self, call: Call, worker: str) -> None:
+    def _lose(self, call: ToolAttempt, worker: str) -> None:
         if worker not in call.fleet.workers:
             message = f"tool {call.tool}: its worker {worker} is gone; whether it ran is unknown"
             call.fail(ToolLostError(message, name=call.tool))
 
-    def _calls_of(self, fleet: Fleet, worker: str) -> list[Call]:
+    def _calls_of(self, fleet: Fleet, worker: str) -> list[ToolAttempt]:
         return [one for one in self._calls.values() if one.fleet is fleet and one.worker == worker]
 
     def _replied(self, message: aiomqtt.Message) -> None:
@@ -278,7 +278,7 @@ class MqttTools(ToolTransport):
         else:
             self._take(call, reply)
 
-    def _take(self, call: Call, reply: Reply) -> None:
+    def _take(self, call: ToolAttempt, reply: Reply) -> None:
         if reply.state == "done":
             call.succeed(reply.result)
         elif reply.progress is not None:

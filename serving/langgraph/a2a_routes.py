@@ -37,13 +37,15 @@ class AgentRoutes:
     ) -> None:
         from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
 
-        from agentrt.serving.langgraph.a2a_tasks import Asked, Tasks
+        from agentrt.serving.langgraph.a2a_tasks import CallerContext, Tasks
 
         # It logs each request that is wrong, some with a traceback.
         logging.getLogger("a2a").setLevel(logging.CRITICAL)
         self._state = state
         self._dispatcher = JsonRpcDispatcher(
-            Tasks(state, queue, starts, runs), context_builder=Asked(), enable_v0_3_compat=True
+            Tasks(state, queue, starts, runs),
+            context_builder=CallerContext(),
+            enable_v0_3_compat=True,
         )
 
     def add_to(self, router: APIRouter) -> None:

@@ -64,7 +64,7 @@ _PAGE = 50
 _log = logging.getLogger(__name__)
 
 
-class Asked(ServerCallContextBuilder):
+class CallerContext(ServerCallContextBuilder):
     """Tells `Tasks` who asks, and whom."""
 
     def build(self, request: Request) -> ServerCallContext:

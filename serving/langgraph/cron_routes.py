@@ -19,7 +19,7 @@ from agentrt.serving.langgraph.cron_bodies import (
     changed,
     select_of,
 )
-from agentrt.serving.langgraph.crons import Clock, Crons, cron_json
+from agentrt.serving.langgraph.crons import CronClock, Crons, cron_json
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, invalid
 from agentrt.serving.langgraph.run_starts import StartRoutes
@@ -143,6 +143,6 @@ async def open_crons(
 ) -> AsyncIterator[CronRoutes]:
     """The crons and their routes; until the block ends their runs are started."""
     crons = Crons(state.storage.database, Quotas(state.server))
-    clock = Clock(crons, starts, auth)
+    clock = CronClock(crons, starts, auth)
     async with state.server.background.doing("runs by the clock", clock.go_on):
         yield CronRoutes(state, starts, crons)

@@ -167,7 +167,7 @@ class Crons:
         await self._database.write(claim)
 
 
-class Clock:
+class CronClock:
     """Starts the runs of crons in time. A server has one, as a background task."""
 
     def __init__(self, crons: Crons, starts: StartRoutes, auth: Auth | None) -> None:

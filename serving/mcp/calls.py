@@ -45,7 +45,7 @@ _RUN = "io.agentrt/run"
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ServedCall:
     """A run, and what happens in it: its ``events``, and its questions as they open and close."""
 
     one: ServedRun
@@ -63,7 +63,7 @@ class Calls:
         self._server = server
         self._offers = offers
         self._runs = runs
-        self._waiting: dict[str, Call] = {}
+        self._waiting: dict[str, ServedCall] = {}
         self._questions = server.runtime.questions
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Calls:
             await self._left(call, goes_on=isinstance(result, InputRequiredResult))
         return result
 
-    def _started(self, tenant: str, params: CallToolRequestParams) -> Call:
+    def _started(self, tenant: str, params: CallToolRequestParams) -> ServedCall:
         if (offer := self._offers.get(params.name)) is None:
             known = ", ".join(self._offers) or "there is none"
             raise MCPError(INVALID_PARAMS, f"there is no tool {params.name!r} ({known})")
@@ -101,9 +101,9 @@ class Calls:
         program, given = offer.begin(params.arguments or {})
         self._runs.sweep()
         one = self._runs.start(program, tenant, RunRequest(input=given, deadline=None))
-        return Call(one, one.watch())
+        return ServedCall(one, one.watch())
 
-    def _resumed(self, tenant: str, params: CallToolRequestParams) -> Call:
+    def _resumed(self, tenant: str, params: CallToolRequestParams) -> ServedCall:
         """The call that waited for this request, with the answers in it."""
         state = params.request_state or ""
         call = self._waiting.get(state)
@@ -120,7 +120,9 @@ class Calls:
                 call.one.tell(asked)
         return call
 
-    async def _followed(self, request: Request, call: Call) -> CallToolResult | InputRequiredResult:
+    async def _followed(
+        self, request: Request, call: ServedCall
+    ) -> CallToolResult | InputRequiredResult:
         """Until its end, or until the client is to be asked."""
         asks = can_be_asked(request.session.client_capabilities)
         while not isinstance(event := await call.events.get(), ProgramEnded):
@@ -138,7 +140,7 @@ class Calls:
                     return self._held(call, event)
         return _result(call.one)
 
-    async def _left(self, call: Call, *, goes_on: bool) -> None:
+    async def _left(self, call: ServedCall, *, goes_on: bool) -> None:
         """The request is over. The run goes on only if another request will."""
         if goes_on:
             return
@@ -153,7 +155,7 @@ class Calls:
 
     # -- asking ------------------------------------------------------------------------
 
-    def _held(self, call: Call, question: Asked) -> InputRequiredResult:
+    def _held(self, call: ServedCall, question: Asked) -> InputRequiredResult:
         """The answer that asks; the client's next request has the ``request_state`` again."""
         state = secrets.token_urlsafe(24)
         self._waiting[state] = call
@@ -165,16 +167,16 @@ class Calls:
     def _expire(self, state: str) -> None:
         self._waiting.pop(state).one.run.cancel()
 
-    def _ask(self, request: Request, call: Call, question: Asked) -> None:
+    def _ask(self, request: Request, call: ServedCall, question: Asked) -> None:
         asking = asyncio.create_task(self._elicit(request, call, question))
         call.asking[question.id] = asking
 
-    def _ask_no_more(self, call: Call, question: Asked) -> None:
+    def _ask_no_more(self, call: ServedCall, question: Asked) -> None:
         """Somebody else answered, or nobody will."""
         if (asking := call.asking.get(question.id)) is not None:
             asking.cancel()
 
-    async def _elicit(self, request: Request, call: Call, question: Asked) -> None:
+    async def _elicit(self, request: Request, call: ServedCall, question: Asked) -> None:
         """Ask until the answer fits. A client that cannot be asked leaves it to others."""
         params = params_of(question)
         while question.id in call.one.questions and not call.is_declined:
@@ -186,7 +188,7 @@ class Calls:
                 return
             self._answer(call, question.id, result)
 
-    def _answer(self, call: Call, question_id: str, result: ElicitResult) -> None:
+    def _answer(self, call: ServedCall, question_id: str, result: ElicitResult) -> None:
         """Answer, if it fits. A question that is declined ends its run."""
         question = call.one.questions.get(question_id)
         if question is None:

@@ -20,7 +20,7 @@ from sqlalchemy import Row
 from agentrt import Runtime
 from agentrt.serving.langgraph.auth import Caller, User
 from agentrt.serving.langgraph.cron_bodies import CronBody, next_time
-from agentrt.serving.langgraph.crons import Clock, Crons, cron_json
+from agentrt.serving.langgraph.crons import CronClock, Crons, cron_json
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_starts import StartRoutes
@@ -72,7 +72,7 @@ class Home:
         self.starts = StartRoutes(state, self.queue)
         database = state.storage.database
         self.crons = Crons(database, Quotas(state.server), lambda: self.now)
-        self.clock = Clock(self.crons, self.starts, None)
+        self.clock = CronClock(self.crons, self.starts, None)
 
     async def add(self, schedule: str = "* * * * *", **given: Any) -> Row[Any]:
         thread = given.pop("thread", None)
