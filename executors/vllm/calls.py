@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.identity import to_extra_args
+from agentrt.executors.vllm.compiling import LONGEST_S
 from agentrt.executors.vllm.scored import COMPUTE_FROM
 from agentrt.request import Call, CallSpec, RenderedCall
 from agentrt.router.kv_events import short
@@ -121,6 +122,18 @@ def _scored(sampling: Sampling) -> dict[str, Any]:
         "detokenize": False,
         "extra_args": {**sampling.logits, COMPUTE_FROM: sampling.score_from - 1},
     }
+
+
+def check_compiled(call: Call, params: Any, output: Any) -> None:
+    """Raise `CallRejectedError` for what ended before its first token since what it is held to
+    could not be compiled: vLLM says no more of it.
+    """
+    failed = output.finish_reason == "error" and not output.token_ids
+    if failed and getattr(params, "structured_outputs", None) is not None:
+        raise CallRejectedError(
+            f"call {call.call_id}: the engine could not compile what its output is held to, or not "
+            f"within {LONGEST_S:g} s: make the schema, pattern or grammar smaller"
+        )
 
 
 def refused(call: Call, error: Exception) -> CallRejectedError:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from agentrt.errors import ConfigError
 from agentrt.executors.memory import Memory
+from agentrt.executors.vllm._compat.grammars import prepare
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.scheduling import free_slots
 from agentrt.executors.vllm.kv_events import KVEventLog
@@ -64,6 +65,10 @@ def _end(scheduler: Controlled, program: Any) -> None:
 def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
     """The report of an aborted call, once; else None."""
     return scheduler.aborted.pop(str(call_id), None)
+
+
+def _prepare_grammars(scheduler: Controlled, _: Any) -> None:
+    prepare(scheduler)
 
 
 def _configure(scheduler: Controlled, settings: Any) -> dict[str, Any]:
@@ -125,6 +130,7 @@ def _describe(scheduler: Controlled, call: QueuedCall) -> dict[str, Any]:
 
 _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "end": _end,
+    "prepare_grammars": _prepare_grammars,
     "boundary": lambda scheduler, notes: scheduler.boundary(notes),
     "aborted": _aborted,
     "configure": _configure,

@@ -27,7 +27,7 @@ from agentrt.executors.vllm._compat.core import (
 )
 from agentrt.executors.vllm._compat.frontend import render_elsewhere
 from agentrt.executors.vllm._compat.grammars import validate_once
-from agentrt.executors.vllm.calls import BlockHasher, engine_input, refused
+from agentrt.executors.vllm.calls import BlockHasher, check_compiled, engine_input, refused
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.early import EarlyCore
@@ -206,6 +206,7 @@ class VLLMEngine(CoreClient):
                         yield Chunk("", _pooled(output), output=output)
                         return
                     last = output.outputs[0]
+                    check_compiled(call, params, last)
                     text += last.text
                     ids += last.token_ids
                     if likely is not None:
@@ -252,6 +253,7 @@ class VLLMEngine(CoreClient):
         llm = self._engine()
         if self._tokenizer is None:
             return ()
+        await self._control("prepare_grammars")
         tasks = tuple(await llm.get_supported_tasks())
         return (FrontSetup(self.model, llm.vllm_config, tasks, tuple(self.options.flags)),)
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from agentrt.executors.identity import from_extra_args
+from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.memory import Memory
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
@@ -83,7 +83,7 @@ class ProgramScheduler(AsyncScheduler):
             keep_heap_frozen()
         take_samples_back_by_state()
         compute_from(self, COMPUTE_FROM)
-        compile_aside(self)
+        compile_aside(self, lambda request: _identity(request).tenant)
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = self.computed_tokens = 0
@@ -271,9 +271,7 @@ class ProgramScheduler(AsyncScheduler):
 
     def _open_account(self, request: Request) -> None:
         now = self.clock()
-        identity = from_extra_args(
-            request.request_id, extra_args(request), getattr(request, "session_id", None)
-        )
+        identity = _identity(request)
         row = self.table.get(identity.program_id)
         if row is None:
             row = self.table.start_program(
@@ -377,3 +375,8 @@ class ProgramScheduler(AsyncScheduler):
     def control(self, op: str, argument: Any = None) -> Any:
         """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
         return answer(self, op, argument)
+
+
+def _identity(request: Request) -> RequestIdentity:
+    session_id = getattr(request, "session_id", None)
+    return from_extra_args(request.request_id, extra_args(request), session_id)

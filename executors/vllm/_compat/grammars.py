@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
+from agentrt.executors.vllm.compiling import GrammarThreads
+
 _VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"
 _NICER = 10
 """How much nicer than the core's own thread those are that compile."""
 AT_ONCE = max(1, ((os.cpu_count() or 1) + 1) // 2)
-"""Grammars that a core compiles at once, and threads for each."""
+"""Grammars that a core compiles at once, but slow ones, and threads for each."""
 
 
 def validate(llm: AsyncLLM, params: Any) -> None:
     """Check what ``params`` hold the output to as vLLM does when a call is submitted, which then
     checks it no more. Raises vLLM's error.
+
+    A schema is a text afterwards, as the core would make of it beside its steps.
     """
     processor = llm.input_processor
     params._validate_structured_outputs(
         processor.model_config, processor.structured_outputs_config, processor.tokenizer
     )
-    setattr(params.structured_outputs, _VALIDATED, True)
+    held = params.structured_outputs
+    if held.json is not None and not isinstance(held.json, str):
+        held.json = json.dumps(held.json)
+    setattr(held, _VALIDATED, True)
 
 
 def validate_once() -> None:
@@ -48,18 +57,48 @@ def validate_once() -> None:
     SamplingParams._validate_structured_outputs = unless_validated
 
 
-def compile_aside(scheduler: Any) -> None:
-    """Have a core's grammars compiled by threads that leave the processor to its steps.
+def compile_aside(scheduler: Any, owner: Callable[[Any], str]) -> None:
+    """Have a core's grammars compiled by threads that leave the processor to its steps, in turns by
+    the ``owner`` of a request.
 
-    They are those of the pool, and those that the grammars' library starts from them: vLLM has it
-    start eight for each grammar, which leave the steps little on few cores.
+    They are ours, and those that the grammars' library starts from them: vLLM has it start eight
+    for each grammar, which leave the steps little on few cores.
     """
     _start_fewer()
     manager = scheduler.structured_output_manager
     before = getattr(manager, "executor", None)  # none without a tokenizer
     if isinstance(before, ThreadPoolExecutor):
         before.shutdown(wait=False)
-        manager.executor = ThreadPoolExecutor(AT_ONCE, "", _nicer)
+        manager.executor = GrammarThreads(AT_ONCE, owner, _nicer)
+
+
+def prepare(scheduler: Any) -> None:
+    """Have a thread of the core make the usual backend now. vLLM makes it at the first request that
+    needs one, and no step begins while its library reads the vocabulary: half a second, of a large
+    one.
+    """
+    manager = scheduler.structured_output_manager
+    config = manager.vllm_config
+    usual = config.structured_outputs_config.backend in ("auto", "xgrammar")
+    if not usual or manager.backend is not None or not hasattr(manager, "executor"):
+        return
+    from vllm.v1.structured_output import XgrammarBackend
+
+    def made() -> Any:
+        vocabulary = config.model_config.get_vocab_size()
+        return XgrammarBackend(config, tokenizer=manager.tokenizer, vocab_size=vocabulary)
+
+    pool = ThreadPoolExecutor(1, "grammars")
+    backend, whole = pool.submit(made), manager.grammar_init
+    pool.shutdown(wait=False)
+
+    def with_backend(request: Any) -> None:
+        held = request.structured_output_request
+        if manager.backend is None and held is not None and held.params._backend == "xgrammar":
+            manager.backend = backend.result()
+        whole(request)
+
+    manager.grammar_init = with_backend
 
 
 def _start_fewer() -> None:

@@ -134,6 +134,8 @@ CALLED = {
         "sampling_params:SamplingParams._validate_structured_outputs": (
             "self model_config structured_outputs_config tokenizer"
         ),
+        "v1.structured_output:StructuredOutputManager.grammar_init": "self request",
+        "v1.structured_output:XgrammarBackend": "vllm_config tokenizer vocab_size",
     },
     "outputs": {
         "v1.engine.input_processor:InputProcessor.process_inputs": (

@@ -17,9 +17,11 @@ pytest.importorskip("vllm")
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1 import structured_output
 from vllm.v1.structured_output import backend_xgrammar
+from vllm.v1.structured_output.request import get_structured_output_key
 
-from agentrt.executors.vllm._compat.grammars import AT_ONCE, compile_aside, validate_once
+from agentrt.executors.vllm._compat.grammars import AT_ONCE, compile_aside, prepare, validate_once
 from agentrt.executors.vllm.grammars import Grammars
 
 pytestmark = pytest.mark.engine
@@ -30,6 +32,10 @@ PROCESSOR = SimpleNamespace(
     tokenizer=object(),
 )
 LLM: Any = SimpleNamespace(input_processor=PROCESSOR)
+
+
+def owner(request: Any) -> str:
+    return "x"
 
 
 @pytest_asyncio.fixture
@@ -69,6 +75,14 @@ async def test_a_schema_is_read_once_beside_the_event_loop(threads: list[str]) -
     await grammars.check(LLM, SamplingParams())
 
 
+async def test_a_schema_is_a_text_before_the_core_has_it(threads: list[str]) -> None:
+    schema = {"type": "object", "properties": {"é": {"enum": [1.5, None]}}}
+    await Grammars().check(LLM, params := held(json=schema))
+    found = get_structured_output_key(submitted(params))
+    assert submitted(params).json == found[1]
+    assert found == get_structured_output_key(StructuredOutputsParams(json=schema))
+
+
 async def test_a_schema_that_cannot_be_is_refused_each_time(threads: list[str]) -> None:
     grammars = Grammars()
     for _ in range(2):
@@ -85,17 +99,18 @@ def test_vllm_checks_what_was_not_checked_before(threads: list[str]) -> None:
 async def test_the_core_compiles_with_less_right_to_the_processor() -> None:
     """So do the threads that a compiling one starts; a core without a tokenizer has no pool."""
     manager = SimpleNamespace(executor=ThreadPoolExecutor(1))
-    compile_aside(SimpleNamespace(structured_output_manager=manager))
-    compile_aside(SimpleNamespace(structured_output_manager=SimpleNamespace()))
+    compile_aside(SimpleNamespace(structured_output_manager=manager), owner)
+    compile_aside(SimpleNamespace(structured_output_manager=SimpleNamespace()), owner)
     found: list[int] = []
 
-    def compiling() -> None:
+    def compiling(request: Any) -> None:
         child = threading.Thread(target=lambda: found.append(own_niceness()))
         child.start()
         child.join()
 
-    await asyncio.wrap_future(manager.executor.submit(compiling))
-    manager.executor.shutdown()
+    threads: Any = manager.executor
+    request = SimpleNamespace(is_finished=lambda: False)
+    await asyncio.wrap_future(threads.submit(compiling, request))
     assert found == [own_niceness() + 10]
 
 
@@ -115,7 +130,7 @@ def test_a_grammar_is_compiled_by_as_many_threads_as_the_steps_can_spare(
         GrammarCompiler=made, TokenizerInfo=SimpleNamespace(from_huggingface=lambda *a, **o: None)
     )
     monkeypatch.setattr(backend_xgrammar, "xgr", library)
-    compile_aside(SimpleNamespace(structured_output_manager=SimpleNamespace()))
+    compile_aside(SimpleNamespace(structured_output_manager=SimpleNamespace()), owner)
     config = SimpleNamespace(
         structured_outputs_config=SimpleNamespace(disable_any_whitespace=True),
         speculative_config=None,
@@ -124,3 +139,54 @@ def test_a_grammar_is_compiled_by_as_many_threads_as_the_steps_can_spare(
     backend_xgrammar.XgrammarBackend(config, tokenizer=None, vocab_size=1)
     assert asked == [AT_ONCE]
     assert library.GrammarCompiler is made
+
+
+class Manager:
+    """As much of vLLM's as is asked, with what it was asked for."""
+
+    def __init__(self, backend: str = "auto") -> None:
+        self.vllm_config = SimpleNamespace(
+            structured_outputs_config=SimpleNamespace(backend=backend),
+            model_config=SimpleNamespace(get_vocab_size=lambda: 7),
+        )
+        self.tokenizer = self.executor = object()
+        self.backend: Any = None
+        self.asked: list[Any] = []
+
+    def grammar_init(self, request: Any) -> None:
+        self.asked.append(self.backend)
+
+
+def needs(backend: str | None) -> Any:
+    """A request that vLLM has chosen this backend for, or that is free."""
+    held = None if backend is None else SimpleNamespace(params=SimpleNamespace(_backend=backend))
+    return SimpleNamespace(structured_output_request=held)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The backends that were made: the thread, and the size of the vocabulary."""
+    found: list[tuple[str, int]] = []
+
+    def backend(config: Any, *, tokenizer: Any, vocab_size: int) -> str:
+        found.append((threading.current_thread().name, vocab_size))
+        return "made"
+
+    monkeypatch.setattr(structured_output, "XgrammarBackend", backend)
+    return found
+
+
+def test_the_usual_backend_is_there_before_a_request_needs_it(made: list[tuple[str, int]]) -> None:
+    prepare(SimpleNamespace(structured_output_manager=(manager := Manager())))
+    for backend in (None, "guidance", "xgrammar", "xgrammar"):
+        manager.grammar_init(needs(backend))
+    assert manager.asked == [None, None, "made", "made"]
+    assert made == [("grammars_0", 7)]
+    prepare(SimpleNamespace(structured_output_manager=manager))
+    assert len(made) == 1
+
+
+def test_no_backend_is_made_that_is_not_used(made: list[tuple[str, int]]) -> None:
+    prepare(SimpleNamespace(structured_output_manager=(manager := Manager("guidance"))))
+    manager.grammar_init(needs("guidance"))
+    assert (manager.asked, made) == ([None], [])

@@ -1,0 +1,127 @@
+"""The threads of an engine's core that compile grammars, in turns by tenant.
+
+vLLM has a pool take them in the order of their requests. There one tenant's slow grammars, and
+those of requests that it has given up, would keep others' waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+SLOW_S = 5.0
+"""What takes longer makes room for another."""
+MOST_SLOW = 2
+"""A tenant with so many that take longer waits for them."""
+LONGEST_S = 60.0
+"""What takes longer fails. Its thread cannot be stopped: it counts for its tenant until it ends."""
+
+
+class Wanting(Protocol):
+    """A request that needs a grammar."""
+
+    def is_finished(self) -> bool:
+        """Whether it needs none any more."""
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    owner: str
+    work: Callable[[], Any]
+    is_over: Callable[[], bool]
+    future: Future[Any] = field(default_factory=Future)
+    is_slow: bool = False
+
+
+class GrammarThreads:
+    """An executor as far as vLLM asks for one; ``at_once`` that are not slow run at a time.
+
+    ``owner`` names the tenant of a request, and ``begin`` is called by each thread first.
+    """
+
+    def __init__(
+        self,
+        at_once: int,
+        owner: Callable[[Any], str],
+        begin: Callable[[], None] = lambda: None,
+        later: Callable[[float, Callable[[], None]], threading.Timer] = threading.Timer,
+    ) -> None:
+        self._at_once, self._owner, self._begin, self._later = at_once, owner, begin, later
+        self._lock = threading.RLock()
+        self._waiting: dict[str, deque[_Job]] = {}
+        self._running: list[_Job] = []
+
+    def submit(self, create: Callable[[Any], Any], request: Wanting) -> Future[Any]:
+        """What ``create`` makes for the request, some time; nothing if it is over by then."""
+        job = _Job(self._owner(request), partial(create, request), request.is_finished)
+        with self._lock:
+            self._waiting.setdefault(job.owner, deque()).append(job)
+            self._start()
+        return job.future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Begin no more. What runs is not waited for: it ends with the process."""
+        with self._lock:
+            self._waiting.clear()
+
+    def _start(self) -> None:
+        while sum(not job.is_slow for job in self._running) < self._at_once:
+            job = self._next()
+            if job is None:
+                return
+            self._running.append(job)
+            threading.Thread(target=self._run, args=(job,), name="grammar", daemon=True).start()
+
+    def _next(self) -> _Job | None:
+        """One of the tenant who had a turn the longest ago: dicts keep their order."""
+        for owner in tuple(self._waiting):
+            if sum(job.is_slow and job.owner == owner for job in self._running) >= MOST_SLOW:
+                continue
+            queue = self._waiting.pop(owner)
+            while queue:
+                job = queue.popleft()
+                if not job.is_over():
+                    if queue:
+                        self._waiting[owner] = queue
+                    return job
+        return None
+
+    def _run(self, job: _Job) -> None:
+        self._begin()
+        timers = [
+            self._later(SLOW_S, partial(self._slow, job)),
+            self._later(LONGEST_S, partial(_fail, job)),
+        ]
+        for timer in timers:
+            timer.daemon = True
+            timer.start()
+        try:
+            _settle(job.future.set_result, job.work())
+        except BaseException as error:
+            _settle(job.future.set_exception, error)
+        for timer in timers:
+            timer.cancel()
+        with self._lock:
+            self._running.remove(job)
+            self._start()
+
+    def _slow(self, job: _Job) -> None:
+        with self._lock:
+            job.is_slow = True
+            self._start()
+
+
+def _fail(job: _Job) -> None:
+    _settle(job.future.set_exception, TimeoutError(f"a grammar took more than {LONGEST_S:g} s"))
+
+
+def _settle(settle: Callable[[Any], None], value: Any) -> None:
+    """It may have failed by its time meanwhile."""
+    with contextlib.suppress(InvalidStateError):
+        settle(value)
