@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated
 from uuid import UUID
@@ -21,7 +22,7 @@ from agentrt.serving.langgraph.responses import JSON
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.streams import PING_S, PROTOCOL, SEND_S, LiveRun, replay
-from agentrt.serving.langgraph.tenant_state import TenantState
+from agentrt.serving.langgraph.tenant_state import REPLAY_S, TenantState
 
 _CHANNELS = {
     *("values", "updates", "messages", "tools", "lifecycle"),
@@ -112,7 +113,8 @@ class ProtocolRoutes:
         done: set[str] = set()
         with self._queue.listening(str(thread)) as beginning:
             if await self._sees(caller, thread):
-                past = await self._state.runs.since(str(thread), number, _MOST_RUNS)
+                kept = time.time() - REPLAY_S  # of older runs there are no events to look for
+                past = await self._state.runs.since(str(thread), number, _MOST_RUNS, kept)
                 for record in past:
                     live = self._queue.get(record.run_id)
                     if live is not None and live.task is None:

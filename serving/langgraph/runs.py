@@ -201,10 +201,17 @@ class Runs:
         query = query.order_by(runs.c.number.desc()).limit(limit).offset(offset)
         return [run_json(row) for row in await self._database.rows(query)]
 
-    async def since(self, thread: str, number: int, most: int) -> list[RunRecord]:
-        """The runs of a thread from one on, at most the last so many, in their order."""
+    async def since(
+        self, thread: str, number: int, most: int, ended_after: float = 0.0
+    ) -> list[RunRecord]:
+        """The runs of a thread from one on, at most the last so many, in their order; without
+        those that have ended before a time.
+        """
         query = sa.select(*_RECORD).where(runs.c.thread_id == thread, runs.c.number >= number)
-        rows = await self._database.rows(query.order_by(runs.c.number.desc()).limit(most))
+        fresh = sa.or_(runs.c.status.in_(ACTIVE), runs.c.updated_at >= ended_after)
+        rows = await self._database.rows(
+            query.where(fresh).order_by(runs.c.number.desc()).limit(most)
+        )
         return [record_of(row) for row in reversed(rows)]
 
     async def last_of(self, thread: str) -> RunRecord | None:

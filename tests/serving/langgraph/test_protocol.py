@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, closing
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -13,7 +15,10 @@ import httpx
 import pytest
 from langgraph_sdk.client import LangGraphClient
 
+from agentrt.serving.langgraph import protocol_routes, streams
+from agentrt.serving.langgraph.tenant_state import REPLAY_S
 from tests.serving.langgraph.graphs import GATES, TURN_S
+from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_runs import DONE, IN
 
 ALL = ["values", "updates", "messages", "tools", "lifecycle", "input", "tasks", "custom"]
@@ -128,6 +133,29 @@ async def test_who_comes_back_hears_what_was_missed(http: httpx.AsyncClient) -> 
     for at in (0, 2, len(whole) - 2):
         late = await until(http, thread, "completed", since=whole[at]["seq"])
         assert late == whole[at + 1 : at + 1 + len(late)]
+
+
+async def test_runs_without_events_are_not_looked_into(
+    it: Serving, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat has a thousand, and a page listens several times over."""
+    thread, looked = str(uuid4()), list[str]()
+    old, new = [await start(http, thread, "steps") for _ in range(2)]
+    for run in (old, new):
+        await http.get(f"/threads/{thread}/runs/{run}/join")
+    replay = streams.replay
+
+    def counted(database: Any, run_id: str, after: int) -> AsyncIterator[Any]:
+        looked.append(run_id)
+        return replay(database, run_id, after)
+
+    monkeypatch.setattr(protocol_routes, "replay", counted)
+    assert it.server is not None
+    with closing(sqlite3.connect(it.server.database.partition(":")[2])) as database, database:
+        past = (time.time() - REPLAY_S - 1, old)
+        database.execute("UPDATE agentrt_runs SET updated_at = ? WHERE run_id = ?", past)
+    await until(http, thread, "completed")
+    assert looked == [new]
 
 
 async def test_a_question_is_an_event_and_its_answer_a_command(http: httpx.AsyncClient) -> None:
