@@ -128,20 +128,18 @@ class ThreadQuestions:
         """
         assert asked.thread is not None
         interrupt_id = asked.id.partition("-")[2]
-        query = sa.select(runs).where(runs.c.thread_id == asked.thread)
-        last = await self._database.first(query.order_by(runs.c.number.desc()))
+        last = await self._state.runs.last_of(asked.thread)
         if last is None:
             raise QuestionClosedError(f"thread {asked.thread} has no run that could be resumed")
-        kwargs = json.loads(last.kwargs)
         body = ThreadRunBody(
             assistant_id=last.assistant_id,
             command=Command(resume={interrupt_id: value}),
-            config=Config(**kwargs.get("config") or {}),
-            context=kwargs.get("context"),
+            config=Config(**last.kwargs.get("config") or {}),
+            context=last.kwargs.get("context"),
             after_seconds=0,
         )
         if caller is None:
-            user = (kwargs.get("user") or {}).get("langgraph_auth_user")
+            user = (last.kwargs.get("user") or {}).get("langgraph_auth_user")
             caller = Caller(asked.tenant, None if user is None else User(user), None)
         try:
             run, _ = await self._starts.start(caller, UUID(asked.thread), body, interrupt_id)
