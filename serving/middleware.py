@@ -68,13 +68,13 @@ class Middleware:
         scope.setdefault("state", {})["request_id"] = request_id
         is_begun = False
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal is_begun
             if message["type"] == "http.response.start":
                 is_begun = True
                 own = (b"x-request-id", request_id.encode("ascii"))
                 message["headers"] = [*message.get("headers", ()), own]
-            await send(message)
+            return send(message)
 
         path = scope["path"]
         try:

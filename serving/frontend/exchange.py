@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,18 +75,15 @@ class Exchange:
             caller.is_gone = message["type"] == "http.disconnect"
             return message
 
-        async def send_heard(message: Message) -> None:
-            if message["type"] == "http.response.start":
+        def send_heard(message: Message) -> Awaitable[None]:
+            is_start = message["type"] == "http.response.start"
+            if is_start:
                 self._begin(message)
-                if message["status"] == _OK:
-                    await send(message)
-            elif self._start["status"] == _OK:
+            if self._start["status"] != _OK:
+                return self._refuse(message, send)
+            if not is_start:
                 self._hear(message)
-                await send(message)
-            else:
-                self._body += message.get("body", b"")
-                if not message.get("more_body", False):
-                    await self._refuse(send)
+            return send(message)
 
         try:
             with calling(caller):
@@ -158,8 +155,11 @@ class Exchange:
         if self._answer.is_over and not self.fields.get("background"):
             self._leave()  # before its client can go on from it
 
-    async def _refuse(self, send: Send) -> None:
-        """Answer with vLLM's refusal, in clearer words."""
+    async def _refuse(self, message: Message, send: Send) -> None:
+        """Answer with vLLM's refusal, in clearer words, when ``message`` is the last of it."""
+        self._body += message.get("body", b"")
+        if message is self._start or message.get("more_body", False):
+            return
         status = self._start["status"]
         body = clearer(self.path, status, self._body)
         headers = [one for one in self._start["headers"] if one[0] != b"content-length"]
