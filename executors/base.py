@@ -11,7 +11,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from agentrt.executors.info import ExecutorInfo
 from agentrt.request import Call, CallReport, CallSpec, Reply
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
     from vllm.config import VllmConfig
 
+T = TypeVar("T")
 Progress = Callable[[str], None]
 """Told, in a few words, what a slow start is doing now."""
 KVEventListener = Callable[[KVEventBatch], None]
@@ -53,29 +54,28 @@ async def last_reply(chunks: AsyncGenerator[Chunk, None]) -> Reply:
     return reply
 
 
-class Reading:
-    """Reads the ``chunks`` of a call. ``task`` waits for the next one: whoever gets a chunk sets it
-    to None. It is no generator, since one more of them costs something for every token.
+class Reading(Generic[T]):
+    """Reads what ``following`` gives, item by item. ``task`` waits for the next: whoever gets it
+    sets that to None. It is no generator, since one more of them costs something for each token.
     """
 
-    __slots__ = ("_next", "chunks", "task")
+    __slots__ = ("_next", "task")
 
-    def __init__(self, chunks: AsyncGenerator[Chunk, None]) -> None:
-        self.chunks = chunks
+    def __init__(self, following: Callable[[], Awaitable[T]]) -> None:
+        self._next = following
         self.task: asyncio.Task[Any] | None = None
-        self._next: Callable[[], Awaitable[Chunk]] = chunks.__anext__
 
     def __aiter__(self) -> Self:
         return self
 
-    def __anext__(self) -> Awaitable[Chunk]:
+    def __anext__(self) -> Awaitable[T]:
         self.task = asyncio.current_task()
         return self._next()
 
     def fail(self, error: Exception) -> None:
-        """The next chunk will not come. The task that waits for it is cancelled."""
+        """The next item will not come. The task that waits for it is cancelled."""
 
-        async def failed() -> Chunk:
+        async def failed() -> T:
             raise error
 
         self._next = failed

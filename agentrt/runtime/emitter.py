@@ -44,15 +44,16 @@ class RunCaller:
     replies: list[Reply] = dataclasses.field(default_factory=list)
 
     async def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        if self.client:
-            made = self.emitter.chunks(spec, self.scope, stream=stream)
-        else:
-            made = self.emitter.make(spec, self.scope, self.after, stream=stream)
-        async with contextlib.aclosing(made) as chunks:
-            async for chunk in chunks:
-                if chunk.reply is not None:
-                    self.replies.append(chunk.reply)
-                yield chunk
+        made = self.emitter.make(spec, self.scope, self.after, stream=stream)
+        reading = Reading(made.__anext__)
+        known = self.emitter.client_call(reading) if self.client else contextlib.nullcontext()
+        async with contextlib.aclosing(made):
+            with known:
+                async for chunk in reading:
+                    reading.task = None
+                    if chunk.reply is not None:
+                        self.replies.append(chunk.reply)
+                    yield chunk
 
     @contextlib.contextmanager
     def siblings(self, count: int) -> Iterator[Sequence[RunCaller]]:
@@ -109,22 +110,8 @@ class RunEmitter(InterruptEmitter):
 
     # -- calls -------------------------------------------------------------------------
 
-    async def chunks(
-        self, spec: CallSpec, scope: Scope, *, stream: bool
-    ) -> AsyncGenerator[Chunk, None]:
-        """A call of a client program, which is in ``scope``, as its output grows.
-
-        The last chunk, and only it, has the reply. Closing the generator, or cancelling the
-        task that reads it, aborts the call; so does a runtime that closes.
-        """
-        async with contextlib.aclosing(self.make(spec, scope, (), stream=stream)) as made:
-            with self.client_call(reading := Reading(made)):
-                async for chunk in reading:
-                    reading.task = None
-                    yield chunk
-
     @contextlib.contextmanager
-    def client_call(self, reading: Reading) -> Iterator[None]:
+    def client_call(self, reading: Reading[Chunk]) -> Iterator[None]:
         """Within, a client program's call, which `make` made, is read.
 
         The task that waits for its next chunk is in no run of its own, and may be another each

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 
 from agentrt.contexts.saved import SavedContexts
-from agentrt.executors.base import Executor, Reading
+from agentrt.executors.base import Chunk, Executor, Reading
 from agentrt.executors.frontend import Frontend
 from agentrt.interrupts.attempts import Attempts
 from agentrt.interrupts.events import EventSource, Feed
@@ -25,7 +25,7 @@ class Services:
     events: EventSource
     seed: int = 0
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
-    client_calls: dict[Reading, str] = dataclasses.field(default_factory=dict)
+    client_calls: dict[Reading[Chunk], str] = dataclasses.field(default_factory=dict)
     """The calls of client programs that are read, with the program's id."""
     feeds: dict[str, set[Feed]] = dataclasses.field(default_factory=dict)
     """What live programs are subscribed to, by their ids."""

@@ -79,47 +79,29 @@ class CancelScope:
     """
 
     def __init__(self) -> None:
-        self._waits: set[asyncio.Task[Any]] = set()
-        self._readings: set[Reading] = set()
+        self._readings: set[Reading[Any]] = set()
         self._reason: str | None = None
 
     def cancel(self, reason: str) -> None:
         """Every wait, now and later, raises `EngineDiedError`, with the first reason given."""
         self._reason = self._reason or reason
-        waits, self._waits = self._waits, set()
-        for task in waits:
-            task.cancel()
         readings, self._readings = self._readings, set()
         for reading in readings:
             reading.fail(EngineDiedError(self._reason))
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await ``work()`` until this scope is cancelled."""
-        if self._reason is not None:
-            raise EngineDiedError(self._reason)
-        task = asyncio.current_task()
-        assert task is not None
-        before = task.cancelling()
-        self._waits.add(task)
-        try:
-            return await work()
-        except asyncio.CancelledError as error:
-            if self._reason is None or task in self._waits:
-                raise
-            if task.uncancel() <= before:
-                raise EngineDiedError(self._reason) from error
-            raise
-        finally:
-            self._waits.discard(task)
+        with self.reading(work) as reading:
+            return await anext(reading)
 
     @contextlib.contextmanager
-    def reading(self, chunks: AsyncGenerator[Chunk, None]) -> Iterator[Reading]:
-        """Read a call's chunks until this scope is cancelled."""
+    def reading(self, following: Callable[[], Awaitable[T]]) -> Iterator[Reading[T]]:
+        """Read what ``following`` gives until this scope is cancelled."""
         if self._reason is not None:
             raise EngineDiedError(self._reason)
         task = asyncio.current_task()
         before = 0 if task is None else task.cancelling()
-        reading = Reading(chunks)
+        reading = Reading(following)
         self._readings.add(reading)
         try:
             yield reading
@@ -210,12 +192,12 @@ class Replica:
         await self.executor.close()
 
     @contextlib.contextmanager
-    def running(self, call: Call, chunks: AsyncGenerator[Chunk, None]) -> Iterator[Reading]:
+    def running(self, call: Call, chunks: AsyncGenerator[Chunk, None]) -> Iterator[Reading[Chunk]]:
         """Read the call's chunks, as long as the engine of now lives. It is counted meanwhile."""
         self.calls += 1
         self.programs.add(call.program_id)
         try:
-            with self.cancel_scope.reading(chunks) as reading:
+            with self.cancel_scope.reading(chunks.__anext__) as reading:
                 yield reading
         finally:
             self.calls -= 1

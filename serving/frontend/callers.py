@@ -31,7 +31,7 @@ class RequestCaller:
         self._runtime = runtime
         self._entry = entry
         self._emitter = runtime.emitter(entry.program.run)
-        self._open: set[Reading] = set()
+        self._open: dict[Reading[Chunk], AsyncGenerator[Chunk, None]] = {}
         self._over = asyncio.Event()
         self.is_gone = False
         self.error: AgentrtError | None = None
@@ -53,10 +53,11 @@ class RequestCaller:
         if run.ended_at is not None:
             raise CalledOffError(run.id)
         scope = scope or self._entry.scope()
-        reading = self._reading(self._emitter.make(spec, scope, (), stream=stream))
-        self._open.add(reading)
+        made = self._emitter.make(spec, scope, (), stream=stream)
+        reading = self._reading(made)
+        self._open[reading] = made
         try:
-            async with contextlib.aclosing(reading.chunks):
+            async with contextlib.aclosing(made):
                 with self._emitter.client_call(reading):
                     async for chunk in reading:
                         reading.task = None
@@ -76,30 +77,30 @@ class RequestCaller:
             raise self.error from error
         finally:
             self._entry.ended(scope)
-            self._open.discard(reading)
+            self._open.pop(reading, None)
             if not self._open:
                 self._over.set()
 
-    def _reading(self, made: AsyncGenerator[Chunk, None]) -> Reading:
+    def _reading(self, made: AsyncGenerator[Chunk, None]) -> Reading[Chunk]:
         program, now = self._entry.program, self._runtime.now
         if program.deadline_at is None:
-            return Reading(made)
+            return Reading(made.__anext__)
         return _TimedReading(made, program.run.id, program.deadline_at, now)
 
     async def close(self) -> None:
         """Abort the calls that nobody reads to their end, and wait until they are over."""
-        for reading in tuple(self._open):
+        for reading, made in tuple(self._open.items()):
             if reading.task is not None:
                 reading.task.cancel()
             else:
-                await reading.chunks.aclose()
-                self._open.discard(reading)
+                await made.aclose()
+                self._open.pop(reading, None)
         while self._open:
             self._over.clear()
             await self._over.wait()
 
 
-class _TimedReading(Reading):
+class _TimedReading(Reading[Chunk]):
     """Reads a call of a program that has a deadline, whichever task waits for a chunk."""
 
     __slots__ = ("_deadline_at", "_now", "_program_id")
@@ -111,7 +112,7 @@ class _TimedReading(Reading):
         deadline_at: float,
         now: Callable[[], float],
     ) -> None:
-        super().__init__(chunks)
+        super().__init__(chunks.__anext__)
         self._program_id, self._deadline_at, self._now = program_id, deadline_at, now
 
     async def __anext__(self) -> Chunk:

@@ -254,7 +254,7 @@ async def test_a_clients_call_is_below_the_clients_span() -> None:
 async def called(runtime: Runtime, run: Run) -> None:
     scope = Scope(owner=run, frontier=Frontier(), path="client")
     spec = CallSpec(prompt_token_ids=(1, 2), sampling=Sampling())
-    async for _ in runtime.emitter(run).chunks(spec, scope, stream=False):
+    async for _ in runtime.emitter(run).caller(scope).chunks(spec, stream=False):
         pass
 
 

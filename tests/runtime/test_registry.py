@@ -122,7 +122,8 @@ async def test_the_engine_is_told_of_a_client_programs_end() -> None:
     executor, registry = ScriptedExecutor(), RunRegistry()
     async with Runtime(executor) as runtime:
         run = registry.open("client")
-        chunks = runtime.emitter(run).chunks(CallSpec(), Scope(run, "client"), stream=False)
+        who = runtime.emitter(run).caller(Scope(run, "client"))
+        chunks = who.chunks(CallSpec(), stream=False)
         replies = [chunk.reply async for chunk in chunks]
         assert replies[-1] is not None
         assert (replies[-1].program_id, replies[-1].node) == ("client-1", 0)

@@ -166,7 +166,7 @@ async def test_who_reads_a_call_is_told_at_the_next_chunk_if_not_now() -> None:
 
     async def read(between: asyncio.Event | None) -> None:
         async with contextlib.aclosing(two()) as chunks:
-            with scope.reading(chunks) as reading:
+            with scope.reading(chunks.__anext__) as reading:
                 async for chunk in reading:
                     reading.task = None
                     done.append(chunk.text)
