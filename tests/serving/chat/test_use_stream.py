@@ -88,6 +88,9 @@ async def front(
     script, asked = scripts[name], {"api": api, "key": key, **({"socket": "1"} if over else {})}
     context = await browser.new_context()
     page = await context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
     html = "<!doctype html><script type=module src=page.js></script><body></body>"
     await page.route(f"{origin}/**", lambda r: r.fulfill(content_type="text/html", body=html))
     script_type = "text/javascript; charset=utf-8"
@@ -95,6 +98,9 @@ async def front(
     try:
         await page.goto(f"{origin}/?{urlencode(asked)}")
         yield page
+    except AssertionError as error:
+        error.add_note(f"the page: {await page.content()}\nits console: {said}")
+        raise
     finally:
         await context.close()
 
