@@ -1,4 +1,4 @@
-"""A server process for tests that kill it: ``python entry.py DATABASE PORT FOLDER``.
+"""A server for tests that kill its process: `serve`.
 
 What its nodes do is noted in files of the folder; the node "hold" waits for the file there that
 the run's input names.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import operator
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +25,7 @@ from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.langgraph.nested import Nested
 
 WALK = 6
-FOLDER = Path(sys.argv[3]) if len(sys.argv) > 3 else Path()
+_folder = Path()
 
 
 class State(TypedDict, total=False):
@@ -36,7 +35,7 @@ class State(TypedDict, total=False):
 
 def note(name: str, config: RunnableConfig) -> None:
     """Keep count of how often a node of a run was started."""
-    with (FOLDER / config["configurable"]["run_id"]).open("a") as file:
+    with (_folder / config["configurable"]["run_id"]).open("a") as file:
         file.write(f"{name}\n")
 
 
@@ -57,7 +56,7 @@ async def hold(state: State, config: RunnableConfig) -> State:
 async def gate(state: Any, config: RunnableConfig) -> None:
     """Wait for the file."""
     note("hold", config)
-    while not (FOLDER / state["go"]).exists():
+    while not (_folder / state["go"]).exists():
         await asyncio.sleep(0.01)
 
 
@@ -88,5 +87,8 @@ async def main(database: str, port: int) -> None:
             await uvicorn.Server(config).serve()
 
 
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+def serve(database: str, port: int, folder: Path) -> None:
+    """Serve until a signal comes."""
+    global _folder
+    _folder = folder
+    asyncio.run(main(database, port))

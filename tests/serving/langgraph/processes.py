@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
 
 from agentrt.testing.ports import reserved_port
+from tests.serving.langgraph.entry import serve
 
-ROOT = Path(__file__).parents[3]
 START_S = 90.0
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([serve.__module__])  # to import it all takes seconds: once for all
 
 
 class Process:
@@ -25,28 +27,24 @@ class Process:
         self.url = f"http://127.0.0.1:{self.port}"
         self._database = database
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: BaseProcess | None = None
 
     async def start(self) -> None:
         """Start, and wait until it answers."""
-        self._spawn()
-        assert self._process is not None
+        given = (self._database, self.port, self._folder)
+        self._process = _FORKS.Process(target=serve, args=given, daemon=True)
+        self._process.start()
         async with (
             httpx.AsyncClient(base_url=self.url, timeout=60) as http,
             asyncio.timeout(START_S),
         ):
             while True:
-                assert self._process.poll() is None, "the server ended"
+                assert self._process.is_alive(), "the server ended"
                 try:
                     assert (await http.get("/ok")).json() == {"ok": True}
                     return
                 except httpx.TransportError:
                     await asyncio.sleep(0.02)
-
-    def _spawn(self) -> None:
-        entry = ROOT / "tests" / "serving" / "langgraph" / "entry.py"
-        command = [sys.executable, str(entry), self._database, str(self.port), str(self._folder)]
-        self._process = subprocess.Popen(command, cwd=ROOT, env=environment())
 
     def kill(self) -> None:
         """As the kernel does when memory is short."""
@@ -57,12 +55,9 @@ class Process:
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(how)
-            self._process.wait(START_S)
-        self._process = None
-
-
-def environment() -> dict[str, str]:
-    """For a child that imports this tree."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+        process, self._process = self._process, None
+        if process is not None and process.is_alive():
+            assert process.pid is not None
+            os.kill(process.pid, how)
+            process.join(START_S)
+            assert not process.is_alive()
