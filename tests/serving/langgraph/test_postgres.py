@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import psycopg
@@ -19,16 +20,22 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
 
+from agentrt import Runtime
 from agentrt.errors import ConfigError
 from agentrt.serving.langgraph import connections, database, locks, tenant_state
 from agentrt.serving.langgraph.connections import Address
+from agentrt.serving.langgraph.lifetimes import sweep
 from agentrt.serving.langgraph.reading import READER
+from agentrt.serving.lifetimes import Ttl
+from agentrt.serving.server import Server
+from agentrt.testing.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.processes import Process
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_postgres_away import another, tried
 from tests.serving.langgraph.test_restart import started, starts_of
 from tests.serving.langgraph.test_runs import DONE, IN, a_thread, given
+from tests.serving.langgraph.test_sweep import a_run, end
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +132,31 @@ def test_a_second_server_is_refused(url: str, it: Serving, monkeypatch: pytest.M
         serving(all_graphs(), url),
     ):
         pass
+
+
+async def test_what_a_server_does_by_itself(url: str) -> None:
+    """It sweeps threads, looks for webhooks that wait, and finds the runs of a task."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute("CREATE DATABASE swept")
+    where = url.replace("/postgres", "/swept")
+    server = Server(Runtime(ScriptedExecutor()), (), {}, where)
+    async with tenant_state.open_tenant_state(server) as state:
+        row, _ = await state.runs.enter(a_run(temporary=False), None)
+        thread = str(row.thread_id)
+        assert await state.runs.last_about(thread, {"graph_id": "g"}) == row.run_id
+        assert await state.runs.last_about(thread, {"graph_id": "h"}) is None
+        assert [one.run_id for one in await state.runs.statuses(thread, 5)] == [row.run_id]
+        assert await state.runs.since(thread, 0, 5, time.time() + 9)
+        await end(state, row)
+        assert not await state.runs.since(thread, 0, 5, time.time() + 9)
+        for strategy in ("keep_latest", "delete"):
+            ttl = Ttl(ttl=1, strategy=strategy)
+            await state.threads.patch("t", UUID(thread), {}, ttl, None)
+            assert await sweep(state.storage.database, time.time() + 61) == 1
+        with pytest.raises(HTTPException, match="not found"):
+            await state.threads.get("t", UUID(thread))
+        await state.webhooks.look()
+        await state.clear_away(time.time())
 
 
 async def test_a_server_that_is_killed_loses_nothing(url: str, tmp_path: Path) -> None:
