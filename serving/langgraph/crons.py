@@ -26,7 +26,7 @@ from agentrt.serving.langgraph.outages import is_outage
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import encode, not_found, timestamp
 from agentrt.serving.langgraph.run_starts import StartRoutes
-from agentrt.serving.langgraph.tables import Filter, crons, dumps, has
+from agentrt.serving.langgraph.tables import Filter, crons, dumps, has, runs
 from agentrt.serving.tenants import BusyError
 
 LONGEST_WAIT_S = 30.0
@@ -162,6 +162,14 @@ class Crons:
         row = await self._database.first(query)
         return None if row is None else row[0]
 
+    async def waits(self, cron: sa.Row[Any]) -> bool:
+        """Whether a run of the cron has not begun: it stands for later times, too, or they would
+        pile up where its runs take longer than the time between them.
+        """
+        c = runs.c
+        own = (c.tenant == cron.tenant, c.kwargs.contains(cron.cron_id, autoescape=True))
+        return await self._database.count(runs, [c.status == "pending", *own]) > 0
+
     async def skip(self, claim: sa.Update) -> None:
         """Set a cron's next time without a run."""
         await self._database.write(claim)
@@ -196,6 +204,9 @@ class CronClock:
             return True
         claim = _claim(row, now)
         try:
+            if await self._crons.waits(row):
+                await self._crons.skip(claim)
+                return True
             body = CronBody.model_validate_json(row.payload)
             thread = None if row.thread_id is None else UUID(row.thread_id)
             caller = _caller(row, self._auth)

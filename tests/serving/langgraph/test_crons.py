@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 import httpx
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 from fastapi import HTTPException
 from langgraph_sdk.client import LangGraphClient
 from sqlalchemy import Row
@@ -20,10 +21,12 @@ from sqlalchemy import Row
 from agentrt import Runtime
 from agentrt.serving.langgraph.auth import Caller, User
 from agentrt.serving.langgraph.cron_bodies import CronBody, next_time
+from agentrt.serving.langgraph.cron_routes import _known_by
 from agentrt.serving.langgraph.crons import CronClock, Crons, cron_json
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_starts import StartRoutes
+from agentrt.serving.langgraph.tables import runs
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state
 from agentrt.serving.server import ServedGraph, Server
 from agentrt.serving.tenants import Limits, Tenants
@@ -79,13 +82,16 @@ class Home:
         body = CronBody.model_validate({"assistant_id": "steps", "schedule": schedule, **given})
         found = await self.state.assistants.find("default", "steps")
         body = body.model_copy(update={"assistant_id": found["assistant_id"]})
-        return await self.crons.add(CALLER, uuid4(), thread, body, {})
+        body = _known_by(key := uuid4(), body)
+        return await self.crons.add(CALLER, key, thread, body, {})
 
-    async def after(self, seconds: float) -> int:
-        """How many runs there are more, so much later."""
+    async def after(self, seconds: float, *, begin: bool = True) -> int:
+        """How many runs there are more, so much later, which then ``begin``."""
         before = len(await self.runs())
         self.now += seconds
         await self.clock.start_due(self.now)
+        if begin:
+            await self.state.storage.database.write(sa.update(runs).values(status="running"))
         return len(await self.runs()) - before
 
     async def runs(self) -> list[Any]:
@@ -229,6 +235,16 @@ async def test_a_cron_that_is_due_for_the_last_time_runs_and_ends(home: Home) ->
     await home.add("2 12 * * *")
     assert [await home.after(MINUTE) for _ in range(3)] == [1, 1, 0]
     assert (await home.crons.get("default", UUID(row.cron_id))).next_run_date is None
+
+
+async def test_runs_of_a_cron_do_not_pile_up(home: Home) -> None:
+    """One that waits behind a long run stands for the times that pass meanwhile."""
+    await home.add()
+    assert [await home.after(MINUTE, begin=begins) for begins in (True, False)] == [1, 1]
+    assert await home.after(MINUTE, begin=False) == 0
+    await home.add()
+    assert await home.after(MINUTE) == 1
+    assert await home.after(MINUTE) == 2
 
 
 async def test_what_is_gone_takes_its_crons_with_it(home: Home) -> None:
