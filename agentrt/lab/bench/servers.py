@@ -22,7 +22,7 @@ from agentrt.testing.ports import reserved_port
 
 _HOST = "127.0.0.1"
 _START_S, _REQUEST_S = 300.0, 10.0
-_OURS = ("model", "scheduler_cls", "additional_config")
+_OURS = ("model", "served_model_name", "scheduler_cls", "additional_config")
 """What an embedded engine gets and a stock one does not, or in another way."""
 _SAYS = " (OpenAI API: "
 
