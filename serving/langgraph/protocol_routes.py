@@ -117,8 +117,8 @@ class ProtocolRoutes:
                 past = await self._state.runs.since(str(thread), number, _MOST_RUNS, kept)
                 for record in past:
                     live = self._queue.get(record.run_id)
-                    if live is not None and live.task is None:
-                        continue  # it waits; it will be told when it begins
+                    if self._begins_later(record, live):
+                        continue  # it will be told when it does
                     done.add(record.run_id)
                     async for one in self._of_run(
                         record, live, after if record.number == number else 0
@@ -128,6 +128,12 @@ class ProtocolRoutes:
                 if live.record.run_id not in done and await self._sees(caller, thread):
                     async for one in self._of_run(live.record, live, 0):
                         yield one
+
+    def _begins_later(self, record: RunRecord, live: LiveRun | None) -> bool:
+        """Whether a run waits in the queue, or is in the database and not in the queue yet."""
+        if live is not None:
+            return live.task is None
+        return not record.attempt and not self._queue.is_orphan(record.tenant, record.run_id)
 
     async def _sees(self, caller: Caller, thread: UUID) -> bool:
         """Whether the thread is there, and the caller's."""

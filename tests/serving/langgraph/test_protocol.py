@@ -16,6 +16,7 @@ import pytest
 from langgraph_sdk.client import LangGraphClient
 
 from agentrt.serving.langgraph import protocol_routes, streams
+from agentrt.serving.langgraph.runs import Runs
 from agentrt.serving.langgraph.tenant_state import REPLAY_S
 from tests.serving.langgraph.graphs import GATES, TURN_S
 from tests.serving.langgraph.serve import Serving
@@ -120,6 +121,35 @@ async def test_events_are_heard_from_before_the_thread_is_there(http: httpx.Asyn
     seqs = [event["seq"] for event in events]
     assert seqs == sorted(set(seqs))
     assert {event["event_id"].partition(":")[0] for event in events} == {run}
+
+
+async def test_a_run_is_heard_by_who_listens_before_it_is_in_the_queue(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. It is in the database. 2. Somebody reads the thread's runs. 3. It comes into the queue."""
+    thread, entered, read = str(uuid4()), asyncio.Event(), asyncio.Event()
+    enter, since = Runs.enter, Runs.since
+
+    async def slow(self: Runs, *given: Any) -> Any:
+        made = await enter(self, *given)
+        entered.set()
+        await read.wait()
+        return made
+
+    async def seen(self: Runs, *given: Any) -> Any:
+        found = await since(self, *given)
+        asyncio.get_running_loop().call_soon(read.set)
+        return found
+
+    monkeypatch.setattr(Runs, "enter", slow)
+    monkeypatch.setattr(Runs, "since", seen)
+    starting = asyncio.create_task(start(http, thread, "steps"))
+    async with asyncio.timeout(TURN_S):
+        while not entered.is_set():
+            await asyncio.sleep(0)
+    events = await until(http, thread, "completed", channels=VALUES)
+    assert told(events[0]) == ("lifecycle", "running")
+    await starting
 
 
 async def test_who_comes_back_hears_what_was_missed(http: httpx.AsyncClient) -> None:
