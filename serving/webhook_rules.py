@@ -53,8 +53,10 @@ class WebhookRules:
             raise ValueError(f"give a whole URL, with {' or '.join(schemes)}")
         if url.userinfo:
             raise ValueError("a URL has no user and password here")
-        if not any(_fits(name, url.host) for name in self.hosts):
-            raise ValueError(f"the host {url.host!r} is none of those that --webhook-host names")
+        if not any(_fits(name, host_of(url)) for name in self.hosts):
+            raise ValueError(
+                f"the host {host_of(url)!r} is none of those that --webhook-host names"
+            )
         if self.ports and port_of(url) not in self.ports:
             raise ValueError(f"the port {port_of(url)} is none of {list(self.ports)}")
         return url
@@ -67,6 +69,11 @@ class WebhookRules:
         nowhere = ip.is_link_local or ip.is_multicast or ip.is_unspecified
         if nowhere or (host not in self.hosts and not _is_public(ip)):
             raise ValueError(f"the host {host!r} has the address {ip}, which is not called")
+
+
+def host_of(url: httpx.URL) -> str:
+    """The host as DNS and certificates have it: of ``ü`` as ``xn--…``."""
+    return url.raw_host.decode("ascii")
 
 
 def port_of(url: httpx.URL) -> int:

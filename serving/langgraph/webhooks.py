@@ -31,7 +31,7 @@ from agentrt.serving.langgraph.responses import encode, timestamp
 from agentrt.serving.langgraph.runs import RunRecord, run_json
 from agentrt.serving.langgraph.tables import runs, webhooks
 from agentrt.serving.server import Server
-from agentrt.serving.webhook_rules import WebhookRules, port_of
+from agentrt.serving.webhook_rules import WebhookRules, host_of, port_of
 
 TRIES = 5
 TIMEOUT_S = 10.0
@@ -139,9 +139,10 @@ class Webhooks:
         name means a moment later; nobody is followed elsewhere, and no answer is read.
         """
         target = self._rules.read(url)
-        addresses = await resolve(target.host, port_of(target))
+        host = host_of(target)
+        addresses = await resolve(host, port_of(target))
         for one in addresses:
-            self._rules.check_address(target.host, one)
+            self._rules.check_address(host, one)
         request = self._client.build_request(
             "POST",
             target.copy_with(host=addresses[0]),
@@ -151,15 +152,15 @@ class Webhooks:
                 "Host": target.netloc.decode(),
                 "Content-Type": "application/json",
             },
-            extensions={"sni_hostname": target.host},
+            extensions={"sni_hostname": host},
         )
         async with asyncio.timeout(2 * TIMEOUT_S):
             answer = await self._client.send(request, stream=True)
             await answer.aclose()
         if answer.status_code >= 500 or answer.status_code in _AGAIN:
-            raise UnheardError(f"{target.host} answered {answer.status_code}")
+            raise UnheardError(f"{host} answered {answer.status_code}")
         if not answer.is_success:
-            raise ValueError(f"{target.host} answered {answer.status_code}")
+            raise ValueError(f"{host} answered {answer.status_code}")
 
     async def close(self) -> None:
         """Leave what is not told to the next server."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrt.errors import AgentrtError
-from agentrt.serving.webhook_rules import WebhookRules, read_webhooks
+from agentrt.serving.webhook_rules import WebhookRules, host_of, read_webhooks
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,16 @@ async def test_a_url_that_may_not_be_called_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         WebhookRules(hosts).read(url)
+
+
+@pytest.mark.parametrize("url", ["https://xn--bcher-kva.example/", "https://bücher.example/"])
+def test_a_name_beyond_ascii_is_that_of_dns(url: str) -> None:
+    read = WebhookRules(("xn--bcher-kva.example",)).read(url)
+    assert host_of(read) == "xn--bcher-kva.example"
+
+
+def test_an_address_is_a_host_too() -> None:
+    assert host_of(WebhookRules(("::1",)).read("http://[::1]:80/")) == "::1"
 
 
 def test_ports_and_schemes_can_be_fewer() -> None:
