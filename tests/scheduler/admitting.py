@@ -6,8 +6,12 @@ from typing import Any
 
 from agentrt.scheduler import LevelQueues, ProcessTable, QueuedCall, SchedulerConfig
 from agentrt.scheduler.admission import Admission, Capacity, make_admission
+from agentrt.scheduler.admission.memory import WorkingSet
 
 BLOCK = 16
+KIND = ("default", "t")
+TOKEN_S = 1 / 1024
+"""What a token of a prompt takes in `Counted`."""
 
 
 class Admitting:
@@ -74,3 +78,31 @@ class Admitting:
         assert row is not None
         self.admission.program_ended(program, self.now)
         self.queues.program_ended(row, self.now)
+
+
+class Counted(Admitting):
+    """A working set over 100 blocks of 16 tokens, of which 95 are given out.
+
+    Programs are as long as they say, in blocks: a call claims those of its prompt and one for its
+    rest; nothing more, since it is known to put out nothing.
+    """
+
+    def __init__(self, *, output: int = 0, decode_s: float = 0.0, **more: Any) -> None:
+        super().__init__("memory", **more)
+        self.working.growth.call_ended(KIND, output)
+        self.working.costs.step(decode_s, 1, 1)
+        self.working.costs.step(decode_s + 1024 * TOKEN_S, 1025, 1)
+
+    @property
+    def working(self) -> WorkingSet:
+        assert isinstance(self.admission, WorkingSet)
+        return self.admission
+
+    def wants(self, program: str, blocks: int, type: str = "t") -> str:
+        return self.arrive(program, (blocks - 1) * BLOCK, type)
+
+    def let_in(self, running: int = 1) -> None:
+        self.queues.let_in(self.now, running)
+
+    def inside(self) -> set[str]:
+        return {row.program_id for row in self.table if self.working.has(row.program_id)}

@@ -1,45 +1,14 @@
-"""The working set's rules one by one, on cases small enough to be counted by hand.
-
-The cache has 100 blocks of 16 tokens, of which 95 are given out. A call claims the blocks of its
-prompt and one for its rest; nothing more, since it is known to put out nothing.
-"""
+"""The working set's rules one by one, on cases small enough to be counted by hand (`Counted`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from agentrt.scheduler.admission.learned import Growth
-from agentrt.scheduler.admission.memory import FIFO_EVERY, WorkingSet
-from tests.scheduler.admitting import BLOCK, Admitting
+from agentrt.scheduler.admission.memory import FIFO_EVERY
+from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Counted
 
-KIND = ("default", "t")
-TOKEN_S = 1 / 1024
 WORTH_S = 100 * BLOCK * TOKEN_S
 """What the whole cache takes to compute anew."""
-
-
-class Counted(Admitting):
-    """Programs are as long as they say, in blocks."""
-
-    def __init__(self, *, output: int = 0, decode_s: float = 0.0, **more: object) -> None:
-        super().__init__("memory", **more)  # type: ignore[arg-type]
-        self.working.growth.call_ended(KIND, output)
-        self.working.costs.step(decode_s, 1, 1)
-        self.working.costs.step(decode_s + 1024 * TOKEN_S, 1025, 1)
-
-    @property
-    def working(self) -> WorkingSet:
-        assert isinstance(self.admission, WorkingSet)
-        return self.admission
-
-    def wants(self, program: str, blocks: int, type: str = "t") -> str:
-        return self.arrive(program, (blocks - 1) * BLOCK, type)
-
-    def let_in(self, running: int = 1) -> None:
-        self.queues.let_in(self.now, running)
-
-    def inside(self) -> set[str]:
-        return {row.program_id for row in self.table if self.working.has(row.program_id)}
 
 
 # -- what all of a type share ----------------------------------------------------------
@@ -289,43 +258,3 @@ def test_its_age_counts_for_one_stay_only() -> None:
     engine.step(0.0)
     engine.wants("b", 41)
     assert not engine.back(20.0)
-
-
-# -- what a free slot is worth ---------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("decode_s", "running", "comes_in"),
-    [(1 / 256, 1, True), (1 / 257, 1, False), (1 / 256, 2, False), (1 / 128, 2, True)],
-)
-def test_a_free_slot_is_worth_its_output_beside_what_it_pushes_out(
-    decode_s: float, running: int, comes_in: bool
-) -> None:
-    """16 tokens of output over ``running`` calls, beside 4 blocks too many: 64 tokens anew."""
-    engine = Counted(output=16, decode_s=decode_s)
-    engine.arrive("a", 59 * BLOCK - 8)
-    engine.step()
-    engine.arrive("b", 38 * BLOCK - 8)
-    assert engine.working.claimed == 60
-    engine.let_in(running)
-    assert engine.working.has("b") is comes_in
-
-
-# -- what is learned -------------------------------------------------------------------
-
-
-def test_a_call_that_put_out_nothing_teaches_that() -> None:
-    engine = Admitting("memory")
-    call = engine.arrive("a", BLOCK)
-    engine.step()
-    engine.end(call, output=0)
-    assert isinstance(engine.admission, WorkingSet)
-    assert engine.admission.growth.output(KIND) == 0
-
-
-def test_of_many_types_those_seen_last_are_remembered() -> None:
-    growth = Growth()
-    for n in range(1025):
-        growth.call_ended(("default", f"t{n}"), 7)
-    known = [growth.output(("default", f"t{n}")) for n in (0, 1, 1024)]
-    assert known == [256, 7, 7]

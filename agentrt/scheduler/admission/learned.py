@@ -1,4 +1,4 @@
-"""What the working set learns: what calls of a type add to their contexts, and what prefill takes.
+"""What the working set learns: what calls add, what prefill takes, and what is pushed out.
 
 Bounded in size; per tenant, so that nobody can teach falsehoods about others' programs.
 """
@@ -16,6 +16,8 @@ _OUTPUT_TOKENS = 256.0
 _MEMORY = 64.0
 """Samples that a mean remembers: older ones fade."""
 _KINDS = 1024
+_DOUBT = 8.0
+"""Samples that what is pushed out needs to count for half."""
 _TOKEN_S = 25e-6
 """Prefill of a token before it is measured: an 8B model on a large GPU."""
 _FEW = 16
@@ -63,8 +65,12 @@ class Growth:
         self._of(kind).output.add(output_tokens)
 
     def first_call(self, kind: Kind, cached_tokens: int) -> None:
-        """A program's first call found so many tokens of its prompt cached."""
-        self._of(kind).shared.add(cached_tokens)
+        """A program's first call found so many tokens of its prompt cached.
+
+        One that found none tells nothing: what others had there may have been pushed out.
+        """
+        if cached_tokens:
+            self._of(kind).shared.add(cached_tokens)
 
     def _of(self, kind: Kind) -> _Of:
         found = self._kinds.setdefault(kind, _Of(_Mean(_OUTPUT_TOKENS), _Mean(0.0)))
@@ -72,6 +78,29 @@ class Growth:
         if len(self._kinds) > _KINDS:
             self._kinds.popitem(last=False)
         return found
+
+
+class Losses:
+    """How much of what is claimed beyond the room a call finds lost when it begins."""
+
+    def __init__(self) -> None:
+        self._over = _Mean(0.0)
+        self._lost = _Mean(0.0)
+
+    def call_began(self, over_tokens: int, lost_tokens: int) -> None:
+        """It began with so many tokens claimed beyond the room, and misses so many."""
+        self._over.add(over_tokens)
+        self._lost.add(lost_tokens)
+
+    def per_token(self, members: int) -> float:
+        """The tokens lost for each beyond the room while so many ``members`` call once.
+
+        One, as long as little is known: what is pushed out is computed again once.
+        """
+        if not self._over.n:
+            return 1.0
+        known = self._over.n / (self._over.n + _DOUBT)
+        return 1.0 - known + known * members * self._lost.value / self._over.value
 
 
 class StepCost:

@@ -3,7 +3,8 @@
 A program claims blocks for its context and for what its calls are expected to add, learned per
 type; what all of a type share is counted once. It comes in, in the order of the policy, when
 its claim fits beside those of the members, or when a slot of the batch is free and worth more than
-what would have to be computed again. It leaves when it ends, when a human is asked, when it
+what would have to be computed again, which is learned. Where the first has no room for a free slot,
+a few after it are looked at. It leaves when it ends, when a human is asked, when it
 is in a tool for longer than its blocks are worth and others want in, and between two calls when
 the set has outgrown the cache, or when one of a better level waits and it had its turn.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrt.scheduler.admission.base import Admission, Capacity, Rank
-from agentrt.scheduler.admission.learned import Growth, Kind, StepCost
+from agentrt.scheduler.admission.learned import Growth, Kind, Losses, StepCost
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramRow
 
@@ -34,6 +35,8 @@ FIFO_EVERY = 32
 
 So a program is passed by at most so many others for each that waited before it, and for itself.
 """
+LOOKED_AT = 8
+"""Programs that are asked whether they have room, the first in the order among them."""
 _SLACK = 64
 
 
@@ -76,6 +79,7 @@ class WorkingSet(Admission):
         super().__init__(config, capacity)
         self.growth = Growth()
         self.costs = StepCost()
+        self.losses = Losses()
         self.claimed = self.came_in = 0
         self._budget = int(capacity.blocks * (1.0 - _HEADROOM))
         self._programs: dict[str, _Program] = {}
@@ -100,6 +104,7 @@ class WorkingSet(Admission):
     def call_arrived(self, call: QueuedCall, known: int, now: float) -> None:
         program = self._program(call.program)
         program.away += 1
+        call.known_tokens = known
         program.context = max(program.context, known)
         program.own[call.call_id] = self._adds(program, call, known)
         self._reckon(program)
@@ -110,8 +115,12 @@ class WorkingSet(Admission):
             self._join(program)
         if call.preemptions:
             return
+        known = call.known_tokens
         if not call.program.finished_calls and len(program.own) == 1:
             self.growth.first_call(program.kind, cached)
+            known = max(known, min(program.shared, call.prompt_tokens - 1))
+        if (over := self.claimed - self._budget) > 0:
+            self.losses.call_began(over * self.capacity.block_size, max(known - cached, 0))
         adds = self._adds(program, call, cached)
         if adds < program.own.get(call.call_id, 0):
             program.context = max(program.context, cached)
@@ -221,13 +230,16 @@ class WorkingSet(Admission):
     def _pays(self, program: _Program, running: int) -> bool:
         """Whether a free slot is worth more than what a program without room would push out.
 
-        What it pushes out is computed again. Its output comes in steps that ``running`` others
-        take anyway: alone with as many it would need a step for each that many tokens.
+        What it pushes out is computed again, as often as is learned. Its output comes in steps that
+        ``running`` others take anyway: alone with as many it would need a step for each that many
+        tokens.
         """
         if running >= self.capacity.slots:
             return False
-        over = min(self.claimed + program.claim - self._budget, program.claim)
-        again_s = over * self.capacity.block_size * self.costs.token_s
+        needs = self._needs(program)
+        over = min(self.claimed + needs - self._budget, needs)
+        tokens = over * self.capacity.block_size * self.losses.per_token(len(self._members))
+        again_s = tokens * self.costs.token_s
         return self.growth.output(program.kind) / running * self.costs.decode_s >= again_s
 
     def _has_room(self, program: _Program, now: float) -> bool:
@@ -240,10 +252,13 @@ class WorkingSet(Admission):
         return True
 
     def _fits(self, program: _Program) -> bool:
-        claim = program.claim
+        return self.claimed + self._needs(program) <= self._budget
+
+    def _needs(self, program: _Program) -> int:
+        """The blocks that it would bring: its claim, and its type's prefix where that is not in."""
         if program.shared and program.kind not in self._sharers:
-            claim += self._blocks(program.shared)
-        return self.claimed + claim <= self._budget
+            return program.claim + self._blocks(program.shared)
+        return program.claim
 
     def _overdue(self, call: QueuedCall, now: float) -> bool:
         target, since = self.config.ttft_target, call.since
@@ -268,7 +283,23 @@ class WorkingSet(Admission):
         if oldest is not None and self._overdue(oldest, now):
             self.admits(oldest, now, running)
             return self.take(oldest.program.program_id)
-        return super().let_in(now, running)
+        if self._for_age:
+            return super().let_in(now, running)
+        return self._let_in_of_several(now, running)
+
+    def _let_in_of_several(self, now: float, running: int) -> list[QueuedCall]:
+        """The first of a few that has room: what waits for more does not hold up a free slot."""
+        looked_at = LOOKED_AT if running < self.capacity.slots else 1
+        passed: list[tuple[Rank, int, QueuedCall]] = []
+        let_in: list[QueuedCall] = []
+        while not let_in and len(passed) < looked_at and (call := self.first()) is not None:
+            if self.admits(call, now, running):
+                let_in = self.take(call.program.program_id)
+            else:
+                passed.append(heapq.heappop(self._heap))
+        for entry in passed:
+            heapq.heappush(self._heap, entry)
+        return let_in
 
     def first(self) -> QueuedCall | None:
         return self._oldest() if self._for_age else super().first()
