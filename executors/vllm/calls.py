@@ -125,14 +125,15 @@ def _scored(sampling: Sampling) -> dict[str, Any]:
 
 
 def check_compiled(call: Call, params: Any, output: Any) -> None:
-    """Raise `CallRejectedError` for what ended before its first token since what it is held to
-    could not be compiled: vLLM says no more of it.
+    """Raise `CallRejectedError` for what the core ended for what it is held to, of which vLLM says
+    no more.
     """
-    failed = output.finish_reason == "error" and not output.token_ids
-    if failed and getattr(params, "structured_outputs", None) is not None:
+    held = getattr(params, "structured_outputs", None)
+    if output.finish_reason == "error" and held is not None:
         raise CallRejectedError(
             f"call {call.call_id}: the engine could not compile what its output is held to, or not "
-            f"within {LONGEST_S:g} s: make the schema, pattern or grammar smaller"
+            f"within {LONGEST_S:g} s, or it takes too long for each token: make it smaller, with "
+            "fewer repetitions inside of repetitions"
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.cli.serve import serve
-from agentrt.executors.vllm import compiling
+from agentrt.executors.vllm import compiling, masks
 from agentrt.executors.vllm.frontend import long_prompts
 from agentrt.serving import bodies, sockets
 from agentrt.serving._compat import DROPPED_PER_S
@@ -48,6 +48,7 @@ LIMITS = {
     "schemas that are read at once": [1],
     "grammars of a tenant that are compiled at once": [grammars.AT_ONCE],
     "compiling one grammar": [compiling.SLOW_S, compiling.LONGEST_S],
+    "what a grammar takes of the engine's steps": [masks.MOST_S, masks.MOST_S],
     "readers of": [READERS["most"].default, READERS["most_of_one"].default],
     "WebSockets": [sockets.MOST, sockets.MOST_OF_ONE],
     "a message over a WebSocket": [BOUNDS.message_bytes, 1],

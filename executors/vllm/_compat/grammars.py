@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentrt.executors.vllm.compiling import GrammarThreads
+from agentrt.executors.vllm.masks import try_masks, watch
 
 _VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"
+_REMEMBERED = 256
 _NICER = 10
 """How much nicer than the core's own thread those are that compile."""
 AT_ONCE = max(1, ((os.cpu_count() or 1) + 1) // 2)
@@ -70,6 +73,23 @@ def compile_aside(scheduler: Any, owner: Callable[[Any], str]) -> None:
     if isinstance(before, ThreadPoolExecutor):
         before.shutdown(wait=False)
         manager.executor = GrammarThreads(AT_ONCE, owner, _nicer)
+        _try_first(manager)
+
+
+def _try_first(manager: Any) -> None:
+    """Have each grammar tried where it is compiled, once, and watched in the steps."""
+    whole, good = manager._create_grammar, OrderedDict[Any, None]()
+
+    def create(request: Any) -> Any:
+        grammar, key = whole(request), request.structured_output_request.structured_output_key
+        if key not in good and hasattr(grammar, "vocab_size"):  # all but lm-format-enforcer's
+            try_masks(grammar, manager.backend.allocate_token_bitmask(1))
+            good[key] = None
+            if len(good) > _REMEMBERED:
+                good.popitem(last=False)
+        return watch(grammar)
+
+    manager._create_grammar = create
 
 
 def prepare(scheduler: Any) -> None:

@@ -135,6 +135,7 @@ CALLED = {
             "self model_config structured_outputs_config tokenizer"
         ),
         "v1.structured_output:StructuredOutputManager.grammar_init": "self request",
+        "v1.structured_output:StructuredOutputManager._create_grammar": "self request",
         "v1.structured_output:XgrammarBackend": "vllm_config tokenizer vocab_size",
     },
     "outputs": {

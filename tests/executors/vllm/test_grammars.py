@@ -98,7 +98,7 @@ def test_vllm_checks_what_was_not_checked_before(threads: list[str]) -> None:
 
 async def test_the_core_compiles_with_less_right_to_the_processor() -> None:
     """So do the threads that a compiling one starts; a core without a tokenizer has no pool."""
-    manager = SimpleNamespace(executor=ThreadPoolExecutor(1))
+    manager = SimpleNamespace(executor=ThreadPoolExecutor(1), _create_grammar=None)
     compile_aside(SimpleNamespace(structured_output_manager=manager), owner)
     compile_aside(SimpleNamespace(structured_output_manager=SimpleNamespace()), owner)
     found: list[int] = []

@@ -1,0 +1,72 @@
+"""What a grammar's masks take of the steps of an engine's core.
+
+Before each token of an output that is held to a grammar, a step makes the mask of the tokens that
+may come; all calls wait for it. A pattern of 30 characters can make that a second, so that a
+grammar is tried beside the steps first, and is given up when its masks take too long later.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from agentrt.errors import AgentrtError
+
+MOST_S = 0.25
+"""Of a thread, for all masks of the tokens that are tried; and for one of the steps'."""
+TRIED = 16
+"""Tokens. Those of an ordinary schema take some milliseconds together."""
+
+
+class SlowGrammarError(AgentrtError):
+    """A grammar's masks take too long."""
+
+
+def try_masks(
+    grammar: Any, mask: Any, clock: Callable[[], float] = time.thread_time, seed: int = 0
+) -> None:
+    """Go some tokens into one of vLLM's grammars, by random ones that it allows, and back.
+
+    ``mask`` is room for one mask. Raises `SlowGrammarError`.
+    """
+    chance, took_s = random.Random(seed), 0.0
+    for _ in range(TRIED):
+        if grammar.is_terminated():
+            break
+        began = clock()
+        grammar.fill_bitmask(mask, 0)
+        took_s += clock() - began
+        if took_s > MOST_S:
+            raise SlowGrammarError(f"its masks take more than {MOST_S:g} s for {TRIED} tokens")
+        token = _any_of(mask, grammar.vocab_size, chance)
+        if token is None or not grammar.accept_tokens("tried", [token]):
+            break
+    grammar.reset()
+
+
+def _any_of(mask: Any, vocabulary: int, chance: random.Random) -> int | None:
+    """A token that the mask allows."""
+    bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little", count=vocabulary)
+    allowed = np.flatnonzero(bits)
+    return int(chance.choice(allowed)) if allowed.size else None
+
+
+def watch(grammar: Any, clock: Callable[[], float] = time.thread_time) -> Any:
+    """Have the grammar accept nothing more once a mask took too long: vLLM ends its request."""
+    fill, accept, longest_s = grammar.fill_bitmask, grammar.accept_tokens, 0.0
+
+    def fill_bitmask(mask: Any, row: int) -> None:
+        nonlocal longest_s
+        began = clock()
+        fill(mask, row)
+        longest_s = max(longest_s, clock() - began)
+
+    def accept_tokens(request_id: str, tokens: list[int]) -> bool:
+        return longest_s <= MOST_S and bool(accept(request_id, tokens))
+
+    grammar.fill_bitmask, grammar.accept_tokens = fill_bitmask, accept_tokens
+    return grammar
