@@ -359,22 +359,14 @@ def test_a_client_that_goes_frees_its_call(
 ) -> None:
     """The engine works for one call of a thousand tokens; when its client goes, for none."""
     name = serving.http.post("/v1/sessions", json={}).json()["id"]
-    body = {
-        "model": "tiny",
-        "messages": HELLO,
-        "max_tokens": 900,
-        "ignore_eos": True,
-        "stream": stream,
-    }
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 900, "ignore_eos": True}
+    said = json.dumps({**body, "stream": stream})
     leaving = HTTPConnection(serving.url.removeprefix("http://"), timeout=WAIT_S)
     headers = {"x-agentrt-program": name, "authorization": f"Bearer {serving.key}"}
-    leaving.request(
-        "POST",
-        "/v1/chat/completions",
-        json.dumps(body),
-        {**headers, "content-type": "application/json"},
-    )
-    serving.wait_until(lambda: serving.session(name)["open_calls"] == 1)
+    headers["content-type"] = "application/json"
+    leaving.request("POST", "/v1/chat/completions", said, headers)
+    at = f"/programs/{serving.session(name)['program']}"
+    serving.wait_until(lambda: serving.http.get(at).json()["nodes"])  # its call has begun
     if stream:
         leaving.getresponse().readline()
     leaving.close()
