@@ -31,9 +31,14 @@ MOST_NODES = 10_000
 """Values in all schemas of a request, nested ones included."""
 MOST_REPEATS = 100_000
 """The sum of lengths and repetitions (``minLength``, ``maxItems``, ``{n,m}`` of a pattern).
-``maxLength`` does not count: it takes seconds at most, in a thread of the engine's core, and
-Claude Code has tools with half a million.
+``maxLength`` does not count: Claude Code has tools with half a million.
 """
+MOST_LENGTHS = 64
+"""Different values of ``maxLength``: each takes more than a second, and 2 MB, of the engine's core,
+however long it is.
+"""
+MOST_ENUM_CHARACTERS = 64 * 1024
+"""In the texts of all ``enum``: such as begin alike take time by the square of their length."""
 MOST_OPTIONAL = 512
 """Properties of one object that may be left out: compiling them takes time by their square."""
 LONGEST_PATTERN = 4096
@@ -147,7 +152,8 @@ class _Weight:
     """What all schemas of a request come to."""
 
     def __init__(self) -> None:
-        self._nodes = self._repeats = 0
+        self._nodes = self._repeats = self._enum_characters = 0
+        self._lengths: set[int] = set()
 
     def add(self, field: str, schema: Any) -> None:
         """Count another. Raises `ApiError` when it is too much."""
@@ -172,6 +178,7 @@ class _Weight:
         self._repeats += sum(_count(schema[name]) for name in _REPEATS if name in schema)
         if self._repeats > MOST_REPEATS:
             raise _too_much(field, self._repeats, MOST_REPEATS, "lengths and repetitions in sum")
+        self._check_texts(field, schema)
         properties, required = schema.get("properties"), schema.get("required")
         if isinstance(properties, dict):
             needed = len(required) if isinstance(required, list) else 0
@@ -179,6 +186,18 @@ class _Weight:
                 raise _too_much(
                     field, len(properties) - needed, MOST_OPTIONAL, "optional properties"
                 )
+
+    def _check_texts(self, field: str, schema: Mapping[str, Any]) -> None:
+        if isinstance(longest := schema.get("maxLength"), int):
+            self._lengths.add(longest)
+        if len(self._lengths) > MOST_LENGTHS:
+            raise _too_much(field, len(self._lengths), MOST_LENGTHS, "different maxLength")
+        if isinstance(texts := schema.get("enum"), list):
+            self._enum_characters += sum(len(one) for one in texts if isinstance(one, str))
+        if self._enum_characters > MOST_ENUM_CHARACTERS:
+            raise _too_much(
+                field, self._enum_characters, MOST_ENUM_CHARACTERS, "characters of enum"
+            )
 
 
 def _parsed(text: str) -> Any:

@@ -68,7 +68,10 @@ TENANTS = {
     "messages of a chat": [bounds.MOST_MESSAGES, bounds.MOST_PARTS],
     "stop strings": [bounds._LONGEST_STOP],
     "`stop_token_ids`": [set(bounds._LISTS.values()).pop()],
-    "schemas of a request": [bounds.MOST_NODES, bounds.MOST_OPTIONAL, bounds.MOST_REPEATS],
+    "schemas of a request": [
+        *(bounds.MOST_NODES, bounds.MOST_OPTIONAL, bounds.MOST_REPEATS),
+        *(bounds.MOST_LENGTHS, bounds.MOST_ENUM_CHARACTERS),
+    ],
     "patterns": [bounds.LONGEST_PATTERN, bounds._GRAMMAR],
     "responses that are kept": [
         *(responses.KEPT_S, responses.MOST, responses.MOST_BYTES, responses.ALL_BYTES)

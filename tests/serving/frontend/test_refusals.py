@@ -13,6 +13,8 @@ from agentrt.serving.frontend.bounds import (
     LONGEST_PATTERN,
     MOST_CALLS,
     MOST_CHOICES,
+    MOST_ENUM_CHARACTERS,
+    MOST_LENGTHS,
     MOST_NODES,
     MOST_OPTIONAL,
     MOST_REPEATS,
@@ -195,9 +197,11 @@ WIDE = {"enum": list(range(MOST_NODES))}
 LONG = {"type": "string", "minLength": MOST_REPEATS + 1}
 PATTERN = {"type": "string", "pattern": "a" * (LONGEST_PATTERN + 1)}
 REPEATS = {"type": "string", "pattern": f"(a{{1,{MOST_REPEATS}}}){{2}}"}
+LENGTHS = {"items": [{"type": "string", "maxLength": 9 + i} for i in range(MOST_LENGTHS + 1)]}
+ENUM = {"enum": ["a" * (MOST_ENUM_CHARACTERS // 2), "a" * (MOST_ENUM_CHARACTERS // 2 + 1)]}
 
 
-@pytest.mark.parametrize("schema", [OPTIONAL, WIDE, LONG, PATTERN, REPEATS])
+@pytest.mark.parametrize("schema", [OPTIONAL, WIDE, LONG, PATTERN, REPEATS, LENGTHS, ENUM])
 @pytest.mark.parametrize(
     ("path", "where"),
     [
