@@ -15,7 +15,7 @@ import click
 
 from agentrt import __version__
 from agentrt.cli.faults import exit_code_of
-from agentrt.cli.streams import open_closed
+from agentrt.cli.streams import guard_log, open_closed
 
 _PRODUCT = {
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
@@ -87,6 +87,7 @@ def call(args: Sequence[str] | None = None) -> int:
     Whatever goes wrong is said on stderr; nothing is raised.
     """
     open_closed()
+    guard_log()
     try:
         code = app.main(args, prog_name="agentrt", standalone_mode=False)
         sys.stdout.flush()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from agentrt.cli.screen import Screen
+from agentrt.cli.streams import printable
 from agentrt.cli.values import read_value
 from agentrt.errors import ToolArgumentsError, UsageError
 from agentrt.interrupts.answers import AnswerForm
@@ -128,11 +129,6 @@ class Human:
         if not line:
             raise UnansweredError(f"{who} got no answer: the input was closed")
         return line.decode(errors="replace").rstrip("\n")
-
-
-def printable(text: str) -> str:
-    """A text of somebody else's, without what would steer the terminal."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
 
 
 def asked_for(form: AnswerForm) -> str:

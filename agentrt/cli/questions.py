@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import click
 
+from agentrt.cli.streams import printable
+
 if TYPE_CHECKING:
     import httpx
 
@@ -89,7 +91,7 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
 
 def _listed(question: dict[str, Any]) -> str:
     """One question for people: its id, who asks what, and what an answer must be."""
-    from agentrt.cli.human import asked_for, printable
+    from agentrt.cli.human import asked_for
 
     who = question["program"] or f"{question['type']} (thread {question['thread']})"
     lines = f"{who} asks: {printable(question['question'])}\n{asked_for(_form(question))}"

@@ -15,7 +15,7 @@ from agentrt.cli.execute import Job, Outcome
 from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, program_fault, summary
 from agentrt.cli.human import UnansweredError, as_line
 from agentrt.cli.plan import OpenQuestion
-from agentrt.cli.streams import reader_left
+from agentrt.cli.streams import reader_left, say, show
 from agentrt.cli.tables import print_report
 from agentrt.errors import ConfigError, EngineDiedError, NotServedError, ProgramError
 from agentrt.graph import write
@@ -41,10 +41,10 @@ def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as
         print_report(outcome, console)
     for run in losers[:_FAULTS_SHOWN]:
         if run.id in job.plan.resumes:
-            click.echo(f"{run.id} can go on with: {job.plan.resumes[run.id]}", err=True)
-        click.echo(_fault(run, job, log), err=True)
+            say(f"{run.id} can go on with: {job.plan.resumes[run.id]}")
+        say(_fault(run, job, log))
     if len(losers) > _FAULTS_SHOWN:
-        click.echo(f"error: {len(losers)} of {len(outcome.runs)} programs failed", err=True)
+        say(f"error: {len(losers)} of {len(outcome.runs)} programs failed")
     _tell_questions(outcome.questions)
     _write_dag(job, outcome.runs)
     return _code(losers) or (INTERRUPTED if outcome.questions else 0)
@@ -56,7 +56,7 @@ def _print_results(runs: Sequence[Run]) -> None:
     for run in answered:
         if not failed(run):
             text = _as_text(run.result)
-            click.echo(f"{run.id}: {text}" if len(answered) > 1 else text)
+            show(f"{run.id}: {text}" if len(answered) > 1 else text)
 
 
 def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
@@ -65,9 +65,9 @@ def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
         who = one.program or "it"
         name = f" ({one.id})" if one.id else ""
         told = f"{who} waits for a human in thread {one.thread}: {as_line(one.value, 200)}{name}"
-        click.echo(told, err=True)
+        say(told)
     for command in dict.fromkeys(one.answer_with for one in questions):
-        click.echo(f"go on with: {command}", err=True)
+        say(f"go on with: {command}")
 
 
 def _as_text(result: Any) -> str:

@@ -12,11 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 from typing import IO, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.spinner import Spinner
 
 from agentrt.cli.live import render
+from agentrt.cli.streams import printable
 from agentrt.runtime.events import Event, ProgramEnded
 from agentrt.runtime.run import Run
 
@@ -44,7 +46,7 @@ class Screen:
 
     def announce(self, message: str) -> None:
         """Say something that is to stay on the screen."""
-        self.console.file.write(f"{message}\n")
+        self.console.file.write(f"{printable(message)}\n")
 
     def saw(self, event: Event) -> None:
         """Something happened to a program."""
@@ -158,6 +160,16 @@ class LiveScreen(Screen):
             live.stop()
 
 
+class _Console(Console):
+    """Names and errors are not ours: no markup is read in them, and no control characters kept."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 class _Display(io.TextIOWrapper):
     """Whoever was to read stderr may be gone, its disk full; the program goes on all the same."""
 
@@ -177,7 +189,7 @@ def open_screen(*, plain: bool = False) -> Iterator[Screen]:
     # A descriptor of its own: the engine's start moves 2 into a log file.
     raw = os.fdopen(os.dup(2), "wb")
     display = _Display(raw, encoding="utf-8", errors="replace", line_buffering=True)
-    console = Console(file=display)
+    console = _Console(file=display, markup=False, emoji=False)
     is_live = console.is_terminal and not console.is_dumb_terminal and not plain
     try:
         yield LiveScreen(console) if is_live else Screen(console)

@@ -1,16 +1,22 @@
 """The standard streams, which whoever starts a command may have closed, filled or stopped reading.
 
-What cannot be said ends nothing that runs.
+What cannot be said ends nothing that runs. What is said may be a text of somebody else's: a
+model's, a client's, a tool's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import select
 import sys
 
 import click
+
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that move a terminal's cursor, end a line, or turn the direction of the text."""
 
 
 def open_closed() -> None:
@@ -29,10 +35,33 @@ def open_closed() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
+def printable(text: str) -> str:
+    """A text of somebody else's, without what would steer a terminal."""
+    return _STEERING.sub("\ufffd", text)
+
+
 def say(text: str) -> None:
     """A line on stderr, if there is somebody to read it."""
     with contextlib.suppress(OSError):
-        click.echo(text, err=True)
+        click.echo(printable(text), err=True)
+
+
+def show(text: str) -> None:
+    """A line on stdout: for a terminal what it can print, elsewhere the text as it is."""
+    click.echo(printable(text) if sys.stdout.isatty() else text, color=True)
+
+
+def guard_log() -> None:
+    """Have what Python logs where nobody has set that up be printable, each record apart."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Records())
+
+
+class _Records(logging.Formatter):
+    """A record of several lines has them indented: none of them looks like another record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record)).replace("\n", "\n  ")
 
 
 def reader_left() -> bool:

@@ -1,0 +1,83 @@
+"""Texts of models, clients and tools steer no terminal, and forge no lines of a log."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from agentrt.cli.screen import LiveScreen, open_screen
+from agentrt.cli.streams import printable
+from tests.cli.conftest import Write
+from tests.cli.test_output import RUN, command
+
+STEERS = "\x1b]0;owned\x07\x1b[2Jhidden\rshown\u202e\x9b31m"
+HARMLESS = "Straße 東京 👩\u200d🔧 می\u200cخواهم\n\tnext"
+
+
+def test_what_steers_a_terminal_is_replaced_and_no_more() -> None:
+    assert printable(HARMLESS) == HARMLESS
+    told = printable(STEERS)
+    assert not any(one in told for one in "\x1b\x07\r\u202e\x9b")
+    assert "hidden" in told
+    assert printable("a\ud800b\u2028c").encode() == "a\ufffdb\ufffdc".encode()
+
+
+def test_a_record_of_a_log_cannot_look_like_two(write: Write) -> None:
+    path = write(
+        "import logging\n"
+        "@program\nasync def p(ctx):\n"
+        "    log = logging.getLogger('agentrt.tests')\n"
+        f"    log.warning('cron %s', {'x' + chr(10) + 'run 7: cancelled' + STEERS!r})\n"
+        "    try:\n        raise ValueError('bad' + chr(10) + 'run 8: cancelled')\n"
+        "    except ValueError:\n        log.exception('run 9: failed')\n"
+    )
+    done = subprocess.run(command(*RUN, path), check=True, stderr=subprocess.PIPE)
+    told = done.stderr.decode()
+    assert "\ncron x\n  run 7: cancelled\ufffd" in told
+    assert "\nrun 9: failed\n  Traceback" in told
+    assert "\n  run 8: cancelled\n" in told
+    assert "\x1b" not in told
+
+
+def test_names_are_no_markup_and_steer_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    kept = os.dup(2)
+    os.dup2(theirs, 2)
+    monkeypatch.setenv("TERM", "xterm")
+    try:
+        with open_screen() as screen:
+            assert isinstance(screen, LiveScreen)
+            screen.announce("on plant/[bold]/[/nothing]: :warning: \x1b[2J")
+            table = Table("program")
+            table.add_row(Text(f"[red]{STEERS}"))
+            screen.console.print(table)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(theirs)
+    told = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "on plant/[bold]/[/nothing]: :warning: \ufffd[2J" in told
+    assert "[red]\ufffd]0;owned" in told
+    assert "\x1b[2J" not in told
+    assert "\u202e" not in told
+
+
+def test_a_result_goes_into_a_file_as_it_is_and_onto_a_terminal_as_it_can_be_shown(
+    write: Write,
+) -> None:
+    path = write(f"@program\nasync def p(ctx):\n    return {'a' + STEERS!r}\n")
+    done = subprocess.run(command(*RUN, path), check=True, stdout=subprocess.PIPE)
+    assert done.stdout.decode() == f"a{STEERS}\n"
+    ours, theirs = pty.openpty()
+    subprocess.run(command(*RUN, path), check=True, stdout=theirs, stderr=subprocess.DEVNULL)
+    os.close(theirs)
+    told = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert told.startswith("a\ufffd]0;owned")
+    assert "\x1b" not in told
