@@ -23,7 +23,7 @@ from agentrt.cli.signals import Interrupts
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.bench.attacker import Spec, attacked
 from agentrt.lab.bench.attacks import ATTACKS, Attack
-from agentrt.lab.bench.results import Column, Results, ratios, show
+from agentrt.lab.bench.results import Column, Results, no_collections, ratios, show
 from agentrt.lab.bench.servers import AgentrtServer
 from agentrt.lab.commands.options import json_option, note
 from agentrt.lab.reports.tables import percentile
@@ -155,14 +155,15 @@ async def _short_calls(short: Short, client: httpx.AsyncClient, until: float) ->
         "max_tokens": 4,
         "ignore_eos": True,
     }
-    while not short.took_s or time.monotonic() < until:
-        began = time.monotonic()
-        try:
-            answer = await client.post(_CHAT, json=body)
-            short.failed += answer.status_code != httpx.codes.OK
-        except httpx.HTTPError:
-            short.failed += 1
-        short.took_s.append(time.monotonic() - began)
+    with no_collections():  # those of this process are not the server's
+        while not short.took_s or time.monotonic() < until:
+            began = time.monotonic()
+            try:
+                answer = await client.post(_CHAT, json=body)
+                short.failed += answer.status_code != httpx.codes.OK
+            except httpx.HTTPError:
+                short.failed += 1
+            short.took_s.append(time.monotonic() - began)
 
 
 def _told(answers: Counter[int]) -> dict[str, float]:
