@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from agentrt.lab.bench.attacker import Spec, attacked
 from agentrt.lab.bench.attacks import ATTACKS, Attack
 from agentrt.lab.bench.results import Column, Results, no_collections, ratios, show
 from agentrt.lab.bench.servers import AgentrtServer
-from agentrt.lab.commands.options import json_option, note
+from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.lab.reports.tables import percentile
-from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
 from agentrt.testing.tinymodel import tiny_model
 
@@ -40,6 +41,7 @@ _REST_S = 1.0
 _DOCUMENTED = (503, 507)
 _FAILED = 500
 QUICK_S = 3.0
+_Opened = AbstractAsyncContextManager[tuple[httpx.AsyncClient, str, str]]
 COLUMNS = (
     Column("short calls", "calls", "{:.0f}"),
     Column("P50, s", "p50", "{:.3f}"),
@@ -62,7 +64,8 @@ COLUMNS = (
     help="For all attacks together.",
 )
 @click.option("--quick", is_flag=True, help=f"{QUICK_S:g} s an attack.")
-@click.option("--policy", default="atlas", show_default=True, metavar="NAME")
+@click.option("--policy", default=DEFAULT_POLICY, show_default=True, metavar="NAME")
+@count_option("--replicas", default=1, about="Engines of the server.")
 @click.option("--only", type=click.Choice([*ATTACKS]), multiple=True, help="This attack.")
 @json_option
 def attack(**options: Any) -> None:
@@ -73,17 +76,18 @@ def attack(**options: Any) -> None:
     chosen = {name: ATTACKS[name] for name in options["only"] or ATTACKS}
     seconds = QUICK_S if options["quick"] else options["minutes"] * 60 / (len(chosen) + 1)
     measured = Results({"attack": "attack"})
-    Interrupts(note).run(measure(measured, chosen, seconds, options["policy"]))
+    server = _servers(options["policy"], options["replicas"])
+    Interrupts(note).run(measure(measured, chosen, seconds, server))
     show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
     if any(one[0]["faults"] or one[0]["failed"] for one in measured.samples.values()):
         raise SystemExit(1)
 
 
 async def measure(
-    measured: Results, attacks: Mapping[str, Attack], seconds: float, policy: str
+    measured: Results, attacks: Mapping[str, Attack], seconds: float, server: _Opened
 ) -> None:
     """Measure the short calls without an attack, and under each for so long."""
-    async with _servers(policy) as (victim, url, key):
+    async with server as (victim, url, key):
         await _short_calls(Short(), victim, time.monotonic() + 1.0)  # what is made at first
         base: dict[str, float] = {}
         for name, one in {IDLE: None, **attacks}.items():
@@ -115,14 +119,14 @@ async def _beside(
 
 
 @contextlib.asynccontextmanager
-async def _servers(policy: str) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
+async def _servers(policy: str, replicas: int) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
     """A server: a client of its one tenant, its URL, and the key of the tenant that attacks."""
     with tempfile.TemporaryDirectory(prefix="agentrt-attack-") as folder:
         keys, model = Path(folder) / "keys.json", str(tiny_model(Path(folder) / "model"))
         victim, attacker = [new_key(keys, tenant) for tenant in ("victim", "attacker")]
         engine = EngineOptions(model, SLOTS, SchedulerConfig(policy=policy))
         prepare_environment(engine)
-        more = ("--api-key-file", str(keys), "--max-calls", "256")
+        more = ("--api-key-file", str(keys), "--max-calls", "256", "--replicas", str(replicas))
         async with AgentrtServer(engine, model, more=more) as server:
             await server.start()
             url = server.base_url.removesuffix("/v1")

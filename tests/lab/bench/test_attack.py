@@ -31,7 +31,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, attackers: int, victims: int = 200) -
     """A server that answers at once: ``attackers`` and ``victims`` are the codes for each."""
 
     @asynccontextmanager
-    async def servers(policy: str) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
+    async def servers(
+        policy: str, replicas: int
+    ) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
         transport = httpx.MockTransport(answering(victims))
         yield httpx.AsyncClient(base_url="http://x", transport=transport), "http://x", "key"
 
