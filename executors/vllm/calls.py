@@ -126,10 +126,10 @@ def _scored(sampling: Sampling) -> dict[str, Any]:
 
 def check_compiled(call: Call, params: Any, output: Any) -> None:
     """Raise `CallRejectedError` for what the core ended for what it is held to, of which vLLM says
-    no more.
+    no more. A context says it itself, of its automatons too.
     """
     held = getattr(params, "structured_outputs", None)
-    if output.finish_reason == "error" and held is not None:
+    if output.finish_reason == "error" and held is not None and call.spec.sampling is None:
         raise CallRejectedError(
             f"call {call.call_id}: the engine could not compile what its output is held to, or not "
             f"within {LONGEST_S:g} s, or it takes too long for each token: make it smaller, with "

@@ -18,6 +18,7 @@ from agentrt.errors import CallRejectedError
 from agentrt.executors.vllm.calls import check_compiled
 from agentrt.executors.vllm.masks import MOST_S, TRIED, SlowGrammarError, try_masks, watch
 from agentrt.request import Call, CallSpec, Identity
+from agentrt.sampling import Sampling
 
 pytestmark = pytest.mark.engine
 
@@ -138,3 +139,5 @@ def test_what_the_core_gave_up_is_told_as_the_clients_mistake() -> None:
         check_compiled(call, held, ended)
     check_compiled(call, SimpleNamespace(structured_outputs=None), ended)
     check_compiled(call, held, SimpleNamespace(finish_reason="stop"))
+    of_context = Call(call.identity, CallSpec(max_tokens=1, sampling=Sampling()))
+    check_compiled(of_context, held, ended)  # it knows better what it had asked for
