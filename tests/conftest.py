@@ -27,9 +27,13 @@ settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _not_under_nohup() -> None:
-    """Commands leave SIGHUP ignored if it was; their tests may themselves run under nohup."""
+def _not_in_the_background() -> None:
+    """Commands leave ignored what was; their tests may themselves run under nohup, or as a shell's
+    background job, which ignores SIGINT.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
         (("--allowed-hosts", "http://a"), "--allowed-hosts 'http://a': give a name without"),
         (("--webhook-host", "http://a"), "--webhook-host 'http://a': give a host without"),
         (("--ssl-keyfile", "key.pem"), "is the key of --ssl-certfile: give that, too"),
-        (("--ssl-certfile", "no.pem"), "--ssl-keyfile no.pem: no such file"),
+        (("--ssl-certfile", "no.pem"), "--ssl-certfile no.pem: no such file"),
         (("--speed", "5"), "options of vLLM go after --"),
         (("--model", "./none"), "no such folder"),
     ],
