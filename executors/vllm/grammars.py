@@ -8,6 +8,8 @@ from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from agentrt.executors.vllm._compat.grammars import validate
 from agentrt.executors.vllm.turns import SharedThread
 
@@ -15,6 +17,22 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _REMEMBERED = 1024
+_DIGEST = "_agentrt_digest"
+
+
+def digest_of(held: Any) -> bytes:
+    """A name for what an output is held to, as it was given. Kept with it: of a large schema it
+    takes milliseconds of the event loop.
+    """
+    known: bytes | None = getattr(held, _DIGEST, None)
+    if known is None:
+        try:
+            text = orjson.dumps(held)
+        except TypeError:
+            text = repr(held).encode("utf-8", "replace")
+        known = hashlib.sha256(text).digest()
+        setattr(held, _DIGEST, known)
+    return known
 
 
 class Grammars:
@@ -32,7 +50,7 @@ class Grammars:
         held = getattr(params, "structured_outputs", None)
         if held is None:
             return
-        digest = hashlib.sha256(repr(held).encode("utf-8", "replace")).digest()
+        digest = digest_of(held)
         if digest not in self._known:
             await self._thread.run(partial(validate, llm, params))
             self._known[digest] = params.structured_outputs

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from weakref import WeakValueDictionary
 
+from agentrt.executors.vllm.grammars import digest_of
 from agentrt.request import Call
 
 AT_ONCE = 2
@@ -22,7 +22,7 @@ def grammar_of(call: Call) -> bytes | None:
     """A name for what the call's output is held to; None if it is free."""
     rendered = call.spec.rendered
     held = None if rendered is None else getattr(rendered.params, "structured_outputs", None)
-    return None if held is None else hashlib.sha256(repr(held).encode("utf-8", "replace")).digest()
+    return None if held is None else digest_of(held)
 
 
 class Compilations:

@@ -22,7 +22,7 @@ from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from agentrt.executors.vllm._compat.grammars import AT_ONCE, compile_aside, prepare, validate_once
-from agentrt.executors.vllm.grammars import Grammars
+from agentrt.executors.vllm.grammars import Grammars, digest_of
 
 pytestmark = pytest.mark.engine
 
@@ -81,6 +81,18 @@ async def test_a_schema_is_a_text_before_the_core_has_it(threads: list[str]) -> 
     found = get_structured_output_key(submitted(params))
     assert submitted(params).json == found[1]
     assert found == get_structured_output_key(StructuredOutputsParams(json=schema))
+
+
+def test_a_grammars_name_tells_it_from_others_and_is_kept_with_it() -> None:
+    one = StructuredOutputsParams(json={"const": 1})
+    name = digest_of(one)
+    assert name == digest_of(StructuredOutputsParams(json={"const": 1}))
+    assert name != digest_of(StructuredOutputsParams(json={"const": 2}))
+    assert name != digest_of(StructuredOutputsParams(regex='{"const": 1}'))
+    one.json = '{"const": 1}'  # as the check leaves it
+    assert digest_of(one) == name
+    halves = [StructuredOutputsParams(choice=[half]) for half in ("\ud800", "\ud801")]
+    assert len({digest_of(half) for half in halves}) == 2  # no UTF-8
 
 
 async def test_a_schema_that_cannot_be_is_refused_each_time(threads: list[str]) -> None:

@@ -16,7 +16,8 @@ from tests.serving.local import open_server
 
 
 def call(tenant: str, grammar: str | None) -> Call:
-    params = SimpleNamespace(structured_outputs=grammar)
+    held = None if grammar is None else SimpleNamespace(grammar=grammar)
+    params = SimpleNamespace(structured_outputs=held)
     spec = CallSpec(max_tokens=1, rendered=RenderedCall({}, params))
     return Call(Identity("p/0", "p", "t", tenant=tenant), spec)
 
