@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,13 @@ def engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
 
 
 def _postgres(url: str, connections: int) -> AsyncEngine:
+    return _engine(url, connections, 2 * READ_S, TIMEOUTS)
+
+
+def _engine(
+    url: str, connections: int, wait_s: float, connect_args: Mapping[str, Any]
+) -> AsyncEngine:
+    """An engine with so many connections; who finds none free waits ``wait_s`` at most."""
     return create_async_engine(
         url,
         json_serializer=dumps,
@@ -88,8 +96,8 @@ def _postgres(url: str, connections: int) -> AsyncEngine:
         hide_parameters=True,
         pool_size=connections,
         max_overflow=0,
-        pool_timeout=2 * READ_S,
-        connect_args=TIMEOUTS,
+        pool_timeout=wait_s,
+        connect_args=dict(connect_args),
     )
 
 
@@ -123,16 +131,8 @@ def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
     A transaction that reads first and writes later fails at once if another has written in
     between; one that begins as a writer waits for its turn.
     """
-    engine = create_async_engine(
-        url,
-        json_serializer=dumps,
-        json_deserializer=json.loads,
-        hide_parameters=True,
-        pool_size=connections,
-        max_overflow=0,
-        pool_timeout=2 * READ_S if begin == "BEGIN" else _BUSY_S,
-        connect_args={"timeout": _BUSY_S},
-    )
+    wait_s = 2 * READ_S if begin == "BEGIN" else _BUSY_S
+    engine = _engine(url, connections, wait_s, {"timeout": _BUSY_S})
 
     @sa.event.listens_for(engine.sync_engine, "connect")
     def connected(connection: Any, record: Any) -> None:
