@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,7 +58,8 @@ class Compiling:
 
     def _later(self, after_s: float, function: Callable[[], None]) -> Timer:
         made = Timer(after_s, function)
-        job = function.args[0]  # type: ignore[attr-defined]
+        assert isinstance(function, partial)
+        job = function.args[0]
         self.timers[job.work.args[0].name, after_s] = made
         return made
 
