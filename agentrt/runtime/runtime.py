@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
@@ -238,7 +239,15 @@ class Runtime:
         run = self.registry.open(program.name, tenant=tenant, session=session, size_hint=size_hint)
         scope = Scope(owner=run, frontier=Frontier(), path=program.name)
         run.task = tracking.start_task(self._run(run, program, input), scope, name=run.id)
+        run.task.add_done_callback(functools.partial(self._close_unbegun, run))
         return run
+
+    def _close_unbegun(self, run: Run, task: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step runs none of its code, and uvloop runs
+        timers, such as that of a deadline, before first steps.
+        """
+        if task.cancelled() and run.ended_at is None:
+            self.registry.close(run, RunState.CANCELLED)
 
     async def _run(self, run: Run, program: Program, input: Any) -> None:
         context = Context(run.id, run.type, self.emitter(run))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ class EngineActor:
 
     def __init__(self, options: EngineOptions) -> None:
         self._engine = VLLMEngine(options)
-        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._calls: dict[str, asyncio.Task[AgentrtError | None]] = {}
         self._outputs: list[Output] = []
         self._news = asyncio.Event()
 
@@ -52,10 +53,12 @@ class EngineActor:
 
     async def begin(self, call: Call, stream: bool) -> None:
         """Run the call; what it puts out is for `collect`."""
-        self._calls[call.call_id] = asyncio.create_task(self._run(call, stream))
+        task = self._calls[call.call_id] = asyncio.create_task(self._run(call, stream))
+        # Not in the task: one that is stopped before its first step runs none of its code.
+        task.add_done_callback(functools.partial(self._ended, call.call_id))
 
-    async def _run(self, call: Call, stream: bool) -> None:
-        end: AgentrtError | None = None
+    async def _run(self, call: Call, stream: bool) -> AgentrtError | None:
+        """Put out the call's chunks, and return the error that it ended with."""
         try:
             first = True
             async with contextlib.aclosing(self._engine.generate(call, stream=stream)) as chunks:
@@ -63,12 +66,14 @@ class EngineActor:
                     self._put(call.call_id, chunk if first else without_prompt(chunk))
                     first = False
         except AgentrtError as error:
-            end = type(error)(*error.args)  # without its cause, which may not travel
+            return type(error)(*error.args)  # without its cause, which may not travel
         except Exception as error:
-            end = EngineError(f"call {call.call_id}: {type(error).__name__}: {error}")
-        finally:
-            self._calls.pop(call.call_id, None)
-            self._put(call.call_id, end)
+            return EngineError(f"call {call.call_id}: {type(error).__name__}: {error}")
+        return None
+
+    def _ended(self, call_id: str, task: asyncio.Task[AgentrtError | None]) -> None:
+        del self._calls[call_id]
+        self._put(call_id, None if task.cancelled() else task.result())
 
     def _put(self, call_id: str, output: Chunk | AgentrtError | KVEventBatch | None) -> None:
         self._outputs.append((call_id, output))

@@ -152,6 +152,21 @@ async def test_cancelling_leaves_no_task_and_closes_the_dag(runtime: Runtime) ->
     assert asyncio.all_tasks() == tasks
 
 
+async def test_a_run_that_is_cancelled_before_it_begins_has_ended(runtime: Runtime) -> None:
+    """On uvloop a deadline that is due comes before the first step of a task."""
+
+    @program
+    async def never(ctx: Context) -> None:
+        raise AssertionError("it has begun")
+
+    run = runtime.start(never)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run.wait()
+    assert (run.state, run.ended_at is None) == (RunState.CANCELLED, False)
+    assert (len(runtime.table), dict(runtime.runs)) == (0, {})
+
+
 _UNANSWERED: list[asyncio.Event] = []
 """Held here: a task that only itself refers to may be collected."""
 

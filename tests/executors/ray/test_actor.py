@@ -111,6 +111,12 @@ async def test_an_aborted_call_says_what_it_used(actor: EngineActor) -> None:
     await actor.stop("p/0")  # it is gone already
 
 
+async def test_a_call_that_is_stopped_before_it_begins_ends(actor: EngineActor) -> None:
+    await actor.begin(call_of(0), True)
+    await actor.stop("p/0")
+    assert await all_of(actor, 1) == ([("p/0", None)], 1)
+
+
 async def test_notes_and_questions_reach_the_engine(actor: EngineActor) -> None:
     note = Notification("p", "tool", "search")
     await actor.notify([note])
