@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from agentrt.errors import ConfigError
-from agentrt.sampling import Constraint
+from agentrt.request.sampling import Constraint
 
 END = -1
 """Among the allowed tokens of a state: the model may end its output here."""

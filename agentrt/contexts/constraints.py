@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrt.contexts.automaton import Automaton, is_automaton
 from agentrt.errors import ConfigError
-from agentrt.sampling import Constraint
+from agentrt.request.sampling import Constraint
 
 
 def json_schema(schema: Mapping[str, Any] | type) -> Constraint:

@@ -20,7 +20,7 @@ from agentrt.contexts.saved import SavedContext
 from agentrt.contexts.steered import constrained, steered
 from agentrt.errors import ConfigError, UsageError
 from agentrt.request import CallSpec, Message, Reply
-from agentrt.sampling import Constraint, Sampling, TokenLogprobs
+from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs
 
 MOST_ALLOWED = 128
 """Tokens whose log probabilities vLLM gives where they are named."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from agentrt.request import CallReport
-from agentrt.sampling import TokenLogprobs
+from agentrt.request.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

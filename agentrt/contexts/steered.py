@@ -20,7 +20,7 @@ from agentrt.contexts.automaton import (
 from agentrt.contexts.emitter import Piece
 from agentrt.errors import CallRejectedError
 from agentrt.request import CallReport, CallSpec, Reply, Usage
-from agentrt.sampling import Constraint, Sampling, TokenLogprobs
+from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs
 
 Emit = Callable[[CallSpec], AsyncGenerator[Piece, None]]
 """Makes a call of token ids."""

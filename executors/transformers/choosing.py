@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.executors.transformers.constraining import Following
 from agentrt.request import CallSpec
-from agentrt.sampling import Sampling, TokenLogprobs
+from agentrt.request.sampling import Sampling, TokenLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import CallRejectedError
-from agentrt.sampling import Constraint
+from agentrt.request.sampling import Constraint
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from agentrt.executors.transformers.choosing import Chooser, logprobs_of
 from agentrt.executors.transformers.model import CausalModel
 from agentrt.executors.transformers.text import OutputText
 from agentrt.request import Call, CallSpec
-from agentrt.sampling import Sampling, TokenLogprobs
+from agentrt.request.sampling import Sampling, TokenLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor

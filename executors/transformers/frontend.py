@@ -22,7 +22,7 @@ from agentrt.executors.frontend import (
 from agentrt.executors.info import display_name, is_model, not_served
 from agentrt.executors.transformers.model import CausalModel
 from agentrt.request import CallSpec
-from agentrt.sampling import Sampling
+from agentrt.request.sampling import Sampling
 
 _READ = {
     *("messages", "model", "stream", "stream_options", "cache_salt"),

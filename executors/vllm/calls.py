@@ -11,8 +11,8 @@ from agentrt.executors.identity import to_extra_args
 from agentrt.executors.vllm.compiling import LONGEST_S
 from agentrt.executors.vllm.scored import COMPUTE_FROM
 from agentrt.request import Call, CallSpec, RenderedCall
+from agentrt.request.sampling import Sampling
 from agentrt.router.kv_events import short
-from agentrt.sampling import Sampling
 
 _REMEMBERED = 16384
 """Blocks whose hashes are remembered: prompts grow, and share their beginnings."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrt.request import CallSpec, Reply
-from agentrt.sampling import TokenLogprobs
+from agentrt.request.sampling import TokenLogprobs
 
 COMPUTE_FROM = "agentrt_compute_from"
 """In a request's ``extra_args``: tokens from this position on are computed, cached or not."""

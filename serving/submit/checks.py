@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrt.contexts import choices, ebnf, json_schema, regex
 from agentrt.errors import ConfigError, UsageError
-from agentrt.sampling import Constraint
+from agentrt.request.sampling import Constraint
 from agentrt.serving.frontend.bounds import check_bounds
 from agentrt.serving.programs.errors import ApiError
 

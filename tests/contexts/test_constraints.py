@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from agentrt.contexts import choices, ebnf, json_schema, regex
 from agentrt.contexts.constraints import check_constrained
 from agentrt.errors import ConfigError
-from agentrt.sampling import Constraint
+from agentrt.request.sampling import Constraint
 
 
 class City(BaseModel):

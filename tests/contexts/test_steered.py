@@ -12,7 +12,7 @@ from agentrt.contexts.emitter import Piece
 from agentrt.contexts.steered import SteeredPiece, constrained, steered
 from agentrt.errors import CallRejectedError
 from agentrt.request import CallReport, CallSpec, Reply
-from agentrt.sampling import Sampling
+from agentrt.request.sampling import Sampling
 
 EOS = 2
 

@@ -26,9 +26,9 @@ from agentrt.integrations.opentelemetry import (
     exported,
 )
 from agentrt.request import CallSpec
+from agentrt.request.sampling import Sampling
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
-from agentrt.sampling import Sampling
 from agentrt.testing.scripted import ScriptedExecutor
 from agentrt.tracking.scope import Scope
 

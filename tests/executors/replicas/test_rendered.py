@@ -20,8 +20,8 @@ from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.request import Call, CallSpec, Identity
+from agentrt.request.sampling import Sampling
 from agentrt.router import make_router
-from agentrt.sampling import Sampling
 from agentrt.testing.scripted_engine import ScriptedEngine
 from tests.executors.replicas.reading import Calls, streamed, whole, without_names
 

@@ -23,7 +23,7 @@ from agentrt.errors import (
 from agentrt.executors.base import Chunk, last_reply
 from agentrt.executors.transformers import TransformersExecutor
 from agentrt.request import Call, CallSpec, Identity, Reply
-from agentrt.sampling import Constraint, Sampling
+from agentrt.request.sampling import Constraint, Sampling
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

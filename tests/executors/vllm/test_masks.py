@@ -18,7 +18,7 @@ from agentrt.errors import CallRejectedError
 from agentrt.executors.vllm.calls import check_compiled
 from agentrt.executors.vllm.masks import MOST_S, TRIED, SlowGrammarError, try_masks, watch
 from agentrt.request import Call, CallSpec, Identity
-from agentrt.sampling import Sampling
+from agentrt.request.sampling import Sampling
 
 pytestmark = pytest.mark.engine
 

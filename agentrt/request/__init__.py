@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrt.sampling import Sampling, TokenLogprobs
+from agentrt.request.sampling import Sampling, TokenLogprobs
 
 Message = Mapping[str, Any]
 """One chat message, as OpenAI's API has it: ``{"role": …, "content": …}``."""
