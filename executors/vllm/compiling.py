@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
+
+from agentrt.executors.vllm.turns import InTurn
 
 SLOW_S = 5.0
 """What takes longer makes room for another."""
@@ -54,14 +56,14 @@ class GrammarThreads:
     ) -> None:
         self._at_once, self._owner, self._begin, self._later = at_once, owner, begin, later
         self._lock = threading.RLock()
-        self._waiting: dict[str, deque[_Job]] = {}
+        self._waiting = InTurn[_Job](lambda job: job.is_over())
         self._running: list[_Job] = []
 
     def submit(self, create: Callable[[Any], Any], request: Wanting) -> Future[Any]:
         """What ``create`` makes for the request, some time; nothing if it is over by then."""
         job = _Job(self._owner(request), partial(create, request), request.is_finished)
         with self._lock:
-            self._waiting.setdefault(job.owner, deque()).append(job)
+            self._waiting.add(job.owner, job)
             self._start()
         return job.future
 
@@ -79,18 +81,8 @@ class GrammarThreads:
             threading.Thread(target=self._run, args=(job,), name="grammar", daemon=True).start()
 
     def _next(self) -> _Job | None:
-        """One of the tenant who had a turn the longest ago: dicts keep their order."""
-        for owner in tuple(self._waiting):
-            if sum(job.is_slow and job.owner == owner for job in self._running) >= MOST_SLOW:
-                continue
-            queue = self._waiting.pop(owner)
-            while queue:
-                job = queue.popleft()
-                if not job.is_over():
-                    if queue:
-                        self._waiting[owner] = queue
-                    return job
-        return None
+        slow = Counter(job.owner for job in self._running if job.is_slow)
+        return self._waiting.next(without=[one for one in slow if slow[one] >= MOST_SLOW])
 
     def _run(self, job: _Job) -> None:
         self._begin()

@@ -4,20 +4,51 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from agentrt.executors.frontend import WORKS_FOR
 
 T = TypeVar("T")
 
 
+class InTurn(Generic[T]):
+    """What waits. Its owners take turns: dicts keep their order."""
+
+    def __init__(self, is_over: Callable[[T], bool]) -> None:
+        self._is_over = is_over
+        self._waiting: dict[str, deque[T]] = {}
+
+    def add(self, owner: str, one: T) -> None:
+        """Let ``one`` wait behind what its owner has here already."""
+        self._waiting.setdefault(owner, deque()).append(one)
+
+    def next(self, without: Collection[str] = ()) -> T | None:
+        """Take the first of the owner who had a turn the longest ago, but for those ``without``.
+
+        What is over by now is dropped, and is nobody's turn.
+        """
+        for owner in [one for one in self._waiting if one not in without]:
+            queue = self._waiting.pop(owner)
+            while queue:
+                one = queue.popleft()
+                if not self._is_over(one):
+                    if queue:
+                        self._waiting[owner] = queue
+                    return one
+        return None
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+
+
 class Turns:
     """So many at a time; those who wait take turns by whom they are for."""
 
     def __init__(self, most: int) -> None:
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting = InTurn[asyncio.Future[None]](asyncio.Future.done)
         self._free = most
 
     async def take(self, who: str) -> None:
@@ -26,7 +57,7 @@ class Turns:
             self._free -= 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(who, deque()).append(turn)
+        self._waiting.add(who, turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -35,17 +66,12 @@ class Turns:
             raise
 
     def over(self) -> None:
-        """Give the turn to the one who had it the longest ago: dicts keep their order."""
-        for who in tuple(self._waiting):
-            queue = self._waiting.pop(who)
-            while queue:
-                turn = queue.popleft()
-                if not turn.done():
-                    if queue:
-                        self._waiting[who] = queue
-                    turn.set_result(None)
-                    return
-        self._free += 1
+        """Give the turn to the next who waits."""
+        turn = self._waiting.next()
+        if turn is None:
+            self._free += 1
+        else:
+            turn.set_result(None)
 
 
 class SharedThread:

@@ -151,4 +151,4 @@ async def test_so_many_have_the_turn_at_once_and_nobody_who_left() -> None:
     await asyncio.wait(tasks)
     assert order == ["a1", "a2", "a4", "b1"]
     assert turns._free == 2
-    assert not turns._waiting
+    assert turns._waiting.next() is None
