@@ -6,6 +6,8 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import aiomqtt
+
 from agentrt.integrations.mqtt.messages import Failure, Reply, Request
 
 _KEPT = 10_000
@@ -19,6 +21,15 @@ class Sender:
 
     topic: str
     correlation: bytes
+
+    @classmethod
+    def of(cls, message: aiomqtt.Message, request: Request | None) -> Sender:
+        """The properties of MQTT 5 say it, or the request of a client of MQTT 3."""
+        topic = getattr(message.properties, "ResponseTopic", None)
+        data = getattr(message.properties, "CorrelationData", None)
+        if topic is None and request is not None:
+            topic, data = request.reply_to, request.id.encode()
+        return cls(topic or "", bytes(data or b""))
 
 
 @dataclass(slots=True, eq=False)

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import aiomqtt
 
@@ -16,29 +16,24 @@ from agentrt.errors import (
     InterruptExpiredError,
     ToolArgumentsError,
     ToolLostError,
-    ToolResultError,
     ToolUnavailableError,
     UnknownToolError,
 )
-from agentrt.graph import Progress
-from agentrt.integrations.mqtt.asking import Asking
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.jobs import Job, Jobs, Sender
 from agentrt.integrations.mqtt.messages import (
     Announcement,
     Cancel,
-    Failure,
     OfferedTool,
     Reply,
     Request,
-    Share,
     ToolAnswer,
-    ToolQuestion,
     decode,
     encode,
 )
 from agentrt.integrations.mqtt.outgoing import Outgoing, subscribe
+from agentrt.integrations.mqtt.replies import JobContext, Replies
 from agentrt.integrations.mqtt.topics import is_name
 from agentrt.interrupts import Tool, ToolRequest
 from agentrt.interrupts.attempts import Attempts
@@ -50,7 +45,6 @@ _ACCEPT_AFTER_S = 0.05
 _BEAT_S, _STALE_S = 60.0, 180.0
 """Announcements are renewed so often; a broker forgets one that was not for so long."""
 _GOODBYE_S = 10.0
-Said = Literal["accepted", "progress", "asks", "withdrawn", "done", "failed"]
 
 
 class Worker:
@@ -79,7 +73,7 @@ class Worker:
         self._concurrency, self._slots = concurrency, asyncio.Semaphore(concurrency)
         self._notice = notice
         self._offer = [OfferedTool.of(tool) for tool in tools]
-        self._toolbox, self._jobs, self._asking = Toolbox(), Jobs(), Asking(self._ask)
+        self._toolbox, self._jobs = Toolbox(), Jobs()
         self._draining = asyncio.Event()
         self._connection = Connection(
             broker,
@@ -89,6 +83,7 @@ class Worker:
             on_up=self._up,
             will=Outgoing(self._topics.worker(self.id), b"", retain=True),
         )
+        self._replies = Replies(self.id, self._connection.send)
 
     def drain(self) -> None:
         """Finish what runs, take nothing new, and return from `run`."""
@@ -178,7 +173,7 @@ class Worker:
         elif topic.endswith("/calls"):
             self._asked(message)
         elif topic.endswith("/answers"):
-            self._asking.take(decode(ToolAnswer, message.payload))
+            self._replies.asking.take(decode(ToolAnswer, message.payload))
         else:
             self._gone(topic.rpartition("/")[2])
 
@@ -186,17 +181,16 @@ class Worker:
         try:
             request = decode(Request, message.payload)
         except ValueError as error:
-            sender = _sender(message, None)
             refused = ToolArgumentsError(f"the request cannot be used: {error}")
-            self._reply(sender, self._said("failed", error=Failure.of(refused)))
+            self._replies.refuse(Sender.of(message, None), refused)
             return
         loop = asyncio.get_running_loop()
-        sender, now = _sender(message, request), loop.time()
+        sender, now = Sender.of(message, request), loop.time()
         if (known := self._jobs.find(request, now)) is not None:
             known.sender = sender
-            self._tell(known)
+            self._replies.tell(known)
         elif (refusal := self._refusal(request)) is not None:
-            self._reply(sender, self._said("failed", error=Failure.of(refusal)))
+            self._replies.refuse(sender, refusal)
         else:
             left = getattr(message.properties, "MessageExpiryInterval", None)
             job = Job(request, sender, None if left is None else now + left)
@@ -229,7 +223,7 @@ class Worker:
         for job in tuple(self._jobs.live.values()):
             if job.sender.topic == replies:
                 lost = ToolLostError(f"tool {job.request.tool} was stopped: its caller was gone")
-                self._end(job, self._said("failed", error=Failure.of(lost)))
+                self._end(job, self._replies.failed(lost))
 
     def _end(self, job: Job, reply: Reply | None = None) -> None:
         """Stop a job. Without a reply nobody is told."""
@@ -242,15 +236,15 @@ class Worker:
 
     async def _work(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
-        accepting = loop.call_later(_ACCEPT_AFTER_S, self._tell, job)
+        accepting = loop.call_later(_ACCEPT_AFTER_S, self._replies.tell, job)
         try:
             job.reply = await self._outcome(job)
         finally:
             accepting.cancel()
-            self._asking.close(job)
+            self._replies.asking.close(job)
             if not job.cancelled:
                 self._jobs.end(job, loop.time())
-        self._tell(job)
+        self._replies.tell(job)
 
     async def _outcome(self, job: Job) -> Reply:
         name = job.request.tool
@@ -258,12 +252,11 @@ class Worker:
         try:
             async with bound, self._slots:
                 result = await self._perform(job)
-            reply = self._said("done", result=result)
-            job.size = _size_of(reply, name)
+            reply, job.size = self._replies.done(name, result)
         except Exception as error:
             if isinstance(error, TimeoutError) and bound.expired():
                 error = InterruptExpiredError(f"tool {name} was not over by its deadline")
-            return self._said("failed", error=Failure.of(error))
+            return self._replies.failed(error)
         return reply
 
     async def _perform(self, job: Job) -> Any:
@@ -279,67 +272,4 @@ class Worker:
             timeout=tool.options.timeout,
         )
         transport, slots = self._toolbox.transport_of(tool), self._toolbox.slots_of(tool)
-        return await Attempts().run(request, transport, _Context(self, job), slots)
-
-    def _said(self, state: Said, **parts: Any) -> Reply:
-        return Reply(state=state, worker=self.id, **parts)
-
-    def _tell(self, job: Job) -> None:
-        """Say how a job stands."""
-        if job.reply is not None or not job.cancelled:
-            self._reply(job.sender, job.reply or self._said("accepted"))
-            self._asking.repeat(job)
-
-    def _ask(self, job: Job, state: Literal["asks", "withdrawn"], question: ToolQuestion) -> None:
-        if not job.cancelled:
-            self._reply(job.sender, self._said(state, question=question))
-
-    def _told_progress(self, job: Job, progress: Progress) -> None:
-        if job.ended_at is None:
-            share = Share(done=progress.done, total=progress.total, message=progress.message)
-            self._reply(job.sender, self._said("progress", progress=share), keep=False)
-
-    def _reply(self, sender: Sender, reply: Reply, *, keep: bool = True) -> None:
-        if not sender.topic:
-            log.warning("a request says nowhere where its reply goes: %s", reply)
-            return
-        correlation = sender.correlation
-        said = reply.model_copy(update={"id": correlation.decode("utf-8", "replace")})
-        message = Outgoing(sender.topic, encode(said), int(keep), correlation=correlation)
-        self._connection.send(message, keep=keep)
-
-
-class _Context:
-    """What a tool of a worker can say while it runs."""
-
-    def __init__(self, worker: Worker, job: Job) -> None:
-        self._worker, self._job = worker, job
-        self._loop = asyncio.get_running_loop()
-
-    def waits(self, why: str) -> None:
-        """Its caller knows it as accepted."""
-
-    def starts(self, attempt: int) -> None:
-        """The same."""
-
-    def progress(self, progress: Progress) -> None:
-        self._loop.call_soon_threadsafe(self._worker._told_progress, self._job, progress)
-
-    async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
-        return await self._worker._asking.ask(self._job, question, schema)
-
-
-def _size_of(reply: Reply, tool: str) -> int:
-    try:
-        return len(encode(reply))
-    except ValueError as error:
-        raise ToolResultError(f"tool {tool}: its result cannot be sent: {error}") from error
-
-
-def _sender(message: aiomqtt.Message, request: Request | None) -> Sender:
-    """Where replies go: the properties of MQTT 5 say it, or the request of a client of MQTT 3."""
-    topic = getattr(message.properties, "ResponseTopic", None)
-    data = getattr(message.properties, "CorrelationData", None)
-    if topic is None and request is not None:
-        topic, data = request.reply_to, request.id.encode()
-    return Sender(topic or "", bytes(data or b""))
+        return await Attempts().run(request, transport, JobContext(self._replies, job), slots)

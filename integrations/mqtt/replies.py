@@ -1,0 +1,90 @@
+"""What a worker says to those who call it, and what its tools can say while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from agentrt.errors import ToolResultError
+from agentrt.graph import Progress
+from agentrt.integrations.mqtt.asking import Asking
+from agentrt.integrations.mqtt.jobs import Job, Sender
+from agentrt.integrations.mqtt.messages import Failure, Reply, Share, ToolQuestion, encode
+from agentrt.integrations.mqtt.outgoing import Outgoing
+
+log = logging.getLogger(__name__)
+Said = Literal["accepted", "progress", "asks", "withdrawn", "done", "failed"]
+
+
+class Replies:
+    """The replies of one worker, which ``send`` puts on their way; ``asking`` has its questions."""
+
+    def __init__(self, worker: str, send: Callable[..., None]) -> None:
+        self._worker, self._send = worker, send
+        self.asking = Asking(self._ask)
+
+    def done(self, tool: str, result: Any) -> tuple[Reply, int]:
+        """The reply with a result, and its size (bytes). Raises `ToolResultError`."""
+        reply = self._said("done", result=result)
+        try:
+            return reply, len(encode(reply))
+        except ValueError as error:
+            raise ToolResultError(f"tool {tool}: its result cannot be sent: {error}") from error
+
+    def failed(self, error: Exception) -> Reply:
+        """The reply that says why there is no result."""
+        return self._said("failed", error=Failure.of(error))
+
+    def refuse(self, sender: Sender, error: Exception) -> None:
+        """Answer a request that is no job's."""
+        self._reply(sender, self.failed(error))
+
+    def tell(self, job: Job) -> None:
+        """Say how a job stands."""
+        if job.reply is not None or not job.cancelled:
+            self._reply(job.sender, job.reply or self._said("accepted"))
+            self.asking.repeat(job)
+
+    def progress(self, job: Job, progress: Progress) -> None:
+        """Say how far a job is."""
+        if job.ended_at is None:
+            share = Share(done=progress.done, total=progress.total, message=progress.message)
+            self._reply(job.sender, self._said("progress", progress=share), keep=False)
+
+    def _ask(self, job: Job, state: Literal["asks", "withdrawn"], question: ToolQuestion) -> None:
+        if not job.cancelled:
+            self._reply(job.sender, self._said(state, question=question))
+
+    def _said(self, state: Said, **parts: Any) -> Reply:
+        return Reply(state=state, worker=self._worker, **parts)
+
+    def _reply(self, sender: Sender, reply: Reply, *, keep: bool = True) -> None:
+        if not sender.topic:
+            log.warning("a request says nowhere where its reply goes: %s", reply)
+            return
+        correlation = sender.correlation
+        said = reply.model_copy(update={"id": correlation.decode("utf-8", "replace")})
+        message = Outgoing(sender.topic, encode(said), int(keep), correlation=correlation)
+        self._send(message, keep=keep)
+
+
+class JobContext:
+    """What a tool of a worker can say while it runs."""
+
+    def __init__(self, replies: Replies, job: Job) -> None:
+        self._replies, self._job = replies, job
+        self._loop = asyncio.get_running_loop()
+
+    def waits(self, why: str) -> None:
+        """Its caller knows it as accepted."""
+
+    def starts(self, attempt: int) -> None:
+        """The same."""
+
+    def progress(self, progress: Progress) -> None:
+        self._loop.call_soon_threadsafe(self._replies.progress, self._job, progress)
+
+    async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
+        return await self._replies.asking.ask(self._job, question, schema)
