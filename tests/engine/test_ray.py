@@ -19,7 +19,7 @@ from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench.chaos_programs import ChaosPrograms
-from agentrt.lab.bench.engines import CallAudit
+from agentrt.lab.bench.chaos_report import CallAudit
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
 from agentrt.testing.raycluster import LocalCluster

@@ -27,10 +27,9 @@ from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.executors.vllm.processes import is_live
 from agentrt.lab.bench.chaos_programs import ChaosPrograms
-from agentrt.lab.bench.engines import CallAudit
+from agentrt.lab.bench.chaos_report import CallAudit, Report
 from agentrt.lab.bench.results import show
 from agentrt.lab.commands.options import count_option, note, seed_option
-from agentrt.lab.reports.tables import markdown
 from agentrt.router import DEFAULT_ROUTER, make_router
 from agentrt.runtime import Runtime
 
@@ -165,44 +164,6 @@ class ChaosConfig:
     hang_in: int = 4
     seed: int = 0
     health: Health = field(default_factory=Health)
-
-
-@dataclass(slots=True)
-class Report:
-    """What came of it. All is well if `wrong` has no line."""
-
-    programs: int = 0
-    right: int = 0
-    calls: int = 0
-    kills: int = 0
-    hangs: int = 0
-    starts: int = 0
-    reruns: int = 0
-    seconds: float = 0.0
-    faults: list[str] = field(default_factory=list)
-    left: dict[str, int] = field(default_factory=dict)
-
-    def wrong(self) -> list[str]:
-        """Everything that must not be, in words."""
-        lines = list(self.faults)
-        if self.right < self.programs:
-            lines.append(f"{self.programs - self.right} programs gave other answers")
-        lines += [f"{count} {what} left" for what, count in self.left.items() if count]
-        return lines
-
-    def table(self) -> str:
-        rows = {
-            "minutes": f"{self.seconds / 60:.1f}",
-            "programs, of which right": f"{self.programs}, {self.right}",
-            "calls delivered": str(self.calls),
-            "engines killed (SIGKILL)": str(self.kills),
-            "engines stopped (SIGSTOP)": str(self.hangs),
-            "engines started again": str(self.starts),
-            "calls run again": str(self.reruns),
-            "calls run or delivered again after delivery": str(len(self.faults)),
-            **{f"{what} left": str(count) for what, count in self.left.items()},
-        }
-        return markdown(["", "value"], [[what, value] for what, value in rows.items()])
 
 
 class Chaos:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
-from agentrt.lab.bench.engines import CallAudit
+from agentrt.lab.bench.chaos_report import CallAudit
 from agentrt.router import ROUTERS, make_router
 from tests.executors.replicas.cast import TEXT, Mortal, call_of
 

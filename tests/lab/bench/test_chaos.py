@@ -19,7 +19,7 @@ from agentrt.executors.replicas import Health
 from agentrt.executors.vllm.processes import cpu_seconds
 from agentrt.lab.bench.chaos import Chaos, ChaosConfig
 from agentrt.lab.bench.chaos_programs import ChaosPrograms
-from agentrt.lab.bench.engines import CallAudit
+from agentrt.lab.bench.chaos_report import CallAudit
 from agentrt.request import Call, CallSpec, Identity, Reply
 from agentrt.testing.scripted import ScriptedExecutor
 

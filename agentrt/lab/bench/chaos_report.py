@@ -1,12 +1,14 @@
-"""Executors that see every call, to check what a run of replicas delivered."""
+"""What is seen of a run of replicas that die, and what came of it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor
+from agentrt.lab.reports.tables import markdown
 from agentrt.request import Call
 
 
@@ -66,3 +68,41 @@ class _WatchedFront(_WatchedEngine):
                 streamed += chunk.text
                 self._audit.gives(call, streamed, chunk)
                 yield chunk
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it. All is well if `wrong` has no line."""
+
+    programs: int = 0
+    right: int = 0
+    calls: int = 0
+    kills: int = 0
+    hangs: int = 0
+    starts: int = 0
+    reruns: int = 0
+    seconds: float = 0.0
+    faults: list[str] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)
+
+    def wrong(self) -> list[str]:
+        """Everything that must not be, in words."""
+        lines = list(self.faults)
+        if self.right < self.programs:
+            lines.append(f"{self.programs - self.right} programs gave other answers")
+        lines += [f"{count} {what} left" for what, count in self.left.items() if count]
+        return lines
+
+    def table(self) -> str:
+        rows = {
+            "minutes": f"{self.seconds / 60:.1f}",
+            "programs, of which right": f"{self.programs}, {self.right}",
+            "calls delivered": str(self.calls),
+            "engines killed (SIGKILL)": str(self.kills),
+            "engines stopped (SIGSTOP)": str(self.hangs),
+            "engines started again": str(self.starts),
+            "calls run again": str(self.reruns),
+            "calls run or delivered again after delivery": str(len(self.faults)),
+            **{f"{what} left": str(count) for what, count in self.left.items()},
+        }
+        return markdown(["", "value"], [[what, value] for what, value in rows.items()])
