@@ -9,9 +9,10 @@ from typing import Any
 from uuid import UUID
 
 from a2a.server.context import ServerCallContext
+from a2a.server.routes.common import ServerCallContextBuilder
 from a2a.types import ListTasksRequest, Task, TaskState
 from a2a.utils.errors import TaskNotFoundError
-from fastapi import HTTPException
+from fastapi import HTTPException, Request
 
 from agentrt.serving.langgraph import a2a_values as values
 from agentrt.serving.langgraph.auth import Caller
@@ -38,6 +39,18 @@ class Found:
     def as_task(self, history: int | None = None) -> Task:
         """As clients get it, with the last so many messages."""
         return values.task_of(self.key, self.row, waits=bool(self.asked), history=history)
+
+
+class CallerContext(ServerCallContextBuilder):
+    """Tells of a request who asks, and whom."""
+
+    def build(self, request: Request) -> ServerCallContext:
+        state = {
+            "headers": dict(request.headers),
+            "caller": request.state.caller,
+            "assistant_id": request.path_params["assistant_id"],
+        }
+        return ServerCallContext(state=state)
 
 
 class KnownTasks:

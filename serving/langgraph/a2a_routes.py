@@ -37,7 +37,8 @@ class AgentRoutes:
     ) -> None:
         from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
 
-        from agentrt.serving.langgraph.a2a_tasks import CallerContext, Tasks
+        from agentrt.serving.langgraph.a2a_known import CallerContext
+        from agentrt.serving.langgraph.a2a_tasks import Tasks
 
         # It logs each request that is wrong, some with a traceback.
         logging.getLogger("a2a").setLevel(logging.CRITICAL)

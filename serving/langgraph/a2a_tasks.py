@@ -7,24 +7,21 @@ in the protocol's versions 0.3 and 1.0.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 from uuid import UUID, uuid4
 
-import orjson
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event
 from a2a.server.request_handlers.request_handler import RequestHandler, validate_request_params
-from a2a.server.routes.common import ServerCallContextBuilder
 from a2a.types import (
     AgentCard,
     CancelTaskRequest,
     GetTaskRequest,
     ListTasksRequest,
     ListTasksResponse,
-    Part,
     SendMessageRequest,
     SubscribeToTaskRequest,
     Task,
@@ -42,13 +39,12 @@ from a2a.utils.errors import (
     TaskNotCancelableError,
     UnsupportedOperationError,
 )
-from fastapi import HTTPException, Request
+from fastapi import HTTPException
 from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 from pydantic import ValidationError
 
 from agentrt.serving.langgraph import a2a_values as values
 from agentrt.serving.langgraph.a2a_known import Found, KnownTasks, caller_of
-from agentrt.serving.langgraph.interrupts import is_answer_map
 from agentrt.serving.langgraph.outages import refusal
 from agentrt.serving.langgraph.responses import summary
 from agentrt.serving.langgraph.run_bodies import Command, ThreadRunBody
@@ -56,24 +52,12 @@ from agentrt.serving.langgraph.run_ends import CANCEL_REASON
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_routes import RunRoutes
 from agentrt.serving.langgraph.run_starts import StartRoutes
-from agentrt.serving.langgraph.streams import FellBehindError, LiveRun, StreamEvent
+from agentrt.serving.langgraph.streams import FellBehindError, LiveRun
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.tenants import BusyError
 
 _PAGE = 50
 _log = logging.getLogger(__name__)
-
-
-class CallerContext(ServerCallContextBuilder):
-    """Tells `Tasks` who asks, and whom."""
-
-    def build(self, request: Request) -> ServerCallContext:
-        state = {
-            "headers": dict(request.headers),
-            "caller": request.state.caller,
-            "assistant_id": request.path_params["assistant_id"],
-        }
-        return ServerCallContext(state=state)
 
 
 class Tasks(RequestHandler):
@@ -198,7 +182,7 @@ class Tasks(RequestHandler):
             body["metadata"] = {"a2a": {"task_id": found.key}}
             if found.asked:
                 resume = values.answer_in(message)
-                answers = _answered(resume, found.asked)
+                answers = values.question_of(resume, found.asked)
                 body["command"] = Command(resume=resume)
         if "command" not in body:
             body["input"] = await self._input(params, context)
@@ -236,7 +220,7 @@ class Tasks(RequestHandler):
         begun = after > 0
         with suppress(FellBehindError):  # who is too slow for the pieces gets the whole
             async for one in live.log.follow(after):
-                if parts := _said(one):
+                if parts := values.piece_of(one.event, one.data):
                     artifact = values.artifact_of(run, parts)
                     yield TaskArtifactUpdateEvent(**about, artifact=artifact, append=begun)
                     begun = True
@@ -275,26 +259,6 @@ def _start_of(token: str) -> int:
     if token and not (token.isdecimal() and len(token) < 10):
         raise InvalidParamsError(f"pageToken {token[:100]!r} is none of this server's")
     return int(token or 0)
-
-
-def _said(event: StreamEvent) -> list[Part]:
-    """The piece of an agent's message that an event is."""
-    if event.event != "messages":
-        return []
-    chunk = orjson.loads(event.data)[0]
-    if chunk.get("type") not in ("ai", "AIMessageChunk"):
-        return []
-    return values.parts_of(chunk.get("content"))
-
-
-def _answered(resume: Any, asked: Sequence[str]) -> str:
-    """The id of a question that is answered. A second answer to it is refused."""
-    if is_answer_map(resume) and resume:
-        return str(next(iter(resume)))
-    if len(asked) > 1:
-        wanted = ", ".join(asked)
-        raise InvalidParamsError(f"{len(asked)} are asked: resume is an object by the ids {wanted}")
-    return asked[0]
 
 
 def _uuid(what: str, text: str) -> UUID:

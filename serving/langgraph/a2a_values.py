@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid5
 
 import orjson
 from a2a.helpers import get_data_parts, get_text_parts, new_data_part, new_text_part
 from a2a.types import Artifact, Message, Part, Role, Task, TaskState, TaskStatus
-from a2a.utils.errors import ContentTypeNotSupportedError
+from a2a.utils.errors import ContentTypeNotSupportedError, InvalidParamsError
 
 from agentrt.serving.langgraph._compat import INTERRUPT
+from agentrt.serving.langgraph.interrupts import is_answer_map
 
 _ROLES = {"human": Role.ROLE_USER, "ai": Role.ROLE_AGENT}
 _ERROR = "__error__"
@@ -58,6 +59,16 @@ def answer_in(message: Message) -> Any:
     for data in map(_narrowed, get_data_parts(message.parts)):
         return data["resume"] if isinstance(data, dict) and "resume" in data else data
     return "\n".join(get_text_parts(message.parts))
+
+
+def question_of(resume: Any, asked: Sequence[str]) -> str:
+    """The id of the question that is answered. A second answer to it is refused."""
+    if is_answer_map(resume) and resume:
+        return str(next(iter(resume)))
+    if len(asked) > 1:
+        wanted = ", ".join(asked)
+        raise InvalidParamsError(f"{len(asked)} are asked: resume is an object by the ids {wanted}")
+    return asked[0]
 
 
 def _block(part: Part) -> dict[str, Any]:
@@ -130,6 +141,16 @@ def parts_of(content: Any) -> list[Part]:
     """The content of a message."""
     blocks = content if isinstance(content, list) else [content]
     return [_part(block) for block in blocks if block not in ("", None)]
+
+
+def piece_of(event: str, data: bytes) -> list[Part]:
+    """The piece of an agent's message that an event of its run's stream is."""
+    if event != "messages":
+        return []
+    chunk = orjson.loads(data)[0]
+    if chunk.get("type") not in ("ai", "AIMessageChunk"):
+        return []
+    return parts_of(chunk.get("content"))
 
 
 def _about(state: TaskState, values: Mapping[str, Any]) -> list[Part]:

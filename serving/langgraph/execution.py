@@ -30,10 +30,10 @@ from agentrt.serving.langgraph.run_ends import (
     store_end,
 )
 from agentrt.serving.langgraph.runs import RunRecord
+from agentrt.serving.langgraph.states import thread_state
 from agentrt.serving.langgraph.stream_modes import StreamAdapter
 from agentrt.serving.langgraph.streams import LiveRun
 from agentrt.serving.langgraph.tenant_state import TenantState
-from agentrt.serving.langgraph.threads import thread_state
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from agentrt.serving.langgraph.protocol_socket import ProtocolSocket
 from agentrt.serving.langgraph.responses import JSON
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import RunRecord
-from agentrt.serving.langgraph.streams import PING_S, PROTOCOL, SEND_S, LiveRun, replay
+from agentrt.serving.langgraph.stream_responses import PING_S, SEND_S
+from agentrt.serving.langgraph.streams import PROTOCOL, LiveRun, replay
 from agentrt.serving.langgraph.tenant_state import REPLAY_S, TenantState
 
 _CHANNELS = {

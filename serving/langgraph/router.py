@@ -74,11 +74,10 @@ def _routes(
         dependencies=[Depends(authenticate(auth)), Depends(room.guard())],
         tags=["langgraph"],
     )
-    states = StateRoutes(state, queue)
-    threads = ThreadRoutes(state, queue, states)
-    state.assistants.add_to(guarded, threads.forget_all_of)
+    state.assistants.add_to(guarded)
     # The more specific path comes first: /threads/search is no thread.
-    threads.add_to(guarded)
+    states = StateRoutes(state, queue)
+    ThreadRoutes(state, queue, states).add_to(guarded)
     states.add_to(guarded)
     starts.add_to(guarded)
     crons.add_to(guarded)

@@ -20,7 +20,8 @@ from agentrt import tracking
 from agentrt.serving.langgraph.execution import Execution
 from agentrt.serving.langgraph.reading import READER
 from agentrt.serving.langgraph.runs import RunRecord
-from agentrt.serving.langgraph.streams import Action, EventLog, LiveRun, OnLeave
+from agentrt.serving.langgraph.stream_responses import OnLeave
+from agentrt.serving.langgraph.streams import Action, EventLog, LiveRun
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.tenants import BusyError
 

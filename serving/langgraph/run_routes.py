@@ -12,14 +12,21 @@ from pydantic import BeforeValidator
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from agentrt.serving.langgraph import bodies, streams
+from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.responses import JSON, encode, invalid
 from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
 from agentrt.serving.langgraph.run_ends import end_without_graph
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import run_json
-from agentrt.serving.langgraph.streams import LiveRun, StreamEvent, headers_of
+from agentrt.serving.langgraph.stream_responses import (
+    PING_S,
+    as_sse,
+    event_stream,
+    headers_of,
+    result_response,
+)
+from agentrt.serving.langgraph.streams import PROTOCOL, LiveRun, StreamEvent, replay
 from agentrt.serving.langgraph.tables import ACTIVE
 from agentrt.serving.langgraph.tenant_state import TenantState
 
@@ -104,7 +111,7 @@ class RunRoutes:
         row = await self._row(caller, thread_id, run_id, "read")
         live = self._queue.get(str(run_id))
         if live is not None:
-            return streams.result_response(live, request, headers_of(row, "join"))
+            return result_response(live, request, headers_of(row, "join"))
         row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
         _check_ended(row)
         result = row._mapping["result"]
@@ -133,7 +140,7 @@ class RunRoutes:
         after = _after(last_event_id)
         if after is not None and not resumable:
             raise invalid("Last-Event-ID: the run was not started with stream_resumable")
-        return streams.event_stream(
+        return event_stream(
             self._events(live, str(run_id), after),
             headers_of(row, "stream"),
             numbered=resumable,
@@ -196,7 +203,7 @@ class RunRoutes:
         whole = "run_modes" in (stream_mode or ["run_modes"])
         headers = {"Location": f"/threads/{thread_id}/stream"}
         runs = self._thread_events(str(thread_id), whole)
-        return EventSourceResponse(runs, headers=headers, ping=streams.PING_S)
+        return EventSourceResponse(runs, headers=headers, ping=PING_S)
 
     async def _end_orphan(self, row: Row[Any]) -> bool:
         """End a run that no task will ever end; False for any other."""
@@ -220,7 +227,7 @@ class RunRoutes:
             async for one in live.log.follow(live.log.last if after is None else after):
                 yield one
         elif after is not None:
-            async for one in streams.replay(self._state.storage.database, run_id, after):
+            async for one in replay(self._state.storage.database, run_id, after):
                 yield one
 
     async def _thread_events(self, thread: str, whole: bool) -> AsyncIterator[ServerSentEvent]:
@@ -229,8 +236,8 @@ class RunRoutes:
                 yield _lifecycle(live, "run_started")
                 if whole:
                     async for one in live.log.follow(0):
-                        if one.event != streams.PROTOCOL:
-                            yield streams.as_sse(one, numbered=False)
+                        if one.event != PROTOCOL:
+                            yield as_sse(one, numbered=False)
                 await live.done.wait()
                 yield _lifecycle(live, "run_done")
 

@@ -21,7 +21,8 @@ from agentrt.serving.langgraph.responses import JSON, invalid
 from agentrt.serving.langgraph.run_bodies import BatchRunBody, LoneRunBody, RunBody, ThreadRunBody
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import NewRun, record_of, run_json
-from agentrt.serving.langgraph.streams import LiveRun, event_stream, headers_of, result_response
+from agentrt.serving.langgraph.stream_responses import event_stream, headers_of, result_response
+from agentrt.serving.langgraph.streams import LiveRun
 from agentrt.serving.langgraph.tables import Filter
 from agentrt.serving.langgraph.tenant_state import TenantState
 

@@ -19,8 +19,8 @@ from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Checkpoint, Object
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
 from agentrt.serving.langgraph.run_queue import RunQueue
+from agentrt.serving.langgraph.states import checkpoint_json, last_state, state_json, thread_state
 from agentrt.serving.langgraph.tenant_state import TenantState
-from agentrt.serving.langgraph.threads import checkpoint_json, last_state, state_json, thread_state
 
 _T = "/threads/{thread_id}"
 _S = f"{_T}/state"

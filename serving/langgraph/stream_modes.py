@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableConfig
 
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph._compat import INTERRUPT
-from agentrt.serving.langgraph.threads import checkpoint_json
+from agentrt.serving.langgraph.states import checkpoint_json
 
 Part = tuple[str, Any]
 """The name and the data of an event."""

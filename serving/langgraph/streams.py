@@ -1,4 +1,4 @@
-"""What a live run has streamed so far, and how clients follow it over HTTP.
+"""What a live run has streamed so far, and how it is stopped and ends.
 
 The events of a resumable run are in the database before any client sees them: an id means the
 same after a restart. The events of other runs are in memory, as long as the run is live.
@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import sqlalchemy as sa
-from fastapi import Request
-from fastapi.responses import StreamingResponse
-from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.langgraph.database import Database
-from agentrt.serving.langgraph.responses import encode
 from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.tables import events
 
@@ -28,18 +24,12 @@ MAX_BYTES = 8 * 2**20
 """How much of a run's stream is in memory; a listener that falls behind that is cut off."""
 MAX_STORED = 100_000
 """How many events of a resumable run are stored; older ones are deleted."""
-PING_S = 15
-"""How often a silent response sends something to keep its connection, in seconds."""
-SEND_S = 60
-"""How long a client may not read before it counts as gone."""
 _PAGE = 500
 PROTOCOL = "protocol"
 """The name of events in the streaming protocol's form, for its own clients alone."""
 
 Action = Literal["interrupt", "rollback", "shutdown"]
 """Why a run is stopped: a client asks for it, or the server stops and resumes it later."""
-OnLeave = Callable[[], None]
-"""Called when a client has gone before the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,103 +202,3 @@ class LiveRun:
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
-
-
-# -- responses ----------------------------------------------------------------------------
-
-
-def headers_of(row: sa.Row[Any], retry: str | None = None) -> dict[str, str]:
-    """Where a run is, and where a client whose connection breaks asks again: ``retry``."""
-    path = f"/threads/{row._mapping['thread_id']}/runs/{row._mapping['run_id']}"
-    headers = {"Content-Location": path}
-    return headers if retry is None else {**headers, "Location": f"{path}/{retry}"}
-
-
-def _ignore() -> None:
-    """A client that leaves does not affect its run."""
-
-
-def event_stream(
-    source: AsyncIterator[StreamEvent],
-    headers: dict[str, str],
-    *,
-    numbered: bool,
-    modes: Collection[str] | None = None,
-    on_leave: OnLeave = _ignore,
-) -> EventSourceResponse:
-    """Events as they come; with ``modes``, those of some stream modes only."""
-
-    async def parts() -> AsyncIterator[ServerSentEvent]:
-        over = False
-        try:
-            async for one in source:
-                if one.event == PROTOCOL:
-                    continue
-                if modes is None or mode_of(one.event) in {*modes, "error"}:
-                    yield as_sse(one, numbered=numbered)
-            over = True
-        except FellBehindError as error:
-            data = {"error": "FellBehindError", "message": f"{error}; read faster, or join again"}
-            yield ServerSentEvent(encode(data).decode(), event="error")
-        finally:
-            if not over:
-                on_leave()
-
-    return EventSourceResponse(parts(), headers=headers, ping=PING_S, send_timeout=SEND_S)
-
-
-def as_sse(one: StreamEvent, *, numbered: bool) -> ServerSentEvent:
-    """An event on the wire; its number is its id if it can be replayed."""
-    event_id = str(one.number) if numbered else None
-    return ServerSentEvent(one.data.decode(), event=one.event, id=event_id)
-
-
-def mode_of(event: str) -> str:
-    """The stream mode of an event, by its name."""
-    name, _, _ = event.partition("|")
-    mode, slash, _ = name.partition("/")
-    return "messages-tuple" if mode == "messages" and not slash else mode
-
-
-def result_response(
-    live: LiveRun, request: Request, headers: dict[str, str], on_leave: OnLeave = _ignore
-) -> StreamingResponse:
-    """The run's result at its end. The headers are sent at once, so that a client whose
-    connection breaks knows where to ask again; until the end, newlines keep it open.
-    """
-
-    async def body() -> AsyncIterator[bytes]:
-        gone = asyncio.create_task(_disconnected(request))
-        done = asyncio.create_task(live.done.wait())
-        try:
-            while not live.done.is_set() and not gone.done():
-                ready, _ = await asyncio.wait(
-                    (gone, done), timeout=PING_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not ready:
-                    yield b"\n"
-            if live.done.is_set():
-                yield _result_of(live)
-        finally:
-            gone.cancel()
-            done.cancel()
-            if not live.done.is_set():
-                on_leave()
-
-    return StreamingResponse(body(), media_type="application/json", headers=headers)
-
-
-def _result_of(live: LiveRun) -> bytes:
-    """The run's result. Raises if it has not ended: a connection that breaks sends the client to
-    the next server, which resumes the run.
-    """
-    if live.result is None:
-        raise ConnectionAbortedError(f"the server ends before run {live.record.run_id} does")
-    return live.result
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client has closed the connection."""
-    message: Any = {}
-    while message.get("type") != "http.disconnect":
-        message = await request.receive()

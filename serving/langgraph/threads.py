@@ -8,20 +8,16 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
-from langchain_core.runnables import RunnableConfig
-from langgraph.types import PregelTask, StateSnapshot
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from agentrt.integrations.langgraph.graphs import Graph
-from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.expiry import Deadlines
 from agentrt.serving.langgraph.extract import extracted
 from agentrt.serving.langgraph.lifetimes import in_use, lifetime_json, removal, set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.responses import conflict, not_found, timestamp, to_json
+from agentrt.serving.langgraph.responses import conflict, not_found, timestamp
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, has, runs, threads
 from agentrt.serving.lifetimes import Ttl
 
@@ -211,97 +207,3 @@ def _matching(tenant: str, body: bodies.ThreadCount, only: Filter) -> list[sa.Co
         if wanted:
             conditions.append(has(field, wanted))
     return conditions
-
-
-# -- states -------------------------------------------------------------------------------
-
-
-async def last_state(
-    graph: Graph, config: RunnableConfig, *, subgraphs: bool = False
-) -> StateSnapshot:
-    """A thread's last state, with what tasks have written to it since.
-
-    If these writes conflict, as when two tasks write a value that may have one writer, it is the
-    state without them.
-    """
-    try:
-        return await graph.aget_state(config, subgraphs=subgraphs)
-    except Exception:  # a reducer is the graph's own, and may raise anything
-        async for state in graph.aget_state_history(config, limit=1):
-            return state
-        raise
-
-
-async def thread_state(graph: Graph, thread: str) -> dict[str, Any]:
-    """The columns of a thread's row that come from its last checkpoint."""
-    state = await last_state(graph, thread_config(thread))
-    interrupts = {task.id: list(task.interrupts) for task in state.tasks if task.interrupts}
-    return {
-        "status": "interrupted" if state.next else "idle",
-        "values": None if state.created_at is None else to_json(state.values),
-        "interrupts": to_json(interrupts),
-        "error": None,
-    }
-
-
-def state_json(
-    state: StateSnapshot, thread: str, select: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """A snapshot of the thread as clients see it."""
-    parent = state.parent_config
-    whole = {
-        "values": state.values,
-        "next": list(state.next),
-        "tasks": [_task_json(task, thread) for task in state.tasks],
-        "metadata": {**state.metadata, "thread_id": thread} if state.metadata else {},
-        "created_at": state.created_at,
-        "checkpoint": {"checkpoint_id": None, **checkpoint_json(state.config, thread)},
-        "parent_checkpoint": checkpoint_json(parent, thread) if parent else None,
-        "interrupts": list(state.interrupts),
-        "checkpoint_id": _configurable(state.config).get("checkpoint_id"),
-        "parent_checkpoint_id": _configurable(parent).get("checkpoint_id"),
-    }
-    return whole if select is None else _selected(whole, select)
-
-
-def checkpoint_json(config: RunnableConfig | None, thread: str | None = None) -> dict[str, Any]:
-    """Where a snapshot was taken; without an id, at the end of its namespace."""
-    found = _configurable(config)
-    checkpoint = {
-        "thread_id": found.get("thread_id", thread),
-        "checkpoint_ns": found.get("checkpoint_ns", ""),
-    }
-    known = {key: found[key] for key in ("checkpoint_id", "checkpoint_map") if found.get(key)}
-    return checkpoint | known
-
-
-def _configurable(config: RunnableConfig | None) -> dict[str, Any]:
-    return dict((config or {}).get("configurable") or {})
-
-
-def _task_json(task: PregelTask, thread: str) -> dict[str, Any]:
-    inner = task.state
-    snapshot = state_json(inner, thread) if isinstance(inner, StateSnapshot) else None
-    config = inner.config if isinstance(inner, StateSnapshot) else inner
-    return {
-        "id": task.id,
-        "name": task.name,
-        "path": list(task.path),
-        "error": None if task.error is None else str(task.error),
-        "interrupts": list(task.interrupts),
-        "checkpoint": None if config is None else checkpoint_json(config, thread),
-        "state": snapshot,
-        "result": task.result,
-    }
-
-
-def _selected(whole: dict[str, Any], select: Sequence[str]) -> dict[str, Any]:
-    """The parts of a snapshot that were asked for; ``values.KEY`` is one value of the state."""
-    chosen: dict[str, Any] = {}
-    for name in select:
-        key, _, inner = name.partition(".")
-        if not inner:
-            chosen[key] = whole[key]
-        elif isinstance(whole["values"], dict) and inner in whole["values"]:
-            chosen.setdefault("values", {})[inner] = whole["values"][inner]
-    return chosen

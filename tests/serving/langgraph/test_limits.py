@@ -13,7 +13,8 @@ from starlette.types import Message
 
 from agentrt.serving.langgraph import run_queue
 from agentrt.serving.langgraph.runs import RunRecord
-from agentrt.serving.langgraph.streams import EventLog, LiveRun, result_response
+from agentrt.serving.langgraph.stream_responses import result_response
+from agentrt.serving.langgraph.streams import EventLog, LiveRun
 from agentrt.serving.tenants import Limits, Tenants
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
