@@ -6,7 +6,7 @@ Each graph has a default assistant, whose id anybody can compute from the graph'
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID, uuid4, uuid5
@@ -50,8 +50,11 @@ class Assistants:
         self._graphs = graphs
         self._known_tenants: set[str] = set()
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
+    def add_to(
+        self, router: APIRouter, forget_threads: Callable[[Caller, str], Awaitable[None]]
+    ) -> None:
+        """Add the routes; ``forget_threads`` deletes those of an assistant that a caller may."""
+        self._forget_threads = forget_threads
         add = router.add_api_route
         add("/assistants", self.create, methods=["POST"])
         add("/assistants/search", self.search, methods=["POST"])
@@ -133,14 +136,14 @@ class Assistants:
     async def delete(
         self, assistant_id: UUID, caller: CallerDep, delete_threads: bool = False
     ) -> Response:
-        """Forget an assistant with its versions and crons; its threads stay."""
-        if delete_threads:
-            raise invalid("delete_threads: not supported here; delete the threads by their ids")
+        """Forget an assistant with its versions and crons; its threads stay unless asked for."""
         only = await caller.authorize("assistants", "delete", {"assistant_id": assistant_id})
         tenant, key = caller.tenant, str(assistant_id)
         found = await self.find(tenant, key, only)
         if key in map(default_assistant, self._graphs.names()):
             raise conflict(f"assistant {key} comes with the graph {found['graph_id']!r}")
+        if delete_threads:
+            await self._forget_threads(caller, key)
         of_it = (assistants, versions, crons)
         await self._database.write(*(sa.delete(one).where(*_is(one, tenant, key)) for one in of_it))
         return Response(status_code=204)

@@ -74,10 +74,11 @@ def _routes(
         dependencies=[Depends(authenticate(auth)), Depends(room.guard())],
         tags=["langgraph"],
     )
-    state.assistants.add_to(guarded)
-    # The more specific path comes first: /threads/search is no thread.
     states = StateRoutes(state, queue)
-    ThreadRoutes(state, queue, states).add_to(guarded)
+    threads = ThreadRoutes(state, queue, states)
+    state.assistants.add_to(guarded, threads.forget_all_of)
+    # The more specific path comes first: /threads/search is no thread.
+    threads.add_to(guarded)
     states.add_to(guarded)
     starts.add_to(guarded)
     crons.add_to(guarded)

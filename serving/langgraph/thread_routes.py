@@ -15,9 +15,7 @@ from agentrt.serving.langgraph.responses import JSON, conflict, invalid
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.state_routes import StateRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState
-from agentrt.serving.langgraph.threads import (
-    thread_json,
-)
+from agentrt.serving.langgraph.threads import thread_json
 
 _T = "/threads/{thread_id}"
 
@@ -76,9 +74,7 @@ class ThreadRoutes:
         """Forget threads, or all but their last checkpoints. Those that are not there are left."""
         pruned = 0
         for key in dict.fromkeys(body.thread_ids):
-            only = await caller.authorize("threads", "delete", {"thread_id": key})
-            found, _ = await self._all.search(caller.tenant, bodies.ThreadSearch(ids=[key]), only)
-            if not found:
+            if not await self._may_delete(caller, key):
                 continue
             if body.strategy == "delete":
                 await self._forget(str(key))
@@ -137,7 +133,28 @@ class ThreadRoutes:
         await self._all.update_state(new["thread_id"], state)
         return JSON(thread_json(await self._all.get(caller.tenant, body.thread_id or uuid4())))
 
+    async def forget_all_of(self, caller: Caller, assistant_id: str) -> None:
+        """Forget the threads whose last run was an assistant's, of those that the caller sees.
+        Raises 403 where a hook refuses.
+        """
+        only = {"assistant_id": assistant_id}
+        page = bodies.ThreadSearch(metadata=only, select=["thread_id"], limit=bodies.MAX_LIMIT)
+        while (found := await self._all.search(caller.tenant, page, None))[0]:
+            left = 0
+            for key in (one["thread_id"] for one in found[0]):
+                if await self._may_delete(caller, UUID(key)):
+                    await self._forget(key)
+                else:
+                    left += 1
+            page = page.model_copy(update={"offset": page.offset + left})
+
     # -- inside ------------------------------------------------------------------------
+
+    async def _may_delete(self, caller: Caller, key: UUID) -> bool:
+        """Whether there is a thread that hooks let the caller delete."""
+        only = await caller.authorize("threads", "delete", {"thread_id": key})
+        found, _ = await self._all.search(caller.tenant, bodies.ThreadSearch(ids=[key]), only)
+        return bool(found)
 
     async def _read(self, caller: Caller, key: UUID, action: str) -> Row[Any]:
         only = await caller.authorize("threads", action, {"thread_id": key})

@@ -127,6 +127,24 @@ async def test_each_sees_what_the_hooks_let_them(it: Serving) -> None:
                 await asked
 
 
+async def test_an_assistants_threads_go_with_it_but_for_those_of_others(it: Serving) -> None:
+    """A run that is under way is stopped; threads of other assistants stay."""
+    async with of(it, "Bearer a") as ann, of(it, "Bearer e") as eve:
+        made = (await ann.assistants.create("ask"))["assistant_id"]
+        threads = [(await who.threads.create())["thread_id"] for who in (ann, ann, eve, ann)]
+        slept, answered, hers, other = threads
+        for client, thread in ((ann, answered), (eve, hers)):
+            await client.runs.wait(thread, made, input=IN)
+        await ann.runs.wait(other, "ask", input=IN)
+        await ann.runs.create(slept, made, input=IN, after_seconds=600)
+        await ann.assistants.delete(made, delete_threads=True)
+        left = {one["thread_id"] for one in await ann.threads.search(ids=threads)}
+        assert left == {other}
+        assert (await eve.threads.get(hers))["thread_id"] == hers
+        with pytest.raises(NotFoundError):
+            await ann.assistants.get(made)
+
+
 async def test_a_thread_that_a_run_makes_is_its_users_own(it: Serving) -> None:
     async with of(it, "Bearer a") as ann, of(it, "Bearer e") as eve:
         for thread, done in ((str(uuid4()), "create"), (None, "keep")):
