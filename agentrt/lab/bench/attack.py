@@ -20,11 +20,17 @@ from typing import Any
 import click
 import httpx
 
-from agentrt.cli.signals import Interrupts
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.bench.attacker import Spec, attacked
 from agentrt.lab.bench.attacks import ATTACKS, Attack
-from agentrt.lab.bench.results import Column, Results, no_collections, ratios, show
+from agentrt.lab.bench.results import (
+    Column,
+    Results,
+    no_collections,
+    ratios,
+    run_shown,
+    show,
+)
 from agentrt.lab.bench.servers import AgentrtServer
 from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.lab.reports.tables import percentile
@@ -77,8 +83,11 @@ def attack(**options: Any) -> None:
     seconds = QUICK_S if options["quick"] else options["minutes"] * 60 / (len(chosen) + 1)
     measured = Results({"attack": "attack"})
     server = _servers(options["policy"], options["replicas"])
-    Interrupts(note).run(measure(measured, chosen, seconds, server))
-    show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
+
+    def tell() -> None:
+        show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
+
+    run_shown(measure(measured, chosen, seconds, server), tell)
     if any(one[0]["faults"] or one[0]["failed"] for one in measured.samples.values()):
         raise SystemExit(1)
 

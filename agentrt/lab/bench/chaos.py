@@ -20,7 +20,6 @@ from typing import Any
 import click
 
 from agentrt.cli.engine_log import EngineLog
-from agentrt.cli.signals import Interrupts
 from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.engine import VLLMEngine
@@ -28,7 +27,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.executors.vllm.processes import is_live
 from agentrt.lab.bench.chaos_programs import ChaosPrograms
 from agentrt.lab.bench.chaos_report import CallAudit, Report
-from agentrt.lab.bench.results import show
+from agentrt.lab.bench.results import run_shown, show
 from agentrt.lab.commands.options import count_option, note, seed_option
 from agentrt.router import DEFAULT_ROUTER, make_router
 from agentrt.runtime import Runtime
@@ -96,8 +95,14 @@ def chaos(**options: Any) -> int:
             model, options["max_num_seqs"], flags=_FLAGS, replicas=config.replicas
         )
         make, outage = _machines(engine, cluster, progress)
-        report = Interrupts(progress).run(Chaos(make, programs, config, progress, outage).run())
-    show(report.table(), asdict(report), as_json=options["as_json"])
+        chaos = Chaos(make, programs, config, progress, outage)
+        report = chaos.report
+
+        def tell() -> None:
+            table = report.table() if report.programs else ""
+            show(table, asdict(report), as_json=options["as_json"])
+
+        run_shown(chaos.run(), tell, progress)
     for line in report.wrong():
         click.echo(f"error: {line}", err=True)
     return 1 if report.wrong() else 0

@@ -17,7 +17,15 @@ import click
 
 from agentrt import Context, Runtime, program
 from agentrt.interrupts import Tool
-from agentrt.lab.bench.results import SPREAD, Column, Figures, Results, no_collections, show
+from agentrt.lab.bench.results import (
+    SPREAD,
+    Column,
+    Figures,
+    Results,
+    no_collections,
+    run_shown,
+    show,
+)
 from agentrt.lab.bench.transports import TRANSPORTS, Call
 from agentrt.lab.commands.options import ManyCommand, count_option, json_option, many, note
 from agentrt.lab.runs.grid import turns
@@ -63,8 +71,12 @@ def interrupts(**options: Any) -> None:
     measured = Results({"transport": "transport"})
     measured.expect((name,) for name in names)
     turned = sizes["calls"], sizes["repeat"], note, AT_ONCE, sizes["rounds"]
-    asyncio.run(measure(measured, names, *turned))
-    show(measured.table(COLUMNS), {"transports": measured.medians()}, as_json=options["as_json"])
+
+    def tell() -> None:
+        found = {"transports": measured.medians()}
+        show(measured.table(COLUMNS), found, as_json=options["as_json"])
+
+    run_shown(measure(measured, names, *turned), tell)
 
 
 async def measure(

@@ -7,7 +7,7 @@ manager decide; a step takes what the step-time model says, so the machine does 
 
 from __future__ import annotations
 
-import json
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
+from agentrt.lab.bench.results import run_shown, show
 from agentrt.lab.commands.options import count_option, json_flag, note, seed_option, split_commas
 from agentrt.lab.commands.outputs import check_plot, silence_vllm
 from agentrt.lab.engine.step_time import StepTimeModel
@@ -97,16 +98,17 @@ def memory(**options: Any) -> None:
     check_plot(options["plot"])
     silence_vllm()
     bench = _bench(options)
-    told = []
-    for cell in plan.cells:
-        found = _seeds(bench, cell, plan)
-        about = {**asdict(cell), "seeds": len(found)}
-        told.append(as_json(about, found))
-        click.echo(f"\n{_head(cell, found)}\n\n{table(found)}")
-    if options["plot"]:
-        draw(told, options["plot"])
-    if options["as_json"]:
-        click.echo(json.dumps({"cells": told}))
+    measured: dict[Cell, list[Found]] = {}
+
+    def tell() -> None:
+        cells = {cell: found for cell, found in measured.items() if found}
+        tables = [f"{_head(cell, found)}\n\n{table(found)}" for cell, found in cells.items()]
+        told = [as_json({**asdict(c), "seeds": len(f)}, f) for c, f in cells.items()]
+        show(tables, {"cells": told}, as_json=options["as_json"])
+        if options["plot"] and told:
+            draw(told, options["plot"])
+
+    run_shown(_seeds(bench, plan, measured), tell)
 
 
 def _plan(options: dict[str, Any]) -> Plan:
@@ -164,14 +166,14 @@ def _bench(options: dict[str, Any]) -> Memory:
     )
 
 
-def _seeds(bench: Memory, cell: Cell, plan: Plan) -> list[Found]:
-    found: list[Found] = []
-    for seed in plan.seeds:
+async def _seeds(bench: Memory, plan: Plan, measured: dict[Cell, list[Found]]) -> None:
+    for cell, seed in product(plan.cells, plan.seeds):
         began = time.monotonic()
         note(f"{cell}, seed {seed}")
-        found.append(bench.run(cell, seed, plan.contenders, plan.caps, note))
+        found = bench.run(cell, seed, plan.contenders, plan.caps, note)
+        measured.setdefault(cell, []).append(found)
         note(f"  {time.monotonic() - began:.0f} s")
-    return found
+        await asyncio.sleep(0)  # where a signal stops it
 
 
 def _head(cell: Cell, found: Sequence[Found]) -> str:

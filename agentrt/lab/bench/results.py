@@ -1,4 +1,4 @@
-"""What benchmarks share: sides that take turns, figures by side and repeat, and their tables."""
+"""What benchmarks share: how they end, sides that take turns, figures by side, and tables."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from agentrt.cli.signals import Interrupts
+from agentrt.executors.base import Progress
+from agentrt.lab.commands.options import note
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.grid import turns
 
@@ -22,6 +26,28 @@ T = TypeVar("T")
 Figures = Mapping[str, float]
 """What was measured on one side in one repeat, by name; NaN where a side does not know."""
 SPREAD, WHOLE = "{:.2f} ({:.2f}-{:.2f})", "{:.0f}"
+
+
+def run_shown(
+    work: Coroutine[Any, Any, object], tell: Callable[[], None], progress: Progress = note
+) -> None:
+    """Run a benchmark's ``work``, and ``tell`` what was measured once it is over, or has failed, or
+    was stopped by a signal. Raises `StoppedError` then.
+    """
+    first = threading.Lock()
+
+    def once() -> None:
+        if first.acquire(blocking=False):
+            tell()
+
+    def last_words(text: str) -> None:
+        once()  # servers may take longer to stop than a signal leaves
+        progress(text)
+
+    try:
+        Interrupts(last_words).run(work)
+    finally:
+        once()
 
 
 def in_turns(sides: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
@@ -64,18 +90,21 @@ class Results:
         return [] if any(map(math.isnan, found)) else found
 
     def table(self, columns: Sequence[Column]) -> str:
-        """A row per key, as Markdown."""
+        """A row per key that was measured, as Markdown; empty where none was."""
         head = (*self._keys.values(), *(column.head for column in columns))
-        rows = [(*key, *(self._cell(key, one) for one in columns)) for key in self.samples]
-        return markdown(head, rows)
+        rows = [(*key, *(self._cell(key, one) for one in columns)) for key in self._measured()]
+        return markdown(head, rows) if rows else ""
 
     def medians(self) -> list[dict[str, Any]]:
         """The median of every known figure by key, for a program to read."""
         return [
             dict(zip(self._keys, key, strict=True))
             | {name: statistics.median(v) for name in some[0] if (v := self.values(key, name))}
-            for key, some in self.samples.items()
+            for key, some in self._measured().items()
         ]
+
+    def _measured(self) -> dict[tuple[object, ...], list[Figures]]:
+        return {key: some for key, some in self.samples.items() if some}
 
     def _cell(self, key: tuple[object, ...], column: Column) -> str:
         values = self.values(key, column.name)
@@ -110,9 +139,14 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def show(table: str, medians: Any, *, as_json: bool) -> None:
-    """Print a table, and with ``--json`` its medians as one line."""
-    click.echo(table)
+def show(tables: str | Sequence[str], medians: Any, *, as_json: bool = False) -> None:
+    """Print tables, and with ``--json`` their medians as one line; nothing if nothing was
+    measured.
+    """
+    each = [tables] if isinstance(tables, str) else tables
+    if not (text := "\n\n".join(filter(None, each))):
+        return
+    click.echo(text)
     if as_json:
         click.echo(json.dumps(medians))
 

@@ -7,6 +7,7 @@ the engine core asks of a scheduler is summed up; cases take turns of a few step
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,15 @@ from typing import Any
 import click
 
 from agentrt.executors.identity import to_extra_args
-from agentrt.lab.bench.results import Column, Figures, Results, no_collections, ratios, show
+from agentrt.lab.bench.results import (
+    Column,
+    Figures,
+    Results,
+    no_collections,
+    ratios,
+    run_shown,
+    show,
+)
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -72,11 +81,18 @@ def scheduler(**options: Any) -> None:
     running = counts("--running", options["running"] or ("4", "64"))
     waiting = counts("--waiting", options["waiting"] or ("10", "1000"))
     measured = Results({"running": "running", "waiting": "waiting", "case": "case"})
-    for size in product(running, waiting):
-        note("{} running, {} waiting".format(*size))
-        for name, figures in measure(names, *size, options):
-            measured.add(*size, name, figures=figures)
-    show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
+
+    async def work() -> None:
+        for size in product(running, waiting):
+            note("{} running, {} waiting".format(*size))
+            for name, figures in measure(names, *size, options):
+                measured.add(*size, name, figures=figures)
+                await asyncio.sleep(0)  # where a signal stops it
+
+    def tell() -> None:
+        show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
+
+    run_shown(work(), tell)
 
 
 def measure(

@@ -25,6 +25,8 @@ _START_S, _REQUEST_S = 300.0, 10.0
 _OURS = ("model", "served_model_name", "scheduler_cls", "additional_config")
 """What an embedded engine gets and a stock one does not, or in another way."""
 _SAYS = " (OpenAI API: "
+PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+"""Told to both: agentrt would pick a tool parser by itself, and vLLM have none."""
 
 
 class Server:

@@ -9,6 +9,7 @@ server's own process they make single calls, whole or streamed, and know nothing
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,14 +22,14 @@ import click
 import httpx
 
 from agentrt.cli.engine_log import EngineLog
-from agentrt.cli.signals import Interrupts
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, in_turns, ratios
-from agentrt.lab.bench.servers import AgentrtServer, Server, StockServer
+from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, ratios, run_shown, show
+from agentrt.lab.bench.servers import PARSER, AgentrtServer, Server, StockServer
 from agentrt.lab.commands.options import count_option, model_option, note
 from agentrt.lab.reports.tables import percentile
+from agentrt.lab.runs.grid import turns
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 
@@ -37,13 +38,15 @@ TOKENS = 8
 SINGLES = {"calls": 1, "streams": 64}
 """Tokens of a whole answer and of a streamed one, for clients that know nothing of programs."""
 _SINGLES_CLIENTS = 16
-PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-"""Told to both: agentrt would pick a tool parser by itself, and vLLM have none."""
 _CALL_S = 600.0
-_ALONE_S = 20.0
-"""A turn with one client takes no longer: its calls are short, and so there are many."""
+_WARM_UP_S = 1.0
+_PARTS, _OF_ALL_CLIENTS = 6, 3
+"""Of a server's time in a repeat, so many are for all clients; one client, calls and streams have
+one each.
+"""
 _BUSY = "429"
 _TOTAL = "{total:.0f}"
+SERVERS = ("stock", "agentrt")
 COLUMNS = (
     Column("calls", "calls", _TOTAL),
     Column("errors", "errors", _TOTAL),
@@ -77,10 +80,10 @@ _pause = asyncio.sleep
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0, min_open=True),
-    default=5.0,
+    default=20.0,
     show_default=True,
     metavar="M",
-    help="How long agentrt has the load, in all repeats together; stock has it as long.",
+    help="How long both have the load, in all; calls that have begun are waited for.",
 )
 @count_option("--repeat", default=5)
 @count_option("--max-num-seqs", default=16)
@@ -94,20 +97,22 @@ def serve(**options: Any) -> None:
     schedule alike, and what differs is the server.
     """
     policy_class(options["policy"])
-    bench = Interrupts(note).run(_measure(options))
-    tables = ((bench.measured, COLUMNS), (bench.cpu, CPU), (bench.footprints, FOOTPRINT))
-    click.echo("\n\n".join(results.table(columns) for results, columns in tables))
+    bench = ServingBench(options["clients"], options["minutes"] * 30 / options["repeat"], note)
+
+    def tell() -> None:
+        tables = ((bench.measured, COLUMNS), (bench.cpu, CPU), (bench.footprints, FOOTPRINT))
+        show([results.table(columns) for results, columns in tables], None)
+
+    run_shown(_measure(bench, options), tell)
 
 
-async def _measure(options: dict[str, Any]) -> ServingBench:
+async def _measure(bench: ServingBench, options: dict[str, Any]) -> None:
     config = SchedulerConfig(policy=options["policy"])
     engine = EngineOptions(options["model"], options["max_num_seqs"], config)
     prepare_environment(engine)
     model = options["model"] or default_model(note)
-    bench = ServingBench(options["clients"], options["minutes"] * 60 / options["repeat"], note)
     with EngineLog(verbose=False) as log:
         await bench.run(engine, model, log.collect, options["repeat"])
-    return bench
 
 
 @dataclass(slots=True)
@@ -124,9 +129,9 @@ class Turn:
             "calls": len(self.latencies),
             "errors": self.statuses.total() - self.statuses["200"] - self.statuses[_BUSY],
             "busy": self.statuses[_BUSY],
-            "p50": percentile(self.latencies, 0.5),
-            "p99": percentile(self.latencies, 0.99),
-            "rate": len(self.latencies) / self.seconds,
+            "p50": percentile(self.latencies or [math.nan], 0.5),
+            "p99": percentile(self.latencies or [math.nan], 0.99),
+            "rate": len(self.latencies) / self.seconds or math.nan,
         }
 
     async def call(
@@ -150,13 +155,17 @@ class Turn:
 
 
 class ServingBench:
-    """Puts ``clients`` programs at a time on each server, in turns of ``seconds``."""
+    """Puts ``clients`` programs at a time on each server, and other loads. In each repeat a server
+    has all of them for ``seconds``.
+    """
 
     def __init__(self, clients: int, seconds: float, progress: Progress) -> None:
         self._clients, self._seconds, self._progress = clients, seconds, progress
         self.measured = Results({"server": "server", "clients": "clients"})
         self.cpu = Results({"server": "server", "asked": "asked for"})
         self.footprints = Results({"turn": "after turn"})
+        self.measured.expect((name, load) for load in (1, clients) for name in SERVERS)
+        self.cpu.expect((name, load) for name in SERVERS for load in SINGLES)
         self._numbers = count(1)
         self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
 
@@ -176,49 +185,47 @@ class ServingBench:
             await ours.start()
             self._progress("starting vLLM's own server")
             await stock.start(collecting)
-            urls = {"agentrt": ours.base_url, "stock": stock.base_url}
+            self._progress("warming up")
             for clients in (1, self._clients):
-                for url in urls.values():
-                    await self.turn(url, clients, 5.0)
+                for server in (ours, stock):
+                    await self.turn(server.base_url, clients, _WARM_UP_S)
             await self._look(ours)
-            turns: dict[tuple[int, int, str], Turn] = {}
-            for repeat, name in in_turns(list(urls), repeats):
-                for clients in (1, self._clients):
-                    self._progress(f"repeat {repeat + 1} of {repeats}: {name}, {clients} clients")
-                    seconds = self._seconds if clients > 1 else min(_ALONE_S, self._seconds)
-                    turns[repeat, clients, name] = await self.turn(urls[name], clients, seconds)
-                if name == "agentrt":
-                    await self._look(ours)
-            self.compare(turns)
-            await self.measure_cpu({"stock": stock, "agentrt": ours}, repeats)
+            servers = dict(zip(SERVERS, (stock, ours), strict=True))
+            for repeat in range(repeats):
+                found = {}
+                for name in turns(SERVERS, repeat):
+                    told = f"repeat {repeat + 1} of {repeats}: {name}"
+                    found[name] = await self.once(servers[name], told)
+                self.keep(found)
+                await self._look(ours)
 
-    async def measure_cpu(self, servers: Mapping[str, Server], repeats: int) -> None:
-        """What single calls and streams cost each server's own process, in turns."""
-        found: dict[tuple[str, str, int], Figures] = {}
-        seconds = min(_ALONE_S, self._seconds)
-        for repeat, name in in_turns(list(servers), repeats):
-            for asked, tokens in SINGLES.items():
-                self._progress(f"CPU time, repeat {repeat + 1} of {repeats}: {name}, {asked}")
-                before = servers[name].cpu_s()
-                turn = await self.turn(servers[name].base_url, _SINGLES_CLIENTS, seconds, asked)
-                used = servers[name].cpu_s() - before
-                calls = len(turn.latencies)
-                found[asked, name, repeat] = {
-                    "calls": calls,
-                    "tokens": tokens,
-                    "cpu_ms": used / calls * 1e3,
-                    "cpu_us": used / calls / tokens * 1e6,
-                }
-        for (asked, name, repeat), figures in found.items():
-            to_stock = ratios(figures, found[asked, "stock", repeat], ("cpu_ms",), "_to_stock")
-            self.cpu.add(name, asked, figures={**figures, **to_stock})
+    async def once(self, server: Server, told: str) -> dict[int | str, Figures]:
+        """What each load comes to on a server, by its clients or by what is asked for."""
+        found: dict[int | str, Figures] = {}
+        part = self._seconds / _PARTS
+        for clients in dict.fromkeys((1, self._clients)):
+            seconds = part if clients == 1 else part * _OF_ALL_CLIENTS
+            self._progress(f"{told}, {clients} clients, {seconds:.0f} s")
+            found[clients] = (await self.turn(server.base_url, clients, seconds)).figures()
+        for asked, tokens in SINGLES.items():
+            self._progress(f"{told}, CPU time of {asked}, {part:.0f} s")
+            before = server.cpu_s()
+            turn = await self.turn(server.base_url, _SINGLES_CLIENTS, part, asked)
+            calls = len(turn.latencies)
+            each_s = (server.cpu_s() - before) / calls if calls else math.nan
+            used = {"cpu_ms": each_s * 1e3, "cpu_us": each_s / tokens * 1e6}
+            found[asked] = {"calls": calls, "tokens": tokens, **used}
+        return found
 
-    def compare(self, turns: dict[tuple[int, int, str], Turn]) -> None:
-        """Keep what turns came to, by repeat, clients and server; ratios are to stock's."""
-        for repeat, clients, name in sorted(turns, key=lambda key: (key[1], key[2] != "stock")):
-            mine, stock = (turns[repeat, clients, one].figures() for one in (name, "stock"))
-            to_stock = ratios(mine, stock, ("p50", "p99", "rate"), "_to_stock")
-            self.measured.add(name, clients, figures={**mine, **to_stock})
+    def keep(self, found: Mapping[str, Mapping[int | str, Figures]]) -> None:
+        """Keep what a repeat came to, by server and load; ratios are to stock's."""
+        for name, loads in found.items():
+            for load, mine in loads.items():
+                results, names = self.measured, ["p50", "p99", "rate"]
+                if load in SINGLES:
+                    results, names = self.cpu, ["cpu_ms"]
+                to_stock = ratios(mine, found[SERVERS[0]][load], names, "_to_stock")
+                results.add(name, load, figures={**mine, **to_stock})
 
     async def _look(self, server: AgentrtServer) -> None:
         """Keep what agentrt's process uses now."""
@@ -238,7 +245,7 @@ class ServingBench:
                     name = f"bench-{next(self._numbers)}"
                     if asked in SINGLES:
                         how = {"json": {"stream": asked == "streams"}}
-                        await turn.call(client, [_user(name)], SINGLES[asked], **how)
+                        await turn.call(client, [user(name)], SINGLES[asked], **how)
                     else:
                         await run_program(client, name, began + seconds, turn)
                         await client.delete(f"sessions/{name}")  # stock does not know of any
@@ -252,7 +259,7 @@ class ServingBench:
 
 async def run_program(client: httpx.AsyncClient, name: str, until: float, turn: Turn) -> None:
     """A program's calls, but none that would begin after the turn's end."""
-    chat = [_user(name)]
+    chat = [user(name)]
     for step in range(CALLS):
         if time.perf_counter() > until:
             return
@@ -264,5 +271,6 @@ async def run_program(client: httpx.AsyncClient, name: str, until: float, turn: 
         chat += [{"role": "user", "content": f"Go on, {step}."}]
 
 
-def _user(name: str) -> dict[str, str]:
+def user(name: str) -> dict[str, str]:
+    """The first message of a program of that name."""
     return {"role": "user", "content": f"Program {name}: tell me of rivers."}

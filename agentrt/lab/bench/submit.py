@@ -22,13 +22,21 @@ from typing import Any
 import click
 import httpx
 
-from agentrt.cli.signals import Interrupts
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import Column, Figures, Results, in_turns, ratios
+from agentrt.lab.bench.results import (
+    Column,
+    Figures,
+    Results,
+    in_turns,
+    ratios,
+    run_shown,
+    show,
+)
 from agentrt.lab.bench.servers import AgentrtServer
 from agentrt.lab.commands.options import count_option, json_option, model_option, note
 from agentrt.lab.reports.tables import percentile
+from agentrt.lab.runs.grid import turns
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
 
@@ -82,11 +90,13 @@ def submit(**options: Any) -> None:
     """
     bench = SubmitBench()
     repeats, seconds = (3, 4) if options["quick"] else (options["repeat"], options["seconds"])
-    Interrupts(note).run(_measure(bench, options["model"], repeats, seconds))
-    click.echo(f"{bench.starts.table(STARTS)}\n\n{bench.others.table(OTHERS)}")
-    if options["as_json"]:
+
+    def tell() -> None:
         medians = {"starts": bench.starts.medians(), "others": bench.others.medians()}
-        click.echo(json.dumps(medians))
+        tables = bench.starts.table(STARTS), bench.others.table(OTHERS)
+        show(tables, medians, as_json=options["as_json"])
+
+    run_shown(_measure(bench, options["model"], repeats, seconds), tell)
 
 
 async def _measure(bench: SubmitBench, model: str | None, repeats: int, seconds: float) -> None:
@@ -152,18 +162,20 @@ class SubmitBench:
         self, url: str, keys: Mapping[str, str], repeats: int, seconds: float
     ) -> None:
         """Make one tenant's short calls for so long, alone and beside hostile programs."""
-        sides = {"nobody": False, "hostile programs": True}
-        found: dict[tuple[int, str], Figures] = {}
-        for repeat, side in in_turns(list(sides), repeats):
-            note(f"repeat {repeat + 1} of {repeats}: beside {side}")
-            stopped: Counter[str] = Counter()
-            async with _hostile(url, keys["bad"], stopped, on=sides[side]):
-                took = await _short_calls(url, keys["good"], seconds)
-            ended = {"calls": len(took), "stopped": stopped["failed"]}
-            found[repeat, side] = {**_percentiles(took), **ended}
-        for (repeat, side), mine in found.items():
-            alone = ratios(mine, found[repeat, "nobody"], ["p50_", "p99_"], "to_alone", "ms")
-            self.others.add(side, figures={**mine, **alone})
+        sides = ("nobody", "hostile programs")
+        self.others.expect((side,) for side in sides)
+        for repeat in range(repeats):
+            found: dict[str, Figures] = {}
+            for side in turns(sides, repeat):
+                note(f"repeat {repeat + 1} of {repeats}: beside {side}")
+                stopped: Counter[str] = Counter()
+                async with _hostile(url, keys["bad"], stopped, on=side != "nobody"):
+                    took = await _short_calls(url, keys["good"], seconds)
+                ended = {"calls": len(took), "stopped": stopped["failed"]}
+                found[side] = {**_percentiles(took), **ended}
+            for side, mine in found.items():
+                alone = ratios(mine, found["nobody"], ["p50_", "p99_"], "to_alone", "ms")
+                self.others.add(side, figures={**mine, **alone})
 
 
 async def _short_calls(url: str, key: str, seconds: float) -> list[float]:

@@ -25,12 +25,20 @@ import httpx
 
 from agentrt import Context, Runtime, program
 from agentrt.cli.engine_log import EngineLog
-from agentrt.cli.signals import Interrupts
 from agentrt.executors.transformers import TransformersExecutor
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import SPREAD, WHOLE, Column, Figures, Results, ratios, show
+from agentrt.lab.bench.results import (
+    SPREAD,
+    WHOLE,
+    Column,
+    Figures,
+    Results,
+    ratios,
+    run_shown,
+    show,
+)
 from agentrt.lab.bench.servers import StockServer
 from agentrt.lab.bench.technique_attention import ATTENTIONS, PlainModel, PlainThread
 from agentrt.lab.bench.technique_table import OF_A_TRAINED_MODEL, TECHNIQUES, Technique
@@ -88,9 +96,12 @@ def techniques(**options: Any) -> None:
         raise click.UsageError(f"--only: no technique is named {min(unknown)!r}; there are {names}")
     measured = Results({"technique": "technique", "side": "side"})
     bench = Bench(measured, options["repeat"], options["concurrency"], options["round_trip"] / 1e3)
+
+    def tell() -> None:
+        show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
+
     with _model(options) as model:
-        Interrupts(note).run(bench.measure(model, chosen, attentions))
-    show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
+        run_shown(bench.measure(model, chosen, attentions), tell)
 
 
 def _chosen(techniques: Mapping[str, Technique], options: Any) -> dict[str, Technique]:

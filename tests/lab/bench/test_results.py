@@ -1,10 +1,83 @@
-"""What benchmarks share: turns, and figures that a side cannot tell."""
+"""What benchmarks share: turns, figures that a side cannot tell, and what is told at an end."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterator
 from math import nan
+from typing import Any
 
-from agentrt.lab.bench.results import Column, Results, in_turns, ratios
+import pytest
+
+from agentrt.cli.app import call
+from agentrt.cli.faults import StoppedError
+from agentrt.lab.bench import results, scheduler
+from agentrt.lab.bench.results import Column, Results, in_turns, ratios, run_shown
+
+
+async def stopped_by(number: int) -> None:
+    signal.raise_signal(number)
+    await asyncio.Event().wait()
+
+
+async def failing() -> None:
+    raise ValueError("no engine")
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        (lambda: stopped_by(signal.SIGINT), StoppedError),
+        (lambda: stopped_by(signal.SIGTERM), StoppedError),
+        (failing, ValueError),
+    ],
+)
+def test_what_was_measured_is_told_once_whatever_ends_the_work(
+    work: Callable[[], Coroutine[Any, Any, None]], error: type[Exception]
+) -> None:
+    told: list[str] = []
+    with pytest.raises(error):
+        run_shown(work(), lambda: told.append("a table"))
+    assert told == ["a table"]
+
+
+def test_it_is_told_before_a_slow_end_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cut:
+        def __init__(self, last_words: Callable[[str], None]) -> None:
+            self._last_words = last_words
+
+        def run(self, work: Coroutine[Any, Any, None]) -> None:
+            work.close()
+            self._last_words("by force")
+
+    monkeypatch.setattr(results, "Interrupts", Cut)
+    told: list[str] = []
+    run_shown(failing(), lambda: told.append("a table"), told.append)
+    assert told == ["a table", "by force"]
+
+
+def test_a_benchmark_that_is_stopped_prints_its_table_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(*asked: object) -> Iterator[tuple[str, dict[str, float]]]:
+        yield "stock", {"step_us": 7.0}
+        signal.raise_signal(signal.SIGINT)
+        yield "stock", {"step_us": 9.0}
+
+    monkeypatch.setattr(scheduler, "measure", measure)
+    sizes = ["--cases", "fcfs", "--running", "2", "--waiting", "3,4"]
+    assert call(["bench", "scheduler", *sizes]) == 128 + signal.SIGINT
+    said = capsys.readouterr()
+    assert "| 2       | 3       | stock | 8         |" in said.out
+    assert "interrupted" in said.err
+
+
+def test_nothing_is_shown_where_nothing_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = Results({"side": "side"})
+    measured.expect([("a",)])
+    results.show(measured.table((Column("s", "s"),)), measured.medians(), as_json=True)
+    assert capsys.readouterr().out == ""
 
 
 def test_every_repeat_begins_with_another_side() -> None:

@@ -14,6 +14,7 @@ from agentrt.lab.bench.serving import (
     COLUMNS,
     CPU,
     FOOTPRINT,
+    SERVERS,
     SINGLES,
     ServingBench,
     Turn,
@@ -54,33 +55,59 @@ async def test_single_calls_are_programs_of_their_own() -> None:
 
 
 class Busy(Server):
-    """A server whose process has used a second more each time that it is asked."""
+    """A server whose process has used ``step_s`` seconds more each time that it is asked."""
 
-    def __init__(self, url: str, step_s: float) -> None:
+    def __init__(self, step_s: float) -> None:
         super().__init__()
-        self.base_url, self._step_s, self._used_s = url, step_s, 0.0
+        self._step_s, self._used_s = step_s, 0.0
 
     def cpu_s(self) -> float:
         self._used_s += self._step_s
         return self._used_s
 
 
-async def test_cpu_time_is_told_by_call_by_token_and_beside_stock(
+async def test_each_load_has_its_part_of_the_time_and_is_compared_with_stock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    async def turn(self: ServingBench, url: str, *load: object) -> Turn:
+        asked.append(load)
+        return Turn([0.1] * 99 + [0.2] * 101, seconds=1.0)
+
+    monkeypatch.setattr(ServingBench, "turn", turn)
+    bench = ServingBench(256, 60.0, lambda message: None)
+    for _ in range(2):
+        servers = {"agentrt": Busy(1.2), "stock": Busy(1.0)}
+        bench.keep({name: await bench.once(server, "") for name, server in servers.items()})
+    assert asked[:4] == [(1, 10.0), (256, 30.0), (16, 10.0, "calls"), (16, 10.0, "streams")]
+    table = [line.replace(" ", "") for line in bench.cpu.table(CPU).splitlines()[2:]]
+    assert table == [
+        "|stock|calls|400|1|5.00(5.00-5.00)|5000|1.00(1.00-1.00)|",
+        "|stock|streams|400|64|5.00(5.00-5.00)|78|1.00(1.00-1.00)|",
+        "|agentrt|calls|400|1|6.00(6.00-6.00)|6000|1.20(1.20-1.20)|",
+        "|agentrt|streams|400|64|6.00(6.00-6.00)|94|1.20(1.20-1.20)|",
+    ]
+    keys = [line.split("|")[1:4] for line in bench.measured.table(COLUMNS).splitlines()[2:]]
+    assert [[cell.strip() for cell in key] for key in keys] == [
+        ["stock", "1", "400"],
+        ["agentrt", "1", "400"],
+        ["stock", "256", "400"],
+        ["agentrt", "256", "400"],
+    ]
+
+
+async def test_a_server_that_answers_nothing_has_no_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def turn(self: ServingBench, *asked: object) -> Turn:
-        return Turn([0.1] * 100)
+        return Turn(seconds=1.0)
 
     monkeypatch.setattr(ServingBench, "turn", turn)
-    bench = ServingBench(1, 1.0, lambda message: None)
-    await bench.measure_cpu({"stock": Busy("stock", 0.5), "agentrt": Busy("ours", 0.6)}, 2)
-    table = [line.replace(" ", "") for line in bench.cpu.table(CPU).splitlines()[2:]]
-    assert table == [
-        "|stock|calls|200|1|5.00(5.00-5.00)|5000|1.00(1.00-1.00)|",
-        "|stock|streams|200|64|5.00(5.00-5.00)|78|1.00(1.00-1.00)|",
-        "|agentrt|calls|200|1|6.00(6.00-6.00)|6000|1.20(1.20-1.20)|",
-        "|agentrt|streams|200|64|6.00(6.00-6.00)|94|1.20(1.20-1.20)|",
-    ]
+    bench = ServingBench(2, 1.0, lambda message: None)
+    bench.keep({name: await bench.once(Busy(1.0), "") for name in SERVERS})
+    assert "| agentrt | 2       | 0     |" in bench.measured.table(COLUMNS)
+    assert bench.cpu.medians()[0] == {"server": "stock", "asked": "calls", "calls": 0, "tokens": 1}
 
 
 async def test_what_fails_is_counted_and_being_busy_is_no_error(
@@ -104,17 +131,8 @@ async def test_what_fails_is_counted_and_being_busy_is_no_error(
     assert rests == [60.0, 1.0]
 
 
-def test_the_tables_compare_turns_of_one_repeat() -> None:
+def test_what_a_server_holds_is_told_after_each_turn() -> None:
     bench = ServingBench(2, 1.0, lambda message: None)
-    turns = {
-        (repeat, 2, name): Turn([0.1 * factor, 0.2 * factor * (repeat + 1)], seconds=1.0)
-        for name, factor in (("agentrt", 1.05), ("stock", 1.0))
-        for repeat in range(2)
-    }
-    bench.compare(turns)
-    stock, ours = bench.measured.table(COLUMNS).splitlines()[2:]
-    assert stock.split("|")[1:4] == [" stock   ", " 2       ", " 4     "]
-    assert "1.05 (1.05-1.05)" in ours
     held = {"memory_mib": 100.4, "files": 30, "threads": 5, "programs": 0}
     bench.footprints.add(0, figures=held)
     assert bench.footprints.table(FOOTPRINT).splitlines()[-1].replace(" ", "") == "|0|100|30|5|0|"
