@@ -34,7 +34,8 @@ class ScriptedEngine(Executor):
 
     ``model`` is a folder with a config.json and a tokenizer; ``flags`` are those of
     `vllm serve`. ``calls`` are all calls so far, ``aborted_calls`` the ids of those that were
-    broken off, and ``ended`` the programs that are over.
+    broken off, and ``ended`` the programs that are over. ``replay`` makes vLLM's outputs of what
+    it says, once it has started.
     """
 
     script: RawScript
@@ -47,7 +48,7 @@ class ScriptedEngine(Executor):
     ended: list[str] = field(default_factory=list)
     _config: Any = None
     _renderer: Any = None
-    _replay: TokenReplay | None = None
+    replay: TokenReplay | None = None
 
     @property
     def info(self) -> ExecutorInfo:
@@ -59,14 +60,14 @@ class ScriptedEngine(Executor):
             prepare_environment(options)
             args = engine_args(options, self.model, on_gpu=False)
             self._config, self._renderer, processor = await apart(model_config_of, args)
-            self._replay = TokenReplay(processor, _TASKS)
+            self.replay = TokenReplay(processor, _TASKS)
         progress("ready")
 
     async def front_setups(self) -> tuple[FrontSetup, ...]:
         return (FrontSetup(self.model, self._config, _TASKS, self.flags),)
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        if self._replay is None:
+        if self.replay is None:
             raise EngineDiedError("the scripted engine is not running")
         self.calls.append(call)
         room = self._config.model_config.max_model_len
@@ -75,7 +76,7 @@ class ScriptedEngine(Executor):
         try:
             tokens, ids = self._tokens(self.script(call)), list[int]()
             likely = None if call.spec.sampling is None else Likely(call.spec)
-            for output in self._replay.outputs(call.call_id, prompt, params, options, tokens):
+            for output in self.replay.outputs(call.call_id, prompt, params, options, tokens):
                 await asyncio.sleep(0)
                 steps += 1
                 over, last = output.finished, output.outputs[0]

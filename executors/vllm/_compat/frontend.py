@@ -22,17 +22,20 @@ def make_arg_parser(parser: Any) -> Any:
     return make(parser)
 
 
-async def make_app(client: Any, args: Namespace, tasks: tuple[Any, ...]) -> FastAPI:
+async def make_app(
+    client: Any, args: Namespace, tasks: tuple[Any, ...], *, metrics: bool = False
+) -> FastAPI:
     """vLLM's application on an engine client, with its state.
 
-    It measures nothing: its metrics would cost every request, and nobody is shown them.
+    By default it measures nothing: its metrics would cost every request, and nobody is shown them.
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
 
     app = build_app(args, tasks, client.model_config)
-    own = [one for one in app.user_middleware if getattr(one.cls, "__name__", "") != _METRICS]
-    app.user_middleware, app.middleware_stack = own, None  # made at the first request
+    if not metrics:
+        own = [one for one in app.user_middleware if getattr(one.cls, "__name__", "") != _METRICS]
+        app.user_middleware, app.middleware_stack = own, None  # made at the first request
     await init_app_state(client, app.state, args, tasks)
     return app
 

@@ -17,6 +17,7 @@ from agentrt.lab.commands.bench.policies import EPILOG, compare, policies_option
 BENCHMARKS = {
     "attack": ("agentrt.lab.bench.attack", "A tenant's short calls while another attacks."),
     "chaos": ("agentrt.lab.bench.chaos", "Programs while engines are killed or hang."),
+    "front": ("agentrt.lab.bench.front", "The CPU time of a served call, beside vLLM's own."),
     "interrupts": ("agentrt.lab.bench.interrupts", "Tools' calls beside the bare libraries'."),
     "memory": ("agentrt.lab.bench.memory", "Programs whose contexts do not fit the KV cache."),
     "paper": ("agentrt.lab.bench.paper", "The paper's figures: load at equal latency, and more."),
