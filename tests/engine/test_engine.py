@@ -67,7 +67,7 @@ async def story(ctx: Context, number: int) -> tuple[tuple[int, ...], ...]:
 async def test_its_core_imported_vllm_beside_its_parent(runtime: Runtime) -> None:
     """Started early, it fits: vLLM has set no variable that was not foreseen."""
     manager = engine_of(runtime)._engine().engine_core.resources.engine_manager
-    assert [type(process) for process in manager.processes] == [EarlyCore]
+    assert all(isinstance(process, EarlyCore) for process in manager.processes)
 
 
 async def test_every_policy_gives_the_same_tokens_under_preemption(runtime: Runtime) -> None:
