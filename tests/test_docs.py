@@ -32,3 +32,14 @@ def test_a_page_is_read_in_minutes() -> None:
     """Tables of results may be long, and so may what was decided."""
     words = {page.name: len(page.read_text("utf-8").split()) for page in ROOT.glob("docs/*.md")}
     assert {name: count for name, count in words.items() if count > MOST_WORDS} == {}
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md", "docs/calls.md"])
+def test_the_files_that_are_named_are_there(name: str) -> None:
+    """By their path from the root; one of a room's own files is named by less."""
+    named = re.findall(
+        r"`((?:agentrt|executors|serving|integrations|graph|tests|docs)/[\w/.]*)`",
+        (ROOT / name).read_text("utf-8"),
+    )
+    assert len(named) > 5
+    assert [path for path in named if not (ROOT / path).exists()] == []
