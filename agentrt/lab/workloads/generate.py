@@ -229,7 +229,7 @@ Generator = Callable[[Random, str, Gaps], ProgramShape]
 """Makes the program with this id; all that is random comes from the first argument."""
 
 _AS_IN_PAPER = Gaps()
-_WORKLOADS: Mapping[str, tuple[Generator, ...]] = {
+WORKLOADS: Mapping[str, tuple[Generator, ...]] = {
     "chat": (chat,),
     "react": (react,),
     "lats": (lats,),
@@ -250,11 +250,6 @@ _WORKLOADS: Mapping[str, tuple[Generator, ...]] = {
 }
 
 
-def workload_names() -> tuple[str, ...]:
-    """The names that `generate` knows."""
-    return tuple(_WORKLOADS)
-
-
 def generate(name: str, n: int, seed: int, *, gaps: Gaps = _AS_IN_PAPER) -> list[ProgramShape]:
     """``n`` programs of a workload, all arriving at 0.
 
@@ -262,21 +257,19 @@ def generate(name: str, n: int, seed: int, *, gaps: Gaps = _AS_IN_PAPER) -> list
     them in equal shares (programs, not calls): each once, in random order, in every
     block of as many programs as there are types.
 
-    Raises `ConfigError` for a name that is not in `workload_names`.
+    Raises `ConfigError` for a name that is not in `WORKLOADS`.
     """
-    if name not in _WORKLOADS:
-        near = get_close_matches(name, _WORKLOADS, n=1)
+    if name not in WORKLOADS:
+        near = get_close_matches(name, WORKLOADS, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(
-            f"no workload is named {name!r}: {meant}there are {', '.join(_WORKLOADS)}"
-        )
+        raise ConfigError(f"no workload is named {name!r}: {meant}there are {', '.join(WORKLOADS)}")
     if n < 0:
         raise ConfigError(f"cannot make {n} programs: give a number from 0 up")
     return [_program(name, seed, index, gaps) for index in range(n)]
 
 
 def _program(name: str, seed: int, index: int, gaps: Gaps) -> ProgramShape:
-    makers = _WORKLOADS[name]
+    makers = WORKLOADS[name]
     block, place = divmod(index, len(makers))
     order = Random(f"{name}/{seed}/block {block}").sample(makers, len(makers))
     rng = Random(f"{name}/{seed}/program {index}")

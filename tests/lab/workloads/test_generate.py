@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads.generate import generate, workload_names
+from agentrt.lab.workloads.generate import WORKLOADS, generate
 from agentrt.lab.workloads.lats import LIMIT, WIDTH
 from agentrt.lab.workloads.shape import CallShape, ProgramShape, with_hints
 from agentrt.lab.workloads.sizes import Gaps, Sizes
@@ -142,7 +142,7 @@ def test_graphs_fan_out_and_join_as_they_say() -> None:
 
 
 @given(
-    name=st.sampled_from(workload_names()),
+    name=st.sampled_from(sorted(WORKLOADS)),
     n=st.integers(0, 12),
     more=st.integers(0, 12),
     seed=st.integers(0, 2**40),
@@ -154,7 +154,7 @@ def test_a_program_is_the_same_whatever_n_is(name: str, n: int, more: int, seed:
     assert len({program.program_id for program in many}) == n + more
 
 
-@given(name=st.sampled_from(workload_names()), seed=st.integers(0, 2**40))
+@given(name=st.sampled_from(sorted(WORKLOADS)), seed=st.integers(0, 2**40))
 @settings(max_examples=60, deadline=None)
 def test_every_program_has_one_root_level_and_prompts_that_hold_what_they_extend(
     name: str, seed: int
