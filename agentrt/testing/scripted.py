@@ -12,31 +12,20 @@ schema, or a call of one of its tools. Nothing sleeps, and no model is loaded.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.info import ExecutorInfo, display_name
-from agentrt.executors.replies import StreamedAnswer
 from agentrt.request import Call, CallReport, CallSpec, Reply, ToolCall
 from agentrt.scheduler.table import ProgramTotals
+from agentrt.testing.choices import Choice, Output, pieces_of, tokens_of
 from agentrt.testing.madeup import made_up_output, made_up_text
 
 _MADE_UP_WORDS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What a model puts out: its thoughts, its answer, and the tools that it calls."""
-
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
 
 
 Script = Callable[[Call], str | ToolCall | Output]
@@ -150,7 +139,7 @@ class ScriptedExecutor(Executor):
             "choices": choices,
         }
 
-    def _say(self, call: Call, choice: int) -> _Said:
+    def _say(self, call: Call, choice: int) -> Choice:
         """What one choice of a call is, as far as its ``max_tokens`` go."""
         spec = call.spec
         request = spec.request or {}
@@ -164,13 +153,13 @@ class ScriptedExecutor(Executor):
         text = output.text
         for stop in _stops(request):
             text = text.split(stop)[0]
-        pieces = [*_pieces_of(choice, replace(output, text=text), call.call_id)]
+        pieces = [*pieces_of(choice, replace(output, text=text), call.call_id)]
         if request.get("logprobs"):
             most = request.get("top_logprobs") or 0
             pieces = [replace(piece, top_logprobs=most) for piece in pieces]
         fits = self._script is None and "response_format" in request
         kept = pieces if fits else pieces[: spec.max_tokens]
-        return _Said(choice, kept, is_whole=len(kept) == len(pieces))
+        return Choice(choice, kept, is_whole=len(kept) == len(pieces))
 
     def _make_up(self, call: Call, choice: int) -> Output | str:
         spec = call.spec
@@ -183,84 +172,6 @@ class ScriptedExecutor(Executor):
         if (spec.request or {}).get("ignore_eos", spec.ignore_eos):
             return made_up_text(2 * spec.max_tokens, rng)
         return made_up_text(_MADE_UP_WORDS, rng)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A token of a choice: of its reasoning, its text, or a tool call's arguments."""
-
-    choice: int
-    text: str = ""
-    reasoning: str = ""
-    call: tuple[int, str | None, str | None, str] | None = None
-    top_logprobs: int | None = None
-
-    def delta(self) -> dict[str, Any]:
-        delta: dict[str, Any] = {}
-        if self.text:
-            delta["content"] = self.text
-        if self.reasoning:
-            delta["reasoning"] = self.reasoning
-        if self.call is not None:
-            delta["tool_calls"] = [_call_delta(*self.call)]
-        chunk = {"index": self.choice, "delta": delta, "finish_reason": None}
-        if self.top_logprobs is not None and self.text:
-            chunk["logprobs"] = {"content": [_logprob(self.text, self.top_logprobs)]}
-        return chunk
-
-
-def _logprob(token: str, most: int) -> dict[str, Any]:
-    """Every token is certain, and the others are not."""
-    others = [(f" other{n}", -9.0 - n) for n in range(1, most)]
-    top = [(token, 0.0), *others] if most else []
-    ranked = [{"token": text, "logprob": value, "bytes": None} for text, value in top]
-    return {"token": token, "logprob": 0.0, "bytes": None, "top_logprobs": ranked}
-
-
-def _call_delta(index: int, call_id: str | None, name: str | None, arguments: str) -> Any:
-    function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
-    head = {} if call_id is None else {"id": call_id, "type": "function"}
-    return {"index": index, **head, "function": function}
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """One choice: its pieces, and whether they are all."""
-
-    choice: int
-    pieces: list[_Piece]
-    is_whole: bool
-
-    @property
-    def reason(self) -> str:
-        if not self.is_whole:
-            return "length"
-        return "tool_calls" if any(piece.call for piece in self.pieces) else "stop"
-
-    def end(self) -> dict[str, Any]:
-        """The last chunk's choice."""
-        return {"index": self.choice, "delta": {}, "finish_reason": self.reason}
-
-    def whole(self) -> dict[str, Any]:
-        """The choice of an answer that is not streamed."""
-        built = StreamedAnswer()
-        for piece in self.pieces:
-            built.add({"choices": [{**piece.delta(), "index": 0}]})
-        choice: dict[str, Any] = built.answer()["choices"][0]
-        return {**choice, "index": self.choice, "finish_reason": self.reason}
-
-
-def _pieces_of(choice: int, output: Output, call_id: str) -> Iterator[_Piece]:
-    for token in _tokens(output.reasoning) if output.reasoning else ():
-        yield _Piece(choice, reasoning=token)
-    for token in _tokens(output.text) if output.text or not output.tool_calls else ():
-        yield _Piece(choice, text=token)
-    for index, call in enumerate(output.tool_calls):
-        own = call.id or f"call-{call_id}-{choice}-{index}"
-        first, *more = _tokens(json.dumps(call.arguments, ensure_ascii=False))
-        yield _Piece(choice, call=(index, own, call.name, first))
-        for token in more:
-            yield _Piece(choice, call=(index, None, None, token))
 
 
 @dataclass(slots=True)
@@ -283,11 +194,6 @@ class _Progress:
         )
 
 
-def _tokens(text: str) -> list[str]:
-    """Pieces that joined are the text again; at least one, as an engine makes."""
-    return re.findall(r"\s*\S{1,4}|\s+$", text) or [text]
-
-
 def _choices(spec: CallSpec) -> int:
     return int((spec.request or {}).get("n") or 1)
 
@@ -300,7 +206,7 @@ def _stops(request: Mapping[str, Any]) -> Sequence[str]:
 def _prompt_tokens(spec: CallSpec) -> int:
     if spec.prompt_token_ids:
         return len(spec.prompt_token_ids)
-    return sum(len(_tokens(str(message.get("content")))) for message in spec.messages or ())
+    return sum(len(tokens_of(str(message.get("content")))) for message in spec.messages or ())
 
 
 def _usage(report: CallReport) -> dict[str, Any]:

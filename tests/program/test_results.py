@@ -9,7 +9,8 @@ import pytest
 from agentrt import Context, Runtime, ToolCall, program, tool
 from agentrt.program.results import Takes, ToolResult, messages_of
 from agentrt.request import Call
-from agentrt.testing.scripted import Output, ScriptedExecutor
+from agentrt.testing.choices import Output
+from agentrt.testing.scripted import ScriptedExecutor
 
 TEXT = {"type": "text", "text": "a dot"}
 DOT = {"type": "image_url", "image_url": {"url": "data:image/png;base64,ZG90"}}

@@ -13,7 +13,8 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from agentrt import Runtime, ToolCall
 from agentrt.errors import ConfigError
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.testing.scripted import Output, ScriptedExecutor
+from agentrt.testing.choices import Output
+from agentrt.testing.scripted import ScriptedExecutor
 from tests.integrations.langchain.samples import (
     JOKE,
     Joke,
