@@ -10,7 +10,8 @@ from fastapi import APIRouter
 
 from agentrt.errors import ConfigError
 from agentrt.serving.programs.errors import OpenAIRoute
-from agentrt.serving.programs.runs import ProgramRuns, add_runs
+from agentrt.serving.programs.run_routes import add_runs
+from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.programs.sessions import add_sessions
 from agentrt.serving.programs.tasks import Tasks
 from agentrt.serving.server import Server

@@ -18,7 +18,8 @@ from agentrt.runtime.run import Run, RunState
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import Label, RunRequest
 from agentrt.serving.programs.errors import ApiError
-from agentrt.serving.programs.runs import ProgramRuns, RunAnswer
+from agentrt.serving.programs.run_routes import RunAnswer
+from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import Server
 from agentrt.serving.submit.limits import ProgramLimits
 from agentrt.serving.submit.sandbox import Sandbox

@@ -1,0 +1,192 @@
+"""The ``@program`` functions that are served: a client starts one, and waits, watches, or asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from fastapi import APIRouter
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from agentrt.program import Program
+from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
+from agentrt.runtime.run import Run, RunState
+from agentrt.scheduler.table import ProgramState
+from agentrt.serving.middleware import tenant_of
+from agentrt.serving.programs.bodies import RunRequest
+from agentrt.serving.programs.errors import ApiError, client_gone
+from agentrt.serving.programs.runs import ProgramRuns, ServedRun
+from agentrt.serving.programs.tasks import ClientGoneError, Tasks
+from agentrt.serving.questions.asked import Asked
+from agentrt.serving.server import ServedProgram, Server
+from agentrt.serving.submit.limits import SubmittedProgramError
+
+RunAnswer = Callable[[Request, ServedRun, RunRequest], Awaitable[Response]]
+"""Answers the request that started a run, as its body asks."""
+
+
+def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks) -> RunAnswer:
+    """Add the routes; what answers a request that has started a run."""
+
+    async def answer(request: Request, one: ServedRun, body: RunRequest) -> Response:
+        if body.stream:
+            return EventSourceResponse(_events(one, one.watch()), sep="\n")
+        if not body.wait:
+            return JSONResponse(describe_run(one), 202)
+        try:
+            await tasks.unless_gone(request, _end_of(one.run))
+        except ClientGoneError:
+            one.run.cancel()
+            return client_gone()
+        return JSONResponse(describe_run(one))
+
+    @router.get("/programs", response_model=None)
+    async def list_programs() -> Response:
+        """The programs that are served."""
+        served = [_describe(name, one.program) for name, one in _programs(server).items()]
+        return JSONResponse({"object": "list", "data": served})
+
+    @router.post("/programs/{name}/runs", response_model=None)
+    async def start_run(request: Request, name: str, body: RunRequest) -> Response:
+        """Start a program; its result comes when it has ended.
+
+        With ``stream`` come events: a ``node`` for each that begins, changes or ends, a
+        ``question`` to a human as it opens and is closed, then the ``run``.
+        With ``wait`` false the answer is the run as it begins. A client that goes while it
+        waits or reads cancels the run.
+        """
+        program = _program(server, name)
+        _check_input(program, body.input)
+        tenant = tenant_of(request)
+        return await answer(request, runs.start(program, tenant, body), body)
+
+    @router.get("/programs/{name}/runs/{run_id}", response_model=None)
+    async def retrieve_run(request: Request, name: str, run_id: str) -> Response:
+        """How a run stands, or its result."""
+        return JSONResponse(describe_run(runs.get(tenant_of(request), name, run_id)))
+
+    @router.post("/programs/{name}/runs/{run_id}/cancel", response_model=None)
+    async def cancel_run(request: Request, name: str, run_id: str) -> Response:
+        """Cancel a run; the answer comes when it has ended."""
+        one = runs.get(tenant_of(request), name, run_id)
+        one.run.cancel()
+        await _end_of(one.run)
+        return JSONResponse(describe_run(one))
+
+    return answer
+
+
+def _programs(server: Server) -> dict[str, ServedProgram]:
+    return {name: one for name, one in server.served.items() if isinstance(one, ServedProgram)}
+
+
+def _program(server: Server, name: str) -> Program:
+    found = _programs(server)
+    if name not in found:
+        known = ", ".join(found) or "there is none"
+        raise ApiError(404, f"no program {name!r} is served ({known})", code="program_not_found")
+    return found[name].program
+
+
+def _check_input(program: Program, given: Any) -> None:
+    if program.needs_input and given is None:
+        raise ApiError(400, f"input: program {program.name!r} needs one", param="input")
+    if given is not None and not program.takes_input:
+        raise ApiError(400, f"input: program {program.name!r} takes none", param="input")
+
+
+def _describe(name: str, program: Program) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "program",
+        "takes_input": program.takes_input,
+        "needs_input": program.needs_input,
+        "description": (program.__doc__ or "").strip() or None,
+    }
+
+
+async def _end_of(run: Run) -> None:
+    if run.task is not None:
+        await asyncio.wait([run.task])
+
+
+def describe_run(one: ServedRun) -> dict[str, Any]:
+    """A run for its client: its state, and its result or error once it has ended."""
+    run = one.run
+    described: dict[str, Any] = {
+        "id": run.id,
+        "object": "program.run",
+        "program": run.type,
+        "state": _state(run),
+        "questions": [asked.to_json() for asked in one.questions.values()],
+        "calls": run.row.finished_calls,
+        "output_tokens": run.row.usage.output_tokens,
+        "result": _plain(run.result) if run.state is RunState.DONE else None,
+        "error": None,
+    }
+    if run.error is not None:
+        described["error"] = {"type": type(run.error).__name__, "message": str(run.error)}
+        if isinstance(run.error, SubmittedProgramError):
+            described["error"] |= {"line": run.error.line, "traceback": run.error.traceback}
+    elif one.is_late:
+        described["error"] = {"type": "DeadlineExceeded", "message": "the run was over its time"}
+    return described
+
+
+def _state(run: Run) -> str:
+    """Its state; one that does nothing but wait for a human says so."""
+    doing = run.row.state(0.0, math.inf) if run.state is RunState.RUNNING else None
+    return str(doing if doing is ProgramState.WAITING_FOR_HUMAN else run.state)
+
+
+def _plain(value: Any) -> Any:
+    """A result as JSON: dataclasses and pydantic models as objects, what is strange as text."""
+
+    def default(part: Any) -> Any:
+        if is_dataclass(part) and not isinstance(part, type):
+            return asdict(part)
+        return part.model_dump() if hasattr(part, "model_dump") else str(part)
+
+    try:
+        return json.loads(json.dumps(value, default=default, allow_nan=False, skipkeys=True))
+    except (ValueError, TypeError, RecursionError):  # it has NaN, or refers to itself
+        return str(value)
+
+
+async def _events(
+    one: ServedRun, box: asyncio.Queue[Event | Asked]
+) -> AsyncGenerator[dict[str, str], None]:
+    """The run's nodes as they begin and end, its questions, and the run at its end."""
+    try:
+        while not isinstance(event := await box.get(), ProgramEnded):
+            if isinstance(event, Asked):
+                yield {"event": "question", "data": json.dumps(event.to_json())}
+            elif isinstance(event, NodeStarted | NodeChanged | NodeEnded):
+                yield {"event": "node", "data": json.dumps(_node(event))}
+        yield {"event": "run", "data": json.dumps(describe_run(one))}
+    finally:
+        one.watchers.discard(box)
+        one.run.cancel()
+
+
+def _node(event: NodeStarted | NodeChanged | NodeEnded) -> dict[str, Any]:
+    node, interrupt = event.node, event.node.interrupt
+    described = {
+        "id": node.id,
+        "kind": str(node.kind),
+        "name": node.name,
+        "state": str(node.state),
+        "parents": list(node.parents),
+    }
+    if interrupt is not None:
+        progress = interrupt.progress
+        described["wait"] = node.wait
+        described["attempt"] = interrupt.attempt
+        described["progress"] = None if progress is None else asdict(progress)
+    return described
