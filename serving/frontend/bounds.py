@@ -44,6 +44,9 @@ MOST_OPTIONAL = 512
 LONGEST_PATTERN = 4096
 _GRAMMAR = 64 * 1024
 _REPEATS = ("minLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_CHECKED = frozenset([*_REPEATS, "pattern", "maxLength", "enum", "properties", "$ref"])
+_NESTED = frozenset([dict, list])
+"""What a parser of JSON makes of objects and lists."""
 _QUANTIFIER = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 
 
@@ -78,7 +81,8 @@ def check_bounds(path: str, body: Mapping[str, Any]) -> None:
     weight = _Weight()
     for field, schema in _schemas(body):
         weight.add(field, schema)
-        _check_references(field, schema)
+        if weight.refers:
+            _check_references(field, schema)
     if "structured_outputs" in body:
         _check_structured(body["structured_outputs"], weight)
 
@@ -141,7 +145,8 @@ def _check_structured(given: Any, weight: _Weight) -> None:
                 raise _too_much(f"{where}.{name}", len(value), _GRAMMAR, "characters")
             value = _parsed(value)
         weight.add(f"{where}.{name}", value)
-        _check_references(f"{where}.{name}", value)
+        if weight.refers:
+            _check_references(f"{where}.{name}", value)
     weight.add(where, {"pattern": _get(given, "regex")})
     grammar = _get(given, "grammar")
     if isinstance(grammar, str) and len(grammar) > _GRAMMAR:
@@ -149,27 +154,29 @@ def _check_structured(given: Any, weight: _Weight) -> None:
 
 
 class _Weight:
-    """What all schemas of a request come to."""
+    """What all schemas of a request come to; ``refers`` says whether any has a reference."""
 
     def __init__(self) -> None:
+        self.refers = False
         self._nodes = self._repeats = self._enum_characters = 0
         self._lengths: set[int] = set()
 
     def add(self, field: str, schema: Any) -> None:
         """Count another. Raises `ApiError` when it is too much."""
-        left = [schema]
+        left: list[Any] = [[schema]]
         while left:
-            value = left.pop()
-            self._nodes += 1
-            if isinstance(value, dict):
-                self._check_object(field, value)
-                left += value.values()
-            elif isinstance(value, list):
-                left += value
-            if self._nodes + len(left) > MOST_NODES:
-                raise _too_much(field, self._nodes + len(left), MOST_NODES, "values in schemas")
+            inner = left.pop()
+            if type(inner) is dict:
+                if not _CHECKED.isdisjoint(inner):
+                    self._check_object(field, inner)
+                inner = inner.values()
+            self._nodes += len(inner)
+            if self._nodes > MOST_NODES:
+                raise _too_much(field, self._nodes, MOST_NODES, "values in schemas")
+            left += [one for one in inner if type(one) in _NESTED]
 
     def _check_object(self, field: str, schema: Mapping[str, Any]) -> None:
+        self.refers = self.refers or "$ref" in schema
         pattern = schema.get("pattern")
         if isinstance(pattern, str):
             if len(pattern) > LONGEST_PATTERN:
