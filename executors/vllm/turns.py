@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from agentrt.executors.frontend import WORKS_FOR
+from agentrt.executors.vllm.processes import leave_processor
 
 T = TypeVar("T")
 
@@ -75,11 +76,11 @@ class Turns:
 
 
 class SharedThread:
-    """One thread for the work of all, one piece at a time."""
+    """One thread for the work of all, one piece at a time; the event loop's goes before it."""
 
     def __init__(self, name: str) -> None:
         self._turns = Turns(1)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._pool = ThreadPoolExecutor(1, name, leave_processor)
 
     async def run(self, work: Callable[[], T]) -> T:
         """What ``work`` comes to, in the turn of whom it is for."""

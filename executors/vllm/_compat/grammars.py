@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +15,10 @@ if TYPE_CHECKING:
 
 from agentrt.executors.vllm.compiling import GrammarThreads
 from agentrt.executors.vllm.masks import try_masks, watch
+from agentrt.executors.vllm.processes import leave_processor
 
 _VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"
 _REMEMBERED = 256
-_NICER = 10
-"""How much nicer than the core's own thread those are that compile."""
 AT_ONCE = max(1, ((os.cpu_count() or 1) + 1) // 2)
 """Grammars that a core compiles at once, but slow ones, and threads for each."""
 
@@ -72,7 +70,7 @@ def compile_aside(scheduler: Any, owner: Callable[[Any], str]) -> None:
     before = getattr(manager, "executor", None)  # none without a tokenizer
     if isinstance(before, ThreadPoolExecutor):
         before.shutdown(wait=False)
-        manager.executor = GrammarThreads(AT_ONCE, owner, _nicer)
+        manager.executor = GrammarThreads(AT_ONCE, owner, leave_processor)
         _try_first(manager)
 
 
@@ -146,8 +144,3 @@ def _start_fewer() -> None:
 
     setattr(with_fewer, _FEWER, True)
     backend.__post_init__ = with_fewer
-
-
-def _nicer() -> None:
-    thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)

@@ -23,6 +23,7 @@ from vllm.v1.structured_output.request import get_structured_output_key
 
 from agentrt.executors.vllm._compat.grammars import AT_ONCE, compile_aside, prepare, validate_once
 from agentrt.executors.vllm.grammars import Grammars, digest_of
+from agentrt.executors.vllm.turns import SharedThread
 
 pytestmark = pytest.mark.engine
 
@@ -109,21 +110,31 @@ def test_vllm_checks_what_was_not_checked_before(threads: list[str]) -> None:
 
 
 async def test_the_core_compiles_with_less_right_to_the_processor() -> None:
-    """So do the threads that a compiling one starts; a core without a tokenizer has no pool."""
+    """So do the threads that a compiling one starts, of which the next one is another; a core
+    without a tokenizer has no pool.
+    """
     manager = SimpleNamespace(executor=ThreadPoolExecutor(1), _create_grammar=None)
     compile_aside(SimpleNamespace(structured_output_manager=manager), owner)
     compile_aside(SimpleNamespace(structured_output_manager=SimpleNamespace()), owner)
     found: list[int] = []
+    asked = threading.Event()
 
     def compiling(request: Any) -> None:
+        asked.wait(60)
         child = threading.Thread(target=lambda: found.append(own_niceness()))
         child.start()
         child.join()
 
     threads: Any = manager.executor
     request = SimpleNamespace(is_finished=lambda: False)
-    await asyncio.wrap_future(threads.submit(compiling, request))
-    assert found == [own_niceness() + 10]
+    several = [threads.submit(compiling, request) for _ in range(2 * AT_ONCE)]
+    asked.set()
+    await asyncio.gather(*map(asyncio.wrap_future, several))
+    assert found == [own_niceness() + 10] * 2 * AT_ONCE
+
+
+async def test_schemas_and_long_prompts_are_read_with_less_right_than_the_event_loop() -> None:
+    assert await SharedThread("read").run(own_niceness) == own_niceness() + 10
 
 
 def own_niceness() -> int:
