@@ -11,8 +11,10 @@ NEXT := 0.33.0
 NEXT_BIN := .venv-vllm-$(NEXT)/bin
 NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
+# The tests of LangGraph's API and of its clients, a part of their own.
+PLATFORM := tests/serving/langgraph tests/serving/chat
 
-.PHONY: test-differential record-reference help setup setup-next demo test test-engine test-rest test-next fuzz mutate lint format clean
+.PHONY: test-differential record-reference help setup setup-next demo test test-engine test-needs test-platform test-rest test-next fuzz mutate lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,19 +38,25 @@ setup-next: $(NEXT_INSTALLED) ## Make an environment with the next version of vL
 demo: $(INSTALLED) ## Run an agent program on a real engine
 	$(BIN)/agentrt run demos/react.py
 
-test: lint $(CLIENTS) ## Check the style, the types and the layers, then run all tests
-	@.ci/setup-tests
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target test-engine test-rest
+test: $(INSTALLED) ## Check the style, the types and the layers, and run all tests
+	@$(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target \
+		lint test-engine test-platform test-rest
 
-# Side by side: starting engines takes longest, and two at once have no cores to themselves.
-test-engine: $(INSTALLED)
+# Three at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
+test-engine: $(CLIENTS) test-needs
 	$(BIN)/pytest tests/engine
+
+test-platform: $(CLIENTS) test-needs
+	$(BIN)/pytest $(PLATFORM)
+
+test-rest: $(CLIENTS) test-needs
+	$(BIN)/pytest $(addprefix --ignore ,tests/engine $(PLATFORM))
+
+test-needs: $(INSTALLED)
+	@.ci/setup-tests
 
 test-differential: $(INSTALLED) ## Compare with vLLM's own server once more, with a larger model (7 minutes)
 	DIFFERENTIAL_MODEL=embedded $(BIN)/pytest tests/engine/test_differential.py
-
-test-rest: $(INSTALLED)
-	$(BIN)/pytest --ignore tests/engine
 
 # URL: LangGraph's own server, fresh; docs/langgraph-differences.md.
 record-reference: $(INSTALLED)

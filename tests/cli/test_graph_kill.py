@@ -39,23 +39,31 @@ graph = chain(Tea, calls("one"), calls("two"), gate, calls("three"))
 """
 
 
-def command(folder: Path, module: str, *args: str) -> list[str]:
+def command(folder: Path, *args: str) -> list[str]:
     where = ["--checkpointer", f"sqlite:{folder / 't.db'}", "--thread", "t", "--json"]
-    return [sys.executable, "-m", module, "run", f"{folder / 'g.py'}:graph", *where, *args]
+    return [
+        sys.executable,
+        "-m",
+        "tests.cli.echoing",
+        "run",
+        f"{folder / 'g.py'}:graph",
+        *where,
+        *args,
+    ]
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "CALLS": str(folder / "calls"), **more}
 
 
-def kill_at_the_gate(folder: Path, module: str) -> None:
+def kill_at_the_gate(folder: Path) -> None:
     """Run it until the graph says that it is at the gate, and kill it there."""
     fifo = folder / "signal"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
         with subprocess.Popen(
-            command(folder, module, "--input", '{"cups": 1}'),
+            command(folder, "--input", '{"cups": 1}'),
             cwd=ROOT,
             env=environment(folder, SIGNAL=str(fifo)),
             stdout=subprocess.DEVNULL,
@@ -71,9 +79,9 @@ def kill_at_the_gate(folder: Path, module: str) -> None:
         os.close(reader)
 
 
-def go_on(folder: Path, module: str) -> Any:
+def go_on(folder: Path) -> Any:
     done = subprocess.run(
-        command(folder, module),
+        command(folder),
         cwd=ROOT,
         env=environment(folder),
         capture_output=True,
@@ -85,17 +93,13 @@ def go_on(folder: Path, module: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check_kill_and_resume(folder: Path, module: str) -> None:
+def test_no_call_is_lost_and_none_is_made_again(tmp_path: Path) -> None:
     """1. Two calls, then the gate, where the process is killed. 2. The third alone is made."""
-    (folder / "g.py").write_text(SOURCE)
-    kill_at_the_gate(folder, module)
-    assert (folder / "calls").read_text().split() == ["one", "two"]
-    value = go_on(folder, module)
-    assert (folder / "calls").read_text().split() == ["one", "two", "three"]
+    (tmp_path / "g.py").write_text(SOURCE)
+    kill_at_the_gate(tmp_path)
+    assert (tmp_path / "calls").read_text().split() == ["one", "two"]
+    value = go_on(tmp_path)
+    assert (tmp_path / "calls").read_text().split() == ["one", "two", "three"]
     seen = ["one", "str", "two", "str", "gate", "three", "str"]
     assert value["results"] == [{"cups": 1, "seen": seen}]
     assert value["programs"][0]["calls"] == 1
-
-
-def test_no_call_is_lost_and_none_is_made_again(tmp_path: Path) -> None:
-    check_kill_and_resume(tmp_path, "tests.cli.echoing")

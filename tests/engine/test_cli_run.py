@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from agentrt.cli.app import call
 from agentrt.executors.vllm.processes import descendants
 
 pytest.importorskip("vllm")
@@ -38,14 +40,6 @@ async def good(ctx):
     first = await ctx.llm("Name a colour.", max_tokens=4)
     await asyncio.gather(*(ctx.llm(f"{first} {i}", max_tokens=4) for i in range(2)))
     return str(first)
-"""
-BAD = """
-from agentrt import program
-
-@program
-async def bad(ctx):
-    reply = await ctx.llm("Name a colour.", max_tokens=2)
-    return reply.colour
 """
 LONG = """
 from agentrt import program
@@ -95,43 +89,36 @@ def test_json_of_two_instances(tmp_path: Path) -> None:
     assert all(line.startswith("[") and " s] " in line for line in done.stderr.splitlines())
 
 
-def test_a_program_that_raises(tmp_path: Path) -> None:
-    path = put(tmp_path, BAD)
-    done = run(path)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    frames = [line for line in done.stderr.splitlines() if "  File " in line]
-    assert frames == [f'  File "{path}", line 7, in bad']
-    assert "error: program bad-1 failed: AttributeError" in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--no-such-flag", "1"], ["vLLM's options", "--no-such-flag"]),
-        (["--kv-cache-memory-bytes", "100000"], ["the engine did not start", "ValueError", ".log"]),
-    ],
-)
-def test_flags_that_the_engine_refuses(flags: list[str], words: list[str], tmp_path: Path) -> None:
-    done = run(put(tmp_path, GOOD), "--", *flags)
+def test_flags_with_which_the_engine_does_not_start(tmp_path: Path) -> None:
+    done = run(put(tmp_path, GOOD), "--", "--kv-cache-memory-bytes", "100000")
     assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ")
+    check_last_line(done.stderr, "the engine did not start", "ValueError", ".log")
+
+
+def check_last_line(told: str, *words: str) -> None:
+    assert "Traceback" not in told
+    last = told.splitlines()[-1]
+    assert last.startswith("error: ")
     for word in words:
-        assert word in done.stderr.splitlines()[-1]
+        assert word in last
 
 
+def test_a_flag_that_vllm_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", put(tmp_path, GOOD), "--", "--no-such-flag", "1"]) == 2
+    check_last_line(capsys.readouterr().err, "vLLM's options", "--no-such-flag")
+
+
+# vLLM leaves a socket open where its start fails; as a command, the process ends then.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_engine_that_finds_no_way_to_talk_to_its_core(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On one machine that is a socket in a folder, and no port: here the folder is missing."""
-    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path / "missing"))
-    done = run(put(tmp_path, GOOD), "--replicas", "2")
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: the engine did not start")
-    assert str(tmp_path / "missing") in last
+    missing = tmp_path / "missing"
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(missing))
+    assert call(["run", put(tmp_path, GOOD), "--replicas", "2"]) == 1
+    check_last_line(capsys.readouterr().err, "the engine did not start", str(missing))
+    gc.collect()  # here, and not in a later test
 
 
 def test_ctrl_c_while_it_decodes(tmp_path: Path) -> None:

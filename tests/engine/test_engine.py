@@ -1,4 +1,4 @@
-"""The real engine with a real model: one engine, its policy switched between tests.
+"""A real engine with a tiny model: one engine, its policy switched between tests.
 
 float32, because bfloat16 rounds differently in batches of different sizes: then equal
 texts would be luck. Nothing here looks at a wall clock.
@@ -20,12 +20,13 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeState
 from agentrt.program.options import LLMOptions
 from agentrt.request import Call, CallSpec, Identity
+from agentrt.testing.tinymodel import tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-# Preempts whenever it may: a new call beats one that ran for a few milliseconds.
+# Preempts whenever it may: a new call beats one that ran for a step or two.
 RESTLESS = {
-    "quanta": (0.05, 0.1, 0.2, 0.4),
+    "quanta": (0.001, 0.002, 0.004, 0.008),
     "min_residency_steps": 0,
     "min_remaining_tokens": 0,
 }
@@ -33,8 +34,9 @@ FLAGS = ("--dtype", "float32", "--max-model-len", "1024")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def runtime() -> AsyncIterator[Runtime]:
-    engine = VLLMEngine(EngineOptions(max_num_seqs=2, flags=FLAGS))
+async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
+    model = str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+    engine = VLLMEngine(EngineOptions(model, 2, flags=FLAGS))
     async with Runtime(engine, ask_human=None) as runtime:
         yield runtime
 
@@ -88,6 +90,13 @@ async def test_every_policy_gives_the_same_tokens_under_preemption(runtime: Runt
 async def long_one(ctx: Context) -> None:
     for _ in range(3):
         await ctx.llm("Count as far as you can.", max_tokens=40, ignore_eos=True)
+
+
+@program
+async def endless(ctx: Context, seen: asyncio.Event | None = None) -> None:
+    async for _ in ctx.llm("Count.", stream=True, max_tokens=900, ignore_eos=True):
+        if seen is not None:
+            seen.set()
 
 
 @program
@@ -213,13 +222,7 @@ async def test_cancelling_in_mid_decode_frees_everything(runtime: Runtime) -> No
     engine = engine_of(runtime)
     before = await engine.snapshot()
     seen = asyncio.Event()
-
-    @program
-    async def endless(ctx: Context) -> None:
-        async for _ in ctx.llm("Count.", stream=True, max_tokens=900, ignore_eos=True):
-            seen.set()
-
-    run = runtime.start(endless)
+    run = runtime.start(endless, seen)
     await seen.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -294,7 +297,7 @@ async def test_a_call_that_cannot_be_fails_alone(
 
 async def test_settings_cannot_change_under_running_calls(runtime: Runtime) -> None:
     await use(runtime, "atlas")
-    run = runtime.start(long_one)
+    run = runtime.start(endless)
     engine = engine_of(runtime)
     while not (await engine.snapshot())["running"]:
         await asyncio.sleep(0)

@@ -14,6 +14,7 @@ import pytest
 
 from agentrt import Context, Runtime, SchedulerConfig, program
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.testing.tinymodel import tiny_model
 from tests.lab.engine.recording import RecordedEngine, read
 from tests.lab.engine.replaying import replay
 
@@ -21,10 +22,10 @@ pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
 
 SCHEDULER = SchedulerConfig(
-    policy="atlas", quanta=(0.05, 0.2, 0.8), min_residency_steps=0, min_remaining_tokens=0
+    policy="atlas", quanta=(0.002, 0.008, 0.032), min_residency_steps=0, min_remaining_tokens=0
 )
 FLAGS = (
-    *("--max-model-len", "512", "--max-num-batched-tokens", "128"),
+    *("--dtype", "float32", "--max-model-len", "512", "--max-num-batched-tokens", "128"),
     *("--num-gpu-blocks-override", "24"),
 )
 
@@ -59,9 +60,9 @@ async def quitter(ctx: Context) -> None:
         break
 
 
-async def record_run(path: Path) -> None:
+async def record_run(path: Path, model: str) -> None:
     """Programs in waves on a real engine, recorded."""
-    engine = RecordedEngine(EngineOptions(max_num_seqs=4, scheduler=SCHEDULER, flags=FLAGS))
+    engine = RecordedEngine(EngineOptions(model, 4, scheduler=SCHEDULER, flags=FLAGS))
     async with Runtime(engine) as runtime:
         await runtime.start(chat, 1).wait()  # what came before must not matter
         await engine.record(path)
@@ -78,7 +79,7 @@ async def record_run(path: Path) -> None:
 
 async def test_a_run_of_the_real_engine_is_decided_the_same_again(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    await record_run(path)
+    await record_run(path, str(tiny_model(tmp_path / "tiny")))
     events = list(read(path))
     kinds = [event["event"] for event in events]
     assert kinds[0] == "start"
