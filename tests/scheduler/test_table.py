@@ -267,8 +267,9 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     assert policy_names()[0] == "atlas"
 
 
-def test_settings_survive_json() -> None:
-    config = SchedulerConfig(policy="plas", quanta=(1, 2.5), beta=math.inf)
+@pytest.mark.parametrize("beta", [math.inf, 2.5])
+def test_settings_survive_json(beta: float) -> None:
+    config = SchedulerConfig(policy="plas", quanta=(1, 2.5), beta=beta)
     assert SchedulerConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
@@ -287,8 +288,20 @@ def test_bad_settings_are_refused(values: dict[str, object], message: str) -> No
 
 
 def test_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown scheduler setting 'colour'"):
+    with pytest.raises(ConfigError, match=r"setting 'colour'; known: admission, admission_cap, "):
         SchedulerConfig.from_dict({"colour": 1})
+    with pytest.raises(ConfigError, match=r"bad scheduler setting: .*int"):
+        SchedulerConfig.from_dict({"quanta": 1})
+    assert SchedulerConfig.from_dict({"policy": "plas"}) == SchedulerConfig(policy="plas")
+
+
+def test_the_default_policy_brings_what_suits_it() -> None:
+    default = SchedulerConfig.of_policy()
+    assert default == SchedulerConfig.of_policy(default.policy)
+    assert (default.retention, default.admission) == ("cost", "memory")
+    own = SchedulerConfig.of_policy(retention="ttl", admission="off", beta=3.0)
+    assert (own.retention, own.admission, own.beta) == ("ttl", "off", 3.0)
+    assert SchedulerConfig.of_policy("fcfs", beta=3.0) == SchedulerConfig(policy="fcfs", beta=3.0)
 
 
 def test_levels_end_at_the_running_sum() -> None:
