@@ -92,7 +92,8 @@ def memory(**options: Any) -> None:
     In virtual time: vLLM's real scheduler and KV-cache manager, no model. The working set is the
     peak of all that is used again; recomputed is the prefill beyond what ample memory needs; a
     delay is a program's latency beyond its own with the engine to itself. best_cap is, figure by
-    figure, the best of all caps on programs at a time.
+    figure, the best of all caps on programs at a time; one_cap is the one of them with the least
+    mean.
     """
     plan = _plan(options)
     check_plot(options["plot"])
