@@ -17,7 +17,7 @@ from collections.abc import (
 
 from agentrt import tracking
 from agentrt.executors.base import Chunk, Reading
-from agentrt.executors.frontend import Answer, Request, calling, stepped
+from agentrt.executors.frontend import WORKS_FOR, Answer, Request, calling, stepped
 from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Node
 from agentrt.program.results import Takes
@@ -130,6 +130,7 @@ class RunEmitter(InterruptEmitter):
 
     async def chat(self, request: Request, who: RunCaller) -> Answer:
         """The whole answer to a chat request that ``who`` makes."""
+        WORKS_FOR.set(self._run.row.tenant)
         with tracking.outside():
             frontend = await self.services.frontend()
             with calling(who):
@@ -137,6 +138,7 @@ class RunEmitter(InterruptEmitter):
 
     async def chat_stream(self, request: Request, who: RunCaller) -> AsyncGenerator[Answer, None]:
         """The same in pieces. Closing the generator aborts the calls."""
+        WORKS_FOR.set(self._run.row.tenant)
         with tracking.outside():
             frontend = await self.services.frontend()
         async with contextlib.aclosing(stepped(who, frontend.chat_stream(request))) as pieces:

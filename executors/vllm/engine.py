@@ -198,7 +198,7 @@ class VLLMEngine(CoreClient):
         ids: list[int] = []
         likely = None if call.spec.sampling is None else Likely(call.spec)
         try:
-            await self._grammars.check(llm, params)
+            await self._grammars.check(llm, params, call.identity.tenant)
             outputs = self._submit(llm, call, prompt, params, options)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:

@@ -42,8 +42,9 @@ class Grammars:
         self._known: OrderedDict[bytes, Any] = OrderedDict()
         self._thread = SharedThread("grammars")
 
-    async def check(self, llm: AsyncLLM, params: Any) -> None:
-        """Check what ``params`` hold the output to, if they do. Raises vLLM's error.
+    async def check(self, llm: AsyncLLM, params: Any, tenant: str) -> None:
+        """Check what ``params`` hold the output to, if they do, in the tenant's turn. Raises vLLM's
+        error.
 
         Checking changes it: choices become a grammar, and the backend is chosen.
         """
@@ -52,7 +53,7 @@ class Grammars:
             return
         digest = digest_of(held)
         if digest not in self._known:
-            await self._thread.run(partial(validate, llm, params))
+            await self._thread.run(partial(validate, llm, params), tenant)
             self._known[digest] = params.structured_outputs
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)

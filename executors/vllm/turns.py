@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from agentrt.executors.frontend import WORKS_FOR
 from agentrt.executors.vllm.processes import leave_processor
 
 T = TypeVar("T")
@@ -82,9 +81,9 @@ class SharedThread:
         self._turns = Turns(1)
         self._pool = ThreadPoolExecutor(1, name, leave_processor)
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """What ``work`` comes to, in the turn of whom it is for."""
-        await self._turns.take(WORKS_FOR.get())
+    async def run(self, work: Callable[[], T], who: str) -> T:
+        """What ``work`` comes to, in the turn of ``who`` it is for."""
+        await self._turns.take(who)
         try:
             # The thread cannot be stopped: whoever comes next waits for it.
             working = asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -10,9 +10,11 @@ import pytest
 
 from agentrt import Context, Reply, Runtime, node, program
 from agentrt.errors import ConfigError, EngineStartError, UsageError
+from agentrt.executors.frontend import WORKS_FOR
 from agentrt.graph import NodeKind, NodeState, check_integrity
 from agentrt.interrupts.questions import Question, Questions
 from agentrt.program import Program
+from agentrt.request import Call
 from agentrt.runtime.events import NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.runtime.run import RunState
 from agentrt.scheduler import ProgramTotals
@@ -25,6 +27,26 @@ async def runtime() -> AsyncIterator[Runtime]:
         yield runtime
         assert len(runtime.table) == 0
         assert not runtime.runs
+
+
+async def test_a_front_end_works_for_the_programs_tenant() -> None:
+    """Its long prompts take turns by tenant, whether the answer comes whole or in pieces."""
+    told: list[str] = []
+
+    @program
+    async def twice(ctx: Context) -> None:
+        await ctx.llm("whole")
+        async for _ in ctx.llm("in pieces", stream=True):
+            pass
+
+    def say(call: Call) -> str:
+        told.append(WORKS_FOR.get())
+        return "one two"
+
+    async with Runtime(ScriptedExecutor(say)) as runtime:
+        runs = [runtime.start(twice, tenant=tenant) for tenant in ("ann", "bob")]
+        await asyncio.gather(*(run.wait() for run in runs))
+    assert sorted(told) == ["ann", "ann", "bob", "bob"]
 
 
 def edges(run_dag: object) -> dict[int, tuple[int, ...]]:

@@ -68,17 +68,34 @@ def submitted(params: SamplingParams) -> Any:
 async def test_a_schema_is_read_once_beside_the_event_loop(threads: list[str]) -> None:
     grammars = Grammars()
     for _ in range(2):
-        await grammars.check(LLM, params := held(choice=["a", "b"]))
+        await grammars.check(LLM, params := held(choice=["a", "b"]), "ann")
         found = submitted(params)
         assert (found._backend, found.choice) == ("xgrammar", None)
         assert '"a"' in found.grammar
     assert [name.rstrip("0123456789_") for name in threads] == ["grammars"]
-    await grammars.check(LLM, SamplingParams())
+    await grammars.check(LLM, SamplingParams(), "ann")
+
+
+async def test_tenants_schemas_are_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tenant brings three, and then another brings one: it waits for no more than two."""
+    read: list[str] = []
+    monkeypatch.setattr(
+        "agentrt.executors.vllm.grammars.validate", lambda llm, params: read.append(pattern(params))
+    )
+    grammars = Grammars()
+    asked = [("greedy", "a"), ("greedy", "b"), ("greedy", "c"), ("other", "d")]
+    await asyncio.gather(*(grammars.check(LLM, held(regex=one), who) for who, one in asked))
+    assert read == ["a", "b", "d", "c"]
+
+
+def pattern(params: SamplingParams) -> str:
+    assert params.structured_outputs is not None
+    return str(params.structured_outputs.regex)
 
 
 async def test_a_schema_is_a_text_before_the_core_has_it(threads: list[str]) -> None:
     schema = {"type": "object", "properties": {"é": {"enum": [1.5, None]}}}
-    await Grammars().check(LLM, params := held(json=schema))
+    await Grammars().check(LLM, params := held(json=schema), "ann")
     found = get_structured_output_key(submitted(params))
     assert submitted(params).json == found[1]
     assert found == get_structured_output_key(StructuredOutputsParams(json=schema))
@@ -100,7 +117,7 @@ async def test_a_schema_that_cannot_be_is_refused_each_time(threads: list[str]) 
     grammars = Grammars()
     for _ in range(2):
         with pytest.raises(VLLMValidationError, match="transform regex"):
-            await grammars.check(LLM, held(regex="(a"))
+            await grammars.check(LLM, held(regex="(a"), "ann")
     assert len(threads) == 2
 
 
@@ -134,7 +151,7 @@ async def test_the_core_compiles_with_less_right_to_the_processor() -> None:
 
 
 async def test_schemas_and_long_prompts_are_read_with_less_right_than_the_event_loop() -> None:
-    assert await SharedThread("read").run(own_niceness) == own_niceness() + 10
+    assert await SharedThread("read").run(own_niceness, "ann") == own_niceness() + 10
 
 
 def own_niceness() -> int:
