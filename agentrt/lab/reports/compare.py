@@ -71,7 +71,7 @@ class Cell:
     def ratios(self, measure: str, to: Cell | None = None) -> list[float]:
         """A measure by seed, over that of the baseline, or of another, with the same programs.
 
-        Empty where no seed was run with both, or where the other's is nothing or not known.
+        Empty where no seed was run with both, or where one is not known or the other's is nothing.
         """
         base = self.baseline if to is None else to.summaries
         pairs = [
@@ -79,7 +79,8 @@ class Cell:
             for seed in self.seeds
             if seed in base
         ]
-        return [mine / theirs for mine, theirs in pairs if theirs and mine is not None]
+        found = (mine / theirs for mine, theirs in pairs if theirs and mine is not None)
+        return [ratio for ratio in found if not math.isnan(ratio)]
 
     def median(self, measure: str) -> float:
         return median(self.values(measure))

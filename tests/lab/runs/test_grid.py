@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.lab.outcome import Summary
-from agentrt.lab.reports.compare import Cell, cells
+from agentrt.lab.reports.compare import Cell, as_dicts, cells
 from agentrt.lab.reports.equal_latency import MEAN, at_equal_latency, times
 from agentrt.lab.runs.contenders import policies
 from agentrt.lab.runs.grid import RunSpec, arrivals, do, grid
@@ -233,6 +234,16 @@ def test_what_was_not_done_is_left_out() -> None:
     assert [cell.name for cell in found] == ["atlas"]
     assert found[0].ratios("mean_s") == []
     assert math.isnan(found[0].median_ratio("mean_s"))
+
+
+def test_what_is_not_known_has_no_ratio_and_is_json() -> None:
+    setting = Setting(REACT, Pressure.parse("0.9"), 20)
+    unknown = {0: replace(SOME, slowdown=math.nan)}
+    for baseline in ({0: SOME}, unknown):
+        cell = Cell(setting, "atlas", summaries=unknown, baseline=baseline)
+        measured = as_dicts([cell], ["slowdown"])[0]
+        assert set(measured["measures"]["slowdown"].values()) == {None}
+        json.dumps(measured, allow_nan=False)
 
 
 def test_throughput_at_equal_latency_is_interpolated() -> None:
