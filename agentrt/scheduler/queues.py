@@ -248,6 +248,8 @@ class LevelQueues:
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> None:
         """Offer the deferred calls that are ``ready``."""
+        if not self._deferred:
+            return
         deferred, self._deferred = self._deferred, []
         for call in deferred:
             if ready(call):

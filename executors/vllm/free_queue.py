@@ -69,13 +69,15 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         shared: Callable[[], Context],
     ) -> None:
         """``context`` used these cached blocks; what another used before, ``shared()`` holds."""
+        owners, used, now = self._owner, self._used, self.now
         for block in blocks:
-            owner = self._owner[block.block_id]
+            at = block.block_id
+            owner = owners[at]
             if owner is None:
-                self._owner[block.block_id] = context
+                owners[at] = context
             elif owner is not context and not owner.shared:
-                self._owner[block.block_id] = shared()
-            self._used[block.block_id] = self.now
+                owners[at] = shared()
+            used[at] = now
 
     def changed(self, context: Context) -> None:
         """Something happened to a context: it stands elsewhere, or its blocks are released."""
@@ -145,12 +147,13 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         assert self.num_free_blocks >= n
         if self.retention.expires:
             self._release_expired()
-        plain = min(n, self.unprotected)
+        plain = min(n, self.num_free_blocks - self._protected)
         taken: list[KVCacheBlock] = super().popleft_n(plain)
         while len(taken) < n:
             taken += self._yield_blocks(n - len(taken))
+        owner = self._owner
         for block in taken:
-            self._owner[block.block_id] = None
+            owner[block.block_id] = None
         return taken
 
     def remove(self, block: KVCacheBlock) -> None:
@@ -159,19 +162,23 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
             super().remove(block)
             return
         self._listed[block.block_id] = None
-        self._lists[context].remove(block)
-        self._took(context, 1)
+        own = self._lists[context]
+        own.remove(block)
+        self._took(context, own, 1)
 
     def append(self, block: KVCacheBlock) -> None:
         self.append_n([block])
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         plain: list[KVCacheBlock] = []
-        for owner, group in groupby(blocks, lambda block: self._owner[block.block_id]):
+        owners = [self._owner[block.block_id] for block in blocks]
+        end = 0
+        for owner, group in groupby(owners):
+            start, end = end, end + len(list(group))
             if owner is None or owner.released:
-                plain += group
+                plain += blocks[start:end]
             else:
-                self._protect(list(group), owner)
+                self._protect(blocks[start:end], owner)
         super().append_n(plain)
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
@@ -196,8 +203,9 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         if own is None:
             own = self._lists[context] = FreeKVCacheBlockQueue([])
         own.append_n(blocks)
+        listed = self._listed
         for block in blocks:
-            self._listed[block.block_id] = context
+            listed[block.block_id] = context
         self._protected += len(blocks)
         self.num_free_blocks += len(blocks)
         if own.num_free_blocks == len(blocks):
@@ -214,13 +222,12 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         for block in blocks:
             self._listed[block.block_id] = None
         self.yielded += len(blocks)
-        self._took(context, len(blocks))
+        self._took(context, own, len(blocks))
         return blocks
 
-    def _took(self, context: Context, blocks: int) -> None:
+    def _took(self, context: Context, own: FreeKVCacheBlockQueue, blocks: int) -> None:
         self._protected -= blocks
         self.num_free_blocks -= blocks
-        own = self._lists[context]
         if own.num_free_blocks:
             self._age(context, own)
         else:

@@ -73,7 +73,9 @@ class Growth:
             self._of(kind).shared.add(cached_tokens)
 
     def _of(self, kind: Kind) -> _Of:
-        found = self._kinds.setdefault(kind, _Of(_Mean(_OUTPUT_TOKENS), _Mean(0.0)))
+        found = self._kinds.get(kind)
+        if found is None:
+            found = self._kinds[kind] = _Of(_Mean(_OUTPUT_TOKENS), _Mean(0.0))
         self._kinds.move_to_end(kind)
         if len(self._kinds) > _KINDS:
             self._kinds.popitem(last=False)

@@ -50,6 +50,7 @@ class _Program:
     """
 
     row: ProgramRow
+    kind: Kind
     shared: int
     context: int = 0
     own: dict[str, int] = field(default_factory=dict)
@@ -60,10 +61,6 @@ class _Program:
     served_s: float = 0.0
     tools: int = 0
     away: int = 0
-
-    @property
-    def kind(self) -> Kind:
-        return (self.row.tenant, self.row.type)
 
 
 class WorkingSet(Admission):
@@ -315,7 +312,8 @@ class WorkingSet(Admission):
         program = self._programs.get(row.program_id)
         if program is None:
             kind = (row.tenant, row.type)
-            program = self._programs[row.program_id] = _Program(row, self.growth.shared(kind))
+            program = _Program(row, kind, self.growth.shared(kind))
+            self._programs[row.program_id] = program
         return program
 
     def _reckon(self, program: _Program) -> None:

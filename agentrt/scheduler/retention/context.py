@@ -71,4 +71,5 @@ class Context:
     @property
     def released(self) -> bool:
         """Whether nobody will come back for its blocks, so that they go first."""
-        return not self.shared and self.phase is Phase.ENDED
+        kept = self.shared or self.calls or self.programs or (self.session and not self.dropped)
+        return not kept

@@ -127,7 +127,9 @@ class Gaps:
         self._kinds = OrderedDict(list(kinds.items())[-_KINDS:])
 
     def _counts(self, kind: Kind) -> _Counts:
-        found = self._kinds.setdefault(kind, _Counts())
+        found = self._kinds.get(kind)
+        if found is None:
+            found = self._kinds[kind] = _Counts()
         self._kinds.move_to_end(kind)
         if len(self._kinds) > _KINDS:
             self._kinds.popitem(last=False)

@@ -96,7 +96,8 @@ class Cost(Retention):
         return self._gaps
 
     def rank(self, context: Context, now: float, peers: int) -> Rank:
-        tier = 0.0 if context.phase is Phase.IDLE else 1.0 if context.outside else 2.0
+        idle = not context.calls and context.phase is Phase.IDLE
+        tier = 0.0 if idle else 1.0 if context.outside else 2.0
         # Of equals the one that came last is served last.
         return (tier, self._value(context, now, peers), -context.since)
 

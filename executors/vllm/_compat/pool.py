@@ -42,7 +42,7 @@ def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
         block
         for group in manager.get_blocks(request.request_id).blocks
         for block in group
-        if block.block_hash is not None and block.pool is pool
+        if block._block_hash is not None and block.pool is pool
     ]
 
 

@@ -13,6 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 from agentrt.errors import ConfigError
@@ -79,12 +80,12 @@ class History:
         ``path_s`` is what ATLAS would rank by: the estimate where nothing is known.
         """
         age = age_bin(row.attained_s)
-        aged = self._refined(row, age, "", max(path_s, SMALLEST_S))
-        turn = f"turn {int(2.0 * math.log2(row.finished_calls + 1))}"
+        asked = self._asked.setdefault(row.program_id, {})
+        aged = self._refined(row, asked, age, "", max(path_s, SMALLEST_S))
         factor = 1.0
-        for what in (*_hint(row), turn):
-            factor *= self._refined(row, age, what, aged) / aged
-        by_node = self._refined(row, age, f"node {node}", aged) / aged
+        for what in (*_hint(row), _turn(row.finished_calls)):
+            factor *= self._refined(row, asked, age, what, aged) / aged
+        by_node = self._refined(row, asked, age, f"node {node}", aged) / aged
         if not 1.0 / _TELLING < by_node < _TELLING:
             factor *= by_node
         return min(max(aged * factor, SMALLEST_S), LONGEST_S)
@@ -101,8 +102,9 @@ class History:
         """A program ended: what was still to come wherever it came by is known now."""
         total = row.service_s
         asked = self._asked.pop(row.program_id, {})
+        always = ("", *_hint(row))
         for age in range(age_bin(total) + 1):
-            for what in ("", *_hint(row)):
+            for what in always:
                 asked.setdefault((row.tenant, row.type, age, what), bin_edge(age))
         cells = self._cells
         for key, attained in asked.items():
@@ -134,12 +136,11 @@ class History:
             raise ConfigError(f"this is not a history of programs: {error!r}") from error
         self._cells = OrderedDict(cells[-_CELLS:])
 
-    def _refined(self, row: ProgramRow, age: int, what: str, estimate: float) -> float:
-        """An estimate refined by one cell; that the program was there is noted."""
+    def _refined(
+        self, row: ProgramRow, asked: dict[Key, float], age: int, what: str, estimate: float
+    ) -> float:
+        """An estimate refined by one cell; that the program was there is noted in ``asked``."""
         key = (row.tenant, row.type, age, what)
-        asked = self._asked.get(row.program_id)
-        if asked is None:
-            asked = self._asked[row.program_id] = {}
         if key not in asked and len(asked) < _ASKED:
             asked[key] = row.attained_s
         cell = self._cells.get(key)
@@ -153,9 +154,16 @@ def age_bin(seconds: float) -> int:
     return 1 + int(2.0 * math.log2(min(seconds, LONGEST_S) / SMALLEST_S))
 
 
+@cache
 def bin_edge(age: int) -> float:
     """The least service of a bin, in seconds."""
     return SMALLEST_S * 2.0 ** ((age - 1) / 2.0) if age else 0.0
+
+
+@lru_cache(maxsize=1024)
+def _turn(finished_calls: int) -> str:
+    """How many calls a program had, to half a doubling."""
+    return f"turn {int(2.0 * math.log2(finished_calls + 1))}"
 
 
 def _hint(row: ProgramRow) -> list[str]:
