@@ -2,14 +2,17 @@
 
 The real schedulers run over real KV-cache blocks without a model. Programs of several calls keep
 the batch full: calls arrive, run, end, and their programs end. The processor time of all that
-the engine core asks of a scheduler is summed up; cases take turns of a few steps.
+the engine core asks of a scheduler is summed up; cases take turns of a few steps. The functions
+that it calls are counted once, which no other work on the machine changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, product
@@ -55,6 +58,8 @@ COLUMNS = (
     Column("us a step", "step_us", "{:.0f}"),
     Column("added", "added_us", "{:+.0f}"),
     Column(f"/ {STOCK}", "step_to_stock"),
+    Column("functions", "functions", "{:.0f}"),
+    Column(f"/ {STOCK}", "functions_to_stock", "{:.2f}"),
     Column("ends a step", "ends", "{:.2f}"),
     Column("preemptions a step", "preemptions", "{:.2f}"),
 )
@@ -103,9 +108,12 @@ def measure(
     with no_collections():
         for load in loads.values():
             load.run(options["steps"])  # to warm up
+        functions = {name: load.functions(options["steps"]) for name, load in loads.items()}
         for repeat in range(options["repeat"]):
             here = {name: loads[name].run(options["steps"]) for name in turns(names, repeat)}
-            for name, mine in here.items():
+            for name, timed in here.items():
+                mine = {**timed, "functions": functions[name]}
+                mine["functions_to_stock"] = functions[name] / functions[STOCK]
                 over = ratios(mine, here[STOCK], ["step"], "_to_stock", of="_us")
                 added = mine["step_us"] - here[STOCK]["step_us"]
                 yield name, {**mine, **over, "added_us": added}
@@ -122,6 +130,7 @@ class Load:
     engine: HeadlessEngine = field(init=False)
     preempted: int = 0
     _spent: dict[str, int] = field(init=False)
+    _called: Counter[str] | None = None
     _programs: Iterator[int] = field(default_factory=count)
     _calls: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -157,6 +166,13 @@ class Load:
         counted = {"ends": ended / steps, "preemptions": self.preempted / steps}
         return {"step_us": sum(us.values()), **us, **counted}
 
+    def functions(self, steps: int) -> float:
+        """How many functions, Python's and C's, it calls in one of so many more steps."""
+        self._called = called = Counter[str]()
+        self.run(steps)
+        self._called = None
+        return (called["call"] + called["c_call"]) / steps
+
     def _go_on(self, program: int, calls: int) -> None:
         if calls + 1 < CALLS:
             self._arrive(program, calls + 1)
@@ -186,10 +202,14 @@ class Load:
         spent, clock = self._spent, time.thread_time_ns
 
         def timed(*args: Any, **kwargs: Any) -> Any:
+            if (called := self._called) is not None:
+                sys.setprofile(lambda frame, event, arg: called.update((event,)))
             start = clock()
             try:
                 return method(*args, **kwargs)
             finally:
                 spent[name] += clock() - start
+                if called is not None:
+                    sys.setprofile(None)
 
         return timed
