@@ -5,10 +5,12 @@ The answers are those of `agentrt.executors.vllm.control`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from agentrt import tracking
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Executor, Notification
 from agentrt.executors.memory import Learned
@@ -29,11 +31,29 @@ class CoreClient(Executor):
         self._llm: AsyncLLM | None = None
         self._scheduling = scheduling
         self._notes = Outbox(lambda notes: self._control("boundary", notes))
+        self._ended: list[str | ProgramTotals] = []
+        self._ending: asyncio.Task[None] | None = None
+        """Has not begun: what ends now is told with the rest."""
+        self._telling: set[asyncio.Task[None]] = set()
 
     # -- programs ----------------------------------------------------------------------
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        await self._control("end", program_id if totals is None else totals)
+        """All that end in one pass of the event loop are one message."""
+        self._ended.append(program_id if totals is None else totals)
+        if self._ending is None:
+            with tracking.outside():  # it is nobody's own
+                self._ending = asyncio.create_task(self._tell_ends(), name="agentrt/ends")
+                self._telling.add(self._ending)
+                self._ending.add_done_callback(self._telling.discard)
+        ending = self._ending
+        await asyncio.wait([ending])
+        if not ending.cancelled():  # by `close_outbox`: there is nothing left to tell
+            ending.result()
+
+    async def _tell_ends(self) -> None:
+        ended, self._ended, self._ending = self._ended, [], None
+        await self._control("ends", ended)
 
     def notify(self, note: Notification) -> None:
         # Where nothing is retained, nobody in the engine core would use it.
@@ -73,6 +93,9 @@ class CoreClient(Executor):
     async def close_outbox(self) -> None:
         """Drop what has not been sent yet."""
         await self._notes.close()
+        self._ending = None
+        for telling in self._telling:
+            telling.cancel()
 
     def _engine(self) -> AsyncLLM:
         if self._llm is None:

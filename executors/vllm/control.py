@@ -62,6 +62,12 @@ def _end(scheduler: Controlled, program: Any) -> None:
     scheduler.end_program(totals, scheduler.clock())
 
 
+def _ends(scheduler: Controlled, programs: Sequence[Any]) -> None:
+    """Several of them."""
+    for program in programs:
+        _end(scheduler, program)
+
+
 def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
     """The report of an aborted call, once; else None."""
     return scheduler.aborted.pop(str(call_id), None)
@@ -130,6 +136,7 @@ def _describe(scheduler: Controlled, call: QueuedCall) -> dict[str, Any]:
 
 _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "end": _end,
+    "ends": _ends,
     "prepare_grammars": _prepare_grammars,
     "boundary": lambda scheduler, notes: scheduler.boundary(notes),
     "aborted": _aborted,

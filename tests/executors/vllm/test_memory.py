@@ -305,7 +305,7 @@ def test_a_clients_odd_values_count_as_not_given_and_stop_nothing(value: Any, fl
     e.add("r", [11, 12], 3, extra)
     e.run()
     assert "p" in ours(e).table
-    ours(e).control("end", "p")
+    ours(e).control("ends", ["none", ["p", "t"]])
     assert "p" not in ours(e).table
 
 

@@ -41,7 +41,7 @@ step ``step``, and who finished. ``finish``: requests aborted. ``control``: a cl
 message. ``reset``: the prefix cache was emptied. ``stop``: how much there was.
 ``clock`` are the scheduler's clock readings within an event, in seconds.
 """
-_NOTED_OPS = ("end", "boundary", "configure")
+_NOTED_OPS = ("end", "ends", "boundary", "configure")
 
 
 class Recorder:
