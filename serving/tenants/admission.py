@@ -31,9 +31,9 @@ _EXPECTED_OUTPUT = 128
 class AdmissionController(ForwardingExecutor):
     """An `Executor` in front of another, which lets calls in by their tenants' shares.
 
-    With ``is_shared`` off there is one tenant, and every call enters at once. ``isolate`` salts
-    the prefix cache with the tenant's name. The scheduler's ``policy`` orders each tenant's own
-    calls.
+    With ``is_shared`` off there is one tenant, and a call enters at once where no limit holds it.
+    ``isolate`` salts the prefix cache with the tenant's name. The scheduler's ``policy`` orders
+    each tenant's own calls.
     """
 
     def __init__(
@@ -62,11 +62,17 @@ class AdmissionController(ForwardingExecutor):
             info = self.inner.info
             self._queue.slots = BATCHES * (info.slots or _BATCH) * info.engines
 
-    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+    def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._isolate:
             # A client's own salt tells its calls apart, inside what is its tenant's.
             salts = filter(None, (call.identity.tenant, call.spec.cache_salt))
             call = replace(call, spec=replace(call.spec, cache_salt="/".join(salts)))
+        limits = self._tenants.limits(call.identity.tenant)
+        if self._is_shared or not (limits.concurrency is limits.tokens_per_minute is None):
+            return self._in_turn(call, stream=stream)
+        return self.inner.generate(call, stream=stream)
+
+    async def _in_turn(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         async with self._turn(call) as compiled:
             admitted = await self._admitted(call)
             try:
