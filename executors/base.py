@@ -59,17 +59,18 @@ class Reading(Generic[T]):
     sets that to None. It is no generator, since one more of them costs something for each token.
     """
 
-    __slots__ = ("_next", "task")
+    __slots__ = ("_loop", "_next", "task")
 
     def __init__(self, following: Callable[[], Awaitable[T]]) -> None:
         self._next = following
+        self._loop = asyncio.get_running_loop()
         self.task: asyncio.Task[Any] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     def __anext__(self) -> Awaitable[T]:
-        self.task = asyncio.current_task()
+        self.task = asyncio.current_task(self._loop)
         return self._next()
 
     def fail(self, error: Exception) -> None:

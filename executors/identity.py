@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
@@ -21,6 +22,7 @@ NESTED = "agentrt"
 _PROCESS = uuid4().hex[:12]
 # The scheduler needs no edges: the path's service sums up what it has to know of them.
 _SENT = tuple(field.name for field in fields(Identity) if field.name != "parents")
+_sent = attrgetter(*_SENT)
 
 
 class RequestIdentity(NamedTuple):
@@ -69,7 +71,7 @@ def to_headers(identity: Identity) -> dict[str, str]:
 
 def to_extra_args(identity: Identity) -> dict[str, Any]:
     """A call's identity as ``extra_args`` of vLLM's sampling parameters."""
-    return {NESTED: {**{name: getattr(identity, name) for name in _SENT}, "report": True}}
+    return {NESTED: {**dict(zip(_SENT, _sent(identity), strict=True)), "report": True}}
 
 
 def from_extra_args(

@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from secrets import token_hex
 from urllib.parse import unquote
-from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -168,7 +168,7 @@ def server_failed(path: str) -> Response:
 
 def _request_id(headers: dict[bytes, bytes]) -> str:
     given = headers.get(b"x-request-id", b"").decode("latin-1")
-    return given if _ID.fullmatch(given) else uuid4().hex
+    return given if _ID.fullmatch(given) else token_hex(16)
 
 
 def _key(headers: dict[bytes, bytes]) -> str:

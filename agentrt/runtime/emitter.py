@@ -46,14 +46,18 @@ class RunCaller:
     async def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         made = self.emitter.make(spec, self.scope, self.after, stream=stream)
         reading = Reading(made.__anext__)
-        known = self.emitter.client_call(reading) if self.client else contextlib.nullcontext()
-        async with contextlib.aclosing(made):
-            with known:
+        if self.client:
+            self.emitter.begin_client_call(reading)
+        try:
+            async with contextlib.aclosing(made):
                 async for chunk in reading:
                     reading.task = None
                     if chunk.reply is not None:
                         self.replies.append(chunk.reply)
                     yield chunk
+        finally:
+            if self.client:
+                self.emitter.end_client_call(reading)
 
     @contextlib.contextmanager
     def siblings(self, count: int) -> Iterator[Sequence[RunCaller]]:
@@ -110,19 +114,17 @@ class RunEmitter(InterruptEmitter):
 
     # -- calls -------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def client_call(self, reading: Reading[Chunk]) -> Iterator[None]:
-        """Within, a client program's call, which `make` made, is read.
+    def begin_client_call(self, reading: Reading[Chunk]) -> None:
+        """A client program's call, which `make` made, is read, until `end_client_call`.
 
         The task that waits for its next chunk is in no run of its own, and may be another each
         time: so a runtime that closes finds it.
         """
-        calls = self.services.client_calls
-        calls[reading] = self._run.id
-        try:
-            yield
-        finally:
-            del calls[reading]
+        self.services.client_calls[reading] = self._run.id
+
+    def end_client_call(self, reading: Reading[Chunk]) -> None:
+        """It is over."""
+        del self.services.client_calls[reading]
 
     def caller(self, scope: Scope) -> RunCaller:
         """A client program's code in ``scope``, as who makes calls through a front end."""

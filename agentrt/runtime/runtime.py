@@ -276,8 +276,9 @@ class Runtime:
 
     async def _cancel_client_calls(self, program_id: str) -> None:
         """Abort the calls that threads and other loops still make for the program."""
+        if not (readings := self._services.client_calls.items()):
+            return
         me = asyncio.current_task()
-        readings = self._services.client_calls.items()
         tasks = [one.task for one, owner in readings if owner == program_id]
         calling = [task for task in tasks if task is not None and task is not me]
         for task in calling:

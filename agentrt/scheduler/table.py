@@ -94,7 +94,7 @@ class ProgramTotals(NamedTuple):
     @classmethod
     def of(cls, row: ProgramRow) -> Self:
         """Those of a row."""
-        return cls(*(getattr(row, name) for name in cls._fields))
+        return cls(row.program_id, row.type, row.tenant, row.size_hint, row.service_s)
 
     def row(self) -> ProgramRow:
         """A row for those who never had one."""

@@ -29,7 +29,7 @@ class Scope:
     task whose code entered it while it ran.
     """
 
-    __slots__ = ("back", "entered_in", "family", "frontier", "over", "owner", "path", "pending")
+    __slots__ = ("_family", "back", "entered_in", "frontier", "over", "owner", "path", "pending")
 
     def __init__(
         self,
@@ -42,15 +42,22 @@ class Scope:
         self.path = path
         self.frontier = Frontier() if frontier is None else frontier
         self.pending = Pending()
-        self.family = family_of(owner) if family is None else family
+        self._family = family
         self.over = False
         self.back: Scope | None = None
         self.entered_in: int | None = None
 
+    @property
+    def family(self) -> Family:
+        """The program's tasks: made when the first one begins."""
+        if self._family is None:
+            self._family = family_of(self.owner)
+        return self._family
+
     def fork(self) -> Scope:
         """The scope of a task that this one creates now."""
         self.settle()
-        return Scope(self.owner, self.path, self.frontier.fork(), self.family)
+        return Scope(self.owner, self.path, self.frontier.fork(), self._family)
 
     def within(self, name: str) -> Scope:
         """The same scope inside the node function ``name``."""
@@ -60,7 +67,7 @@ class Scope:
 
     def alias(self) -> Scope:
         """The same scope for code that may outlive it: it is never over."""
-        alias = Scope(self.owner, self.path, self.frontier, self.family)
+        alias = Scope(self.owner, self.path, self.frontier, self._family)
         alias.pending = self.pending
         return alias
 

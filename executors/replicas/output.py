@@ -29,6 +29,7 @@ class CallOutput:
         self.differs = False
         self._call_id = call_id
         self._parts = RepeatedParts()
+        self._is_vllms = False
         self._first: list[Chunk | _Piece] | None = []
         """What the first run gave, not looked at yet: most calls have no second one."""
 
@@ -45,9 +46,13 @@ class CallOutput:
             return self._new(chunk)
         if chunk.reply is not None:
             self.delivered = True
-        elif isinstance(outputs := getattr(chunk.output, "outputs", None), list):
+            return chunk
+        if not self._first:  # the others are of its kind
+            self._is_vllms = isinstance(getattr(chunk.output, "outputs", None), list)
+        if self._is_vllms:
             # Without what is large, such as log probabilities.
-            self._first.append((chunk.text, outputs[0].text, tuple(outputs[0].token_ids)))
+            one = chunk.output.outputs[0]
+            self._first.append((chunk.text, one.text, chunk.token_ids or tuple(one.token_ids)))
         else:
             self._first.append(chunk)
         return chunk

@@ -23,20 +23,21 @@ from agentrt.serving.frontend.conversations import (
 
 _DATA = re.compile(rb"^data: (\{.*)", re.MULTILINE)
 _LAST = tuple(b"event: response." + end for end in (b"completed", b"incomplete", b"failed"))
-_ENDS_CHOICE, _ENDS_SPACED = b'_reason":"', b'_reason": "'
+ENDS_CHOICE, ENDS_SPACED = b'_reason":"', b'_reason": "'
 
 
 class Answer:
     """Reads an answer of ``path`` to a request for ``choices``.
 
     ``replies`` has each choice's messages; ``id`` is the response's own name in the Responses
-    API. An answer ``is_over`` when all choices have come to their end.
+    API. An answer ``is_over`` when all choices have come to their end. ``unread`` are events before
+    that.
     """
 
     def __init__(self, path: str, choices: int) -> None:
         self._path = path
         self._choices = choices
-        self._unread: list[bytes] = []
+        self.unread: list[bytes] = []
         self._parts: dict[int, _Parts] = defaultdict(_Parts)
         self._ended: set[int] = set()
         self.id = ""
@@ -66,32 +67,37 @@ class Answer:
                 for data in _DATA.findall(events):
                     self._response(_json(data).get("response") or {})
             return
-        self._unread.append(events)
-        if _ENDS_CHOICE in events or _ENDS_SPACED in events:
+        self.unread.append(events)
+        if ENDS_CHOICE in events or ENDS_SPACED in events:
             self._read_events()
 
     def _read_events(self) -> None:
-        read = self._block if self._path == MESSAGES else self._chunk
-        data = _DATA.findall(b"".join(self._unread))
-        self._unread.clear()
+        data = _DATA.findall(b"".join(self.unread))
+        self.unread.clear()
         for event in _json(b'{"events":[%b]}' % b",".join(data)).get("events") or ():
-            read(event)
+            if self._path == MESSAGES:
+                self._block(event)
+                continue
+            for choice in event.get("choices") or ():
+                self._choice(choice)
 
     def _response(self, response: Mapping[str, Any]) -> None:
         self.id = str(response.get("id") or "")
         self.replies = [list(items(response.get("output")))]
 
-    def _chunk(self, chunk: Mapping[str, Any]) -> None:
-        for choice in chunk.get("choices") or ():
-            index, delta = choice.get("index", 0), choice.get("delta") or {}
-            parts = self._parts[index]
-            if text := delta.get("content"):
+    def _choice(self, choice: Mapping[str, Any]) -> None:
+        index = choice.get("index", 0)
+        parts = self._parts[index]
+        match choice:
+            case {"delta": {"content": str(text)}}:
                 parts.text.append(text)
-            if "tool_calls" in delta:
-                for call in delta["tool_calls"] or ():
+        match choice:
+            case {"delta": {"tool_calls": list(calls)}}:
+                for call in calls:
                     function = call.get("function") or {}
                     parts.add(call.get("index", 0), function.get("name"), function.get("arguments"))
-            if choice.get("finish_reason"):
+        match choice:
+            case {"finish_reason": str()}:
                 self._end(index)
 
     def _block(self, event: Mapping[str, Any]) -> None:

@@ -67,8 +67,8 @@ def calls_of(path: str, body: Mapping[str, Any]) -> int:
 
 def check_bounds(path: str, body: Mapping[str, Any]) -> None:
     """Raise `ApiError` for lists, schemas and patterns beyond the limits; it names the field."""
-    for name, most in _LISTS.items():
-        given = body.get(name)
+    for name in _LISTS.keys() & body.keys():
+        given, most = body[name], _LISTS[name]
         if isinstance(given, list | dict) and len(given) > most:
             raise _too_much(name, len(given), most, "entries")
     stop = "stop_sequences" if path == MESSAGES else "stop"

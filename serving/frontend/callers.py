@@ -56,12 +56,12 @@ class RequestCaller:
         made = self._emitter.make(spec, scope, (), stream=stream)
         reading = self._reading(made)
         self._open[reading] = made
+        self._emitter.begin_client_call(reading)
         try:
             async with contextlib.aclosing(made):
-                with self._emitter.client_call(reading):
-                    async for chunk in reading:
-                        reading.task = None
-                        yield chunk
+                async for chunk in reading:
+                    reading.task = None
+                    yield chunk
         except asyncio.CancelledError:
             if run.ended_at is None or self.is_gone:
                 raise
@@ -76,6 +76,7 @@ class RequestCaller:
             self.error = InvariantError("the server failed")
             raise self.error from error
         finally:
+            self._emitter.end_client_call(reading)
             self._entry.ended(scope)
             self._open.pop(reading, None)
             if not self._open:

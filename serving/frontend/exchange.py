@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.executors.frontend import calling
-from agentrt.serving.frontend.answers import Answer
+from agentrt.serving.frontend.answers import ENDS_CHOICE, ENDS_SPACED, Answer
 from agentrt.serving.frontend.bounds import calls_of
 from agentrt.serving.frontend.callers import RequestCaller
 from agentrt.serving.frontend.conversations import (
@@ -24,7 +24,7 @@ from agentrt.serving.frontend.refusals import broken_off, clearer, retry_headers
 from agentrt.serving.frontend.responses import ResponseStore
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
-from agentrt.serving.programs.identity import read_claim
+from agentrt.serving.programs.identity import CLAIMED, read_claim
 from agentrt.serving.server import Server
 
 _OK = 200
@@ -49,6 +49,7 @@ class Exchange:
     _body: bytes = b""
     _size: int = 0
     _is_stream: bool = False
+    _is_chunks: bool = False
     _is_left: bool = False
 
     def __post_init__(self) -> None:
@@ -75,14 +76,21 @@ class Exchange:
             caller.is_gone = message["type"] == "http.disconnect"
             return message
 
+        unread = self._answer.unread
+
         def send_heard(message: Message) -> Awaitable[None]:
             is_start = message["type"] == "http.response.start"
             if is_start:
                 self._begin(message)
             if self._start["status"] != _OK:
                 return self._refuse(message, send)
-            if not is_start:
-                self._hear(message)
+            if is_start:
+                return send(message)
+            body = message.get("body", b"")
+            if self._is_chunks and ENDS_CHOICE not in body and ENDS_SPACED not in body:
+                unread.append(body)
+            else:
+                self._hear(message, body)
             return send(message)
 
         try:
@@ -105,7 +113,11 @@ class Exchange:
         hashes = self._hashes()
         # Looked at often: Starlette's headers would be searched each time.
         sent = reversed(scope["headers"])
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in sent
+            if name in CLAIMED
+        }
         session_id = self.fields.get("session_id")
         claim = read_claim(headers, session_id if isinstance(session_id, str) else None)
         tenants = self.server.tenants
@@ -134,13 +146,14 @@ class Exchange:
             headers = start["headers"] = list(start.get("headers", ()))
             kinds = [value for name, value in headers if name == b"content-type"]
             self._is_stream = any(kind.startswith(_STREAM) for kind in kinds)
+            self._is_chunks = self._is_stream and self.path not in (MESSAGES, RESPONSES)
             program = self._entry.program.run.id.encode("ascii", "replace")
             headers.append((b"x-agentrt-program", program))
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: Message, body: bytes) -> None:
         """Read a piece of the answer; at its end the request is left."""
-        body = message.get("body", b"")
-        self._size += len(body)
+        if self.path == RESPONSES:
+            self._size += len(body)
         if self._is_left or self._caller.is_gone:  # vLLM answers nothing to those who went
             return
         if self._is_stream:

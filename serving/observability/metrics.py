@@ -72,13 +72,20 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class LabelledMetrics:
-    """The metrics of one pair of labels. Looking them up for each call would be slow."""
+    """The metrics of one pair of labels. Looking them up for each call would be slow.
+
+    ``service`` and ``waiting`` are of a call; ``programs`` are those of programs, by their last
+    state: their number, latency, service and waiting.
+    """
 
     labels: tuple[str, str]
     sums: dict[str, Counter]
     hits: Counter
     service: Histogram
     waiting: Histogram
+    programs: dict[str, tuple[Counter, Histogram, Histogram, Histogram]] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(slots=True)
@@ -138,12 +145,21 @@ class Metrics:
 
     def program_ended(self, run: Run, counted: Counted) -> None:
         """A program ended; calls of foreign frameworks may still end after it."""
-        labels = self._count(run, counted).labels
+        metrics = self._count(run, counted)
         assert run.ended_at is not None
-        self._ended.labels(*labels, str(run.state)).inc()
-        self._latency.labels(*labels).observe(run.ended_at - run.started_at)
-        self._service.labels(*labels).observe(run.row.service_s)
-        self._waiting.labels(*labels).observe(run.row.waiting_s)
+        state = run.state.value
+        if state not in metrics.programs:
+            metrics.programs[state] = (
+                self._ended.labels(*metrics.labels, state),
+                self._latency.labels(*metrics.labels),
+                self._service.labels(*metrics.labels),
+                self._waiting.labels(*metrics.labels),
+            )
+        ended, latency, service, waiting = metrics.programs[state]
+        ended.inc()
+        latency.observe(run.ended_at - run.started_at)
+        service.observe(run.row.service_s)
+        waiting.observe(run.row.waiting_s)
 
     def _count(self, run: Run, counted: Counted) -> LabelledMetrics:
         """Add what the program's row has more than was counted."""

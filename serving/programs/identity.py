@@ -25,6 +25,8 @@ PARENT_SESSION = "x-dynamo-parent-session-id"
 
 _OWN = ("program", "type", "session", "node", "call", "parents", "deadline")
 _CLAIMS = frozenset({*(f"{PREFIX}{name}" for name in _OWN), *SESSION_HEADERS, PARENT_SESSION})
+CLAIMED = frozenset(name.encode("ascii") for name in _CLAIMS)
+"""The headers that `read_claim` looks at, as they come."""
 _LONGEST = 256
 _MOST_PARENTS = 1024
 _VISIBLE = re.compile(r"[^\x00-\x1f\x7f]+")

@@ -201,10 +201,13 @@ class Tenants:
             del self._uses[name]
 
     def _ask(self, use: _Use, tenant: str, requests: int) -> None:
-        self._check_rate(use, tenant, "tokens_per_minute", 1.0)
+        if use.buckets:
+            self._check_rate(use, tenant, "tokens_per_minute", 1.0)
         self._take(use, tenant, "requests_per_minute", float(requests))
 
     def _take(self, use: _Use, tenant: str, rate: str, amount: float) -> None:
+        if not use.buckets:
+            return
         self._check_rate(use, tenant, rate, amount)
         bucket = use.buckets.get(rate)
         if bucket is not None:
