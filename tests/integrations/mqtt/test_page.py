@@ -184,18 +184,26 @@ async def test_the_calls_of_a_caller_that_is_killed_are_stopped(
 
 # paho leaves the socket of a handshake that failed to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_other_users_and_certificates_are_refused(guarded: Mosquitto, tmp_path: Path) -> None:
+async def test_other_users_and_certificates_are_refused(
+    guarded: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fault is told once a connection was tried."""
+    monkeypatch.setattr("agentrt.integrations.mqtt.tools._SYNC_S", 0.2)  # nothing comes anyway
     ca = tmp_path / "ca.pem"
-    async with calling(Broker("127.0.0.1", guarded.port), connect_timeout=1.0) as caller:
-        with pytest.raises(ToolUnavailableError, match="cannot be reached: failed to receive on"):
-            await caller.transport.tools()
-    for user, password, trusted, connect_timeout, said in (
-        ("agent", "wrong", ca, 20.0, "it refused the user 'agent' with this password"),
-        ("agent", "agents own", None, 1.5, "certificate verify failed"),
-        ("stranger", "strangers own", ca, 4.0, "its rules let us not read and write agentrt/cl"),
+    for broker, said in (
+        (Broker("127.0.0.1", guarded.port), "cannot be reached: failed to receive on"),
+        (
+            guarded_broker(guarded, "agent", "wrong", ca),
+            "it refused the user 'agent' with this password",
+        ),
+        (guarded_broker(guarded, "agent", "agents own", None), "certificate verify failed"),
+        (
+            guarded_broker(guarded, "stranger", "strangers own", ca),
+            "its rules let us not read and write agentrt/cl",
+        ),
     ):
-        broker = guarded_broker(guarded, user, password, trusted)
-        async with calling(broker, connect_timeout=connect_timeout) as caller:
+        async with calling(broker, connect_timeout=0.1) as caller:
+            await caller.transport._connection._tried.wait()
             with pytest.raises(ToolUnavailableError, match=said) as raised:
                 await caller.transport.tools()
             assert "own" not in str(raised.value)
