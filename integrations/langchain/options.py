@@ -124,6 +124,8 @@ def request_of(chat: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) ->
         fields["logprobs"] = fields.get("logprobs", True)
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
+    if "logit_bias" in fields:  # the names in JSON are texts
+        fields["logit_bias"] = {str(key): bias for key, bias in fields["logit_bias"].items()}
     return fields | _form(given) | dict(given.get("extra_body") or {})
 
 

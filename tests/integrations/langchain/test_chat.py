@@ -47,6 +47,7 @@ async def test_options_of_the_model_are_those_of_its_calls(
         seed=3,
         frequency_penalty=0.25,
         presence_penalty=-1,
+        logit_bias={18: 4.0},
     )
     await model.ainvoke("hello")
     assert asked(executor) == {
@@ -58,6 +59,7 @@ async def test_options_of_the_model_are_those_of_its_calls(
         "seed": 3,
         "frequency_penalty": 0.25,
         "presence_penalty": -1,
+        "logit_bias": {"18": 4.0},  # as vLLM takes them
         "model": "lab/tiny",
     }
     per_call: dict[str, Any] = {"frequency_penalty": 0, "seed": 4, "top_p": 1.0}
@@ -70,6 +72,7 @@ async def test_options_of_the_model_are_those_of_its_calls(
         "max_completion_tokens": 2,
         "stop": ["y", "z"],
         "presence_penalty": -1,
+        "logit_bias": {"18": 4.0},
         "model": "tiny",
         **per_call,
     }
