@@ -16,8 +16,7 @@ class QueuedCall:
     """One call in the queues, waiting or running.
 
     ``node`` is its name in its program's graph, ``prompt_tokens`` what of its prompt is
-    to be computed, as far as its engine knows when it arrives, ``known_tokens`` what an admission
-    was told that its program's calls had computed of it, ``item`` the engine's own request.
+    to be computed, as far as its engine knows when it arrives, ``item`` the engine's own request.
     ``since`` is when its present wait began (None while it runs), ``began_at`` when it last
     began to run; ``gave_way_to`` is the program that it was preempted for last, as far as
     it was for one. A ``held`` one waits until its program may come in (`Admission`).
@@ -35,7 +34,6 @@ class QueuedCall:
     arrived_at: float
     node: str = ""
     prompt_tokens: int = 0
-    known_tokens: int = 0
     level: int = 0
     key: Key = (0, 0.0, 0)
     """Its level, its order there, and a number for its turn: a smaller key runs first."""

@@ -87,11 +87,11 @@ class Counted(Admitting):
     rest; nothing more, since it is known to put out nothing.
     """
 
-    def __init__(self, *, output: int = 0, decode_s: float = 0.0, **more: Any) -> None:
+    def __init__(self, **more: Any) -> None:
         super().__init__("memory", **more)
-        self.working.growth.call_ended(KIND, output)
-        self.working.costs.step(decode_s, 1, 1)
-        self.working.costs.step(decode_s + 1024 * TOKEN_S, 1025, 1)
+        self.working.growth.call_ended(KIND, 0)
+        self.working.costs.step(0.0, 1, 1)
+        self.working.costs.step(1024 * TOKEN_S, 1025, 1)
 
     @property
     def working(self) -> WorkingSet:

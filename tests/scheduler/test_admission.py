@@ -12,7 +12,7 @@ from agentrt.scheduler.admission import Capacity, make_admission
 from agentrt.scheduler.admission.cap import Cap
 from agentrt.scheduler.admission.learned import StepCost
 from agentrt.scheduler.admission.memory import FIFO_EVERY, WorkingSet
-from tests.scheduler.admitting import Admitting
+from tests.scheduler.admitting import KIND, Admitting
 
 ROOM = Capacity(100, 16, 8)
 
@@ -111,24 +111,6 @@ def test_whoever_waits_for_the_target_comes_in() -> None:
     assert engine.step() == [late]
 
 
-@pytest.mark.parametrize(
-    ("token_s", "step_s", "members"),
-    # 256 tokens of output beside one call, for 36 blocks too many, in 16 tokens each.
-    [(1e-3, 0.0, 1), (1e-3, 0.01, 2), (1e-2, 0.01, 1)],
-)
-def test_a_free_slot_is_filled_where_computing_again_costs_less(
-    token_s: float, step_s: float, members: int
-) -> None:
-    engine = Admitting("memory", slots=2)
-    engine.admission.step(step_s, 1, 1)
-    engine.admission.step(step_s + 100 * token_s, 101, 1)
-    for name in "abc":
-        engine.arrive(name, 60 * 16)
-    engine.step()
-    assert working_set(engine).members == members
-    assert len(engine.admission) == 3 - members
-
-
 def test_with_nothing_running_the_first_comes_in_whatever_it_needs() -> None:
     engine = Admitting("memory")
     large = engine.arrive("a", 1000 * 16)
@@ -202,6 +184,8 @@ def test_the_lane_of_adaptive_gives_way_to_the_line_outside() -> None:
 
 def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there() -> None:
     engine = Admitting("memory")
+    for _ in range(16):  # its type does not branch, or it would fill a free slot
+        working_set(engine).growth.call_arrived(KIND, beside=False)
     engine.arrive("a", 80 * 16)
     gone, *stay = (engine.arrive("b", tokens) for tokens in (80 * 16, 16, 16))
     engine.step()
@@ -251,7 +235,7 @@ def test_a_step_tells_of_prefill_by_sixteen_tokens_of_it_and_more() -> None:
     before = costs.token_s
     costs.step(9.0, 5, 4)
     costs.step(9.0, 19, 4)
-    assert (costs.decode_s, costs.token_s) == (0.25, before)
+    assert costs.token_s == before
     costs.step(0.75, 20, 4)
     assert costs.token_s == 0.5 / 16
     costs.step(0.125, 20, 4)

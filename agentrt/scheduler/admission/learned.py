@@ -1,4 +1,4 @@
-"""What the working set learns: what calls add, what prefill takes, and what is pushed out.
+"""What the working set learns: what calls add, which run side by side, and what prefill takes.
 
 Bounded in size; per tenant, so that nobody can teach falsehoods about others' programs.
 """
@@ -16,8 +16,8 @@ _OUTPUT_TOKENS = 256.0
 _MEMORY = 64.0
 """Samples that a mean remembers: older ones fade."""
 _KINDS = 1024
-_DOUBT = 8.0
-"""Samples that what is pushed out needs to count for half."""
+_BESIDE = 0.25
+"""A type branches if more than this share of its calls comes beside another of its program."""
 _TOKEN_S = 25e-6
 """Prefill of a token before it is measured: an 8B model on a large GPU."""
 _FEW = 16
@@ -42,10 +42,11 @@ class _Of:
 
     output: _Mean
     shared: _Mean
+    beside: _Mean
 
 
 class Growth:
-    """Tokens by type of program: a call's output, and what a first call finds cached."""
+    """By type of program: a call's output, what a first call finds cached, and if it branches."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Kind, _Of] = OrderedDict()
@@ -59,6 +60,15 @@ class Growth:
         """The tokens at the start of a program that others of its type have, too."""
         of = self._kinds.get(kind)
         return 0 if of is None else int(of.shared.value)
+
+    def branches(self, kind: Kind) -> bool:
+        """Whether a type's programs often have several calls at a time."""
+        of = self._kinds.get(kind)
+        return of is not None and of.beside.value > _BESIDE
+
+    def call_arrived(self, kind: Kind, *, beside: bool) -> None:
+        """A call came, ``beside`` another of its program or alone."""
+        self._of(kind).beside.add(beside)
 
     def call_ended(self, kind: Kind, output_tokens: int) -> None:
         """A call ended with so many tokens of output."""
@@ -75,34 +85,11 @@ class Growth:
     def _of(self, kind: Kind) -> _Of:
         found = self._kinds.get(kind)
         if found is None:
-            found = self._kinds[kind] = _Of(_Mean(_OUTPUT_TOKENS), _Mean(0.0))
+            found = self._kinds[kind] = _Of(_Mean(_OUTPUT_TOKENS), _Mean(0.0), _Mean(0.0))
         self._kinds.move_to_end(kind)
         if len(self._kinds) > _KINDS:
             self._kinds.popitem(last=False)
         return found
-
-
-class Losses:
-    """How much of what is claimed beyond the room a call finds lost when it begins."""
-
-    def __init__(self) -> None:
-        self._over = _Mean(0.0)
-        self._lost = _Mean(0.0)
-
-    def call_began(self, over_tokens: int, lost_tokens: int) -> None:
-        """It began with so many tokens claimed beyond the room, and misses so many."""
-        self._over.add(over_tokens)
-        self._lost.add(lost_tokens)
-
-    def per_token(self, members: int) -> float:
-        """The tokens lost for each beyond the room while so many ``members`` call once.
-
-        One, as long as little is known: what is pushed out is computed again once.
-        """
-        if not self._over.n:
-            return 1.0
-        known = self._over.n / (self._over.n + _DOUBT)
-        return 1.0 - known + known * members * self._lost.value / self._over.value
 
 
 class StepCost:
@@ -116,11 +103,6 @@ class StepCost:
     def token_s(self) -> float:
         """Seconds of prefill per token."""
         return self._token.value
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds of a step without prompts."""
-        return self._decode.value
 
     def step(self, seconds: float, tokens: int, calls: int) -> None:
         """A step computed so many ``tokens``: one of each call, and more of those in prefill."""

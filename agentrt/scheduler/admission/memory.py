@@ -2,11 +2,11 @@
 
 A program claims blocks for its context and for what its calls are expected to add, learned per
 type; what all of a type share is counted once. It comes in, in the order of the policy, when
-its claim fits beside those of the members, or when a slot of the batch is free and worth more than
-what would have to be computed again, which is learned. Where the first has no room for a free slot,
-a few after it are looked at. It leaves when it ends, when a human is asked, when it
-is in a tool for longer than its blocks are worth and others want in, and between two calls when
-the set has outgrown the cache, or when one of a better level waits and it had its turn.
+its claim fits beside those of the members, or when a slot of the batch is free and programs of its
+type branch. Where the first does not come in though a slot is free, a few after it are looked at.
+It leaves when it ends, when a human is asked, when it is in a tool for longer than its blocks are
+worth and others want in, and between two calls when the set has outgrown the cache, or when one of
+a better level waits and it had its turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrt.scheduler.admission.base import Admission, Capacity, Rank
-from agentrt.scheduler.admission.learned import Growth, Kind, Losses, StepCost
+from agentrt.scheduler.admission.learned import Growth, Kind, StepCost
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramRow
 
@@ -76,7 +76,6 @@ class WorkingSet(Admission):
         super().__init__(config, capacity)
         self.growth = Growth()
         self.costs = StepCost()
-        self.losses = Losses()
         self.claimed = self.came_in = 0
         self._budget = int(capacity.blocks * (1.0 - _HEADROOM))
         self._programs: dict[str, _Program] = {}
@@ -101,8 +100,8 @@ class WorkingSet(Admission):
     def call_arrived(self, call: QueuedCall, known: int, now: float) -> None:
         program = self._program(call.program)
         program.away += 1
-        call.known_tokens = known
         program.context = max(program.context, known)
+        self.growth.call_arrived(program.kind, beside=bool(program.own))
         program.own[call.call_id] = self._adds(program, call, known)
         self._reckon(program)
 
@@ -112,12 +111,8 @@ class WorkingSet(Admission):
             self._join(program)
         if call.preemptions:
             return
-        known = call.known_tokens
         if not call.program.finished_calls and len(program.own) == 1:
             self.growth.first_call(program.kind, cached)
-            known = max(known, min(program.shared, call.prompt_tokens - 1))
-        if (over := self.claimed - self._budget) > 0:
-            self.losses.call_began(over * self.capacity.block_size, max(known - cached, 0))
         adds = self._adds(program, call, cached)
         if adds < program.own.get(call.call_id, 0):
             program.context = max(program.context, cached)
@@ -218,26 +213,19 @@ class WorkingSet(Admission):
             not running
             or self._overdue(call, now)
             or self._has_room(program, now)
-            or self._pays(program, running)
+            or self._fills_slot(program, running)
         ):
             program.fifo = self._for_age
             self._join(program)
         return program.member
 
-    def _pays(self, program: _Program, running: int) -> bool:
-        """Whether a free slot is worth more than what a program without room would push out.
+    def _fills_slot(self, program: _Program, running: int) -> bool:
+        """Whether a program without room comes in, since a slot of the batch is free.
 
-        What it pushes out is computed again, as often as is learned. Its output comes in steps that
-        ``running`` others take anyway: alone with as many it would need a step for each that many
-        tokens.
+        One that branches does: most of its branches end soon, and what they push out is not missed.
+        Others come back for all that they had, and would push it out again at each other's turns.
         """
-        if running >= self.capacity.slots:
-            return False
-        needs = self._needs(program)
-        over = min(self.claimed + needs - self._budget, needs)
-        tokens = over * self.capacity.block_size * self.losses.per_token(len(self._members))
-        again_s = tokens * self.costs.token_s
-        return self.growth.output(program.kind) / running * self.costs.decode_s >= again_s
+        return running < self.capacity.slots and self.growth.branches(program.kind)
 
     def _has_room(self, program: _Program, now: float) -> bool:
         while not self._fits(program):
