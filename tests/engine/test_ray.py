@@ -8,12 +8,14 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallRejectedError, ConfigError
-from agentrt.executors.frontend import calling
+from agentrt.executors.base import Executor
+from agentrt.executors.frontend import Frontend, calling
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.frontend.models import open_frontend
@@ -156,9 +158,33 @@ async def test_a_stream_comes_piece_by_piece(replicas: ReplicaSet) -> None:
     assert chunks[-1].reply.report.output_tokens == 200
 
 
+async def hostile_calls_fail_alone(frontend: Frontend, engine: Executor) -> None:
+    """Calls on an actor go on while others of it are refused for a pattern, too slow for the
+    engine's steps or none at all, and while a reader of it does not read.
+    """
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "ignore_eos": True}
+    slow, mine = engine.generate(_call(4, max_tokens=200), stream=True), Calls(engine, 100)
+    await anext(slow)
+
+    async def hostile(pattern: str) -> None:
+        with calling(mine), pytest.raises(CallRejectedError):
+            await frontend.chat({**asked, "structured_outputs": {"regex": pattern}})
+
+    async def other() -> None:
+        with calling(mine):
+            for _ in range(3):
+                assert (await frontend.chat(asked))["usage"]["completion_tokens"] == 40
+
+    async with asyncio.timeout(300), asyncio.TaskGroup() as group:
+        for work in (hostile("(((.*)?(.*)?)*(.?)*)*"), hostile("(a"), other()):
+            group.create_task(work)
+    assert [chunk async for chunk in slow][-1].reply is not None
+
+
 async def test_a_front_end_here_makes_its_calls_there(replicas: ReplicaSet) -> None:
     """Rendered in this process, from what an actor says of its engine, and run on either node:
-    text, token ids and log probabilities are the same, and so are whole answers.
+    text, token ids and log probabilities are the same, and so are whole answers. Hostile calls
+    are refused there, and hold up no others.
     """
     frontend = await open_frontend(replicas)
     request = {
@@ -181,6 +207,8 @@ async def test_a_front_end_here_makes_its_calls_there(replicas: ReplicaSet) -> N
         assert choice["message"]["content"] == one["choices"][0]["message"]["content"]
         assert choice["token_ids"] == one["token_ids"]
         assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"]) > 100
+    await hostile_calls_fail_alone(frontend, engines[0])
+    for engine in engines:
         await engine.end_program("p")  # the set does not know that it ran there
     await frontend.close()
 
@@ -220,21 +248,24 @@ async def test_more_engines_than_the_nodes_have_room_for(nodes: LocalCluster) ->
     await many.close()
 
 
-async def test_a_core_and_then_a_node_are_killed_in_the_middle(
+async def test_an_actor_a_core_and_then_a_node_are_killed_in_the_middle(
     nodes: LocalCluster, replicas: ReplicaSet, audit: CallAudit, expected: list[list[str]]
 ) -> None:
-    """1. An engine core dies on its node: its actor says so, and a new one takes its place.
+    """1. An engine core dies on its node, whose actor says so, and an actor on the other, with its
+    engine: new ones take their places.
     2. A node's raylet is killed: its engine's calls run again on the other node. All answers are
     right each time, and no call runs or is delivered after its delivery."""
 
-    def kill_core() -> None:
-        os.kill(_pids(replicas)[0], signal.SIGKILL)
+    def kill_core_and_actor() -> None:
+        core, other = _pids(replicas)
+        os.kill(core, signal.SIGKILL)
+        os.kill(psutil.Process(other).ppid(), signal.SIGKILL)
 
     def kill_node() -> None:
         nodes.kill_node(1)
 
     async with Runtime(audit.front(Lent(replicas))) as runtime:
-        for number, kill in enumerate((kill_core, kill_node), start=1):
+        for deaths, kill in ((2, kill_core_and_actor), (3, kill_node)):
             telling = asyncio.create_task(PROGRAMS.run(runtime))
             async with asyncio.timeout(60):
                 while not all(replica.calls for replica in replicas.replicas):
@@ -242,9 +273,9 @@ async def test_a_core_and_then_a_node_are_killed_in_the_middle(
             kill()
             assert await telling == expected
             async with asyncio.timeout(60):
-                while sum(replica.deaths for replica in replicas.replicas) < number:
+                while sum(replica.deaths for replica in replicas.replicas) < deaths:
                     await asyncio.sleep(0.05)
-            if kill is kill_core:
+            if kill is kill_core_and_actor:
                 async with asyncio.timeout(200):
                     await replicas.settled()
         assert len(runtime.table) == 0
