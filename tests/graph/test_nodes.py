@@ -27,10 +27,10 @@ def test_an_interrupt_in_words() -> None:
     asked.progress = Progress(1.0, 2.0)
     asked.attempt = 1
     assert str(asked) == "1/2"
-    asked.attempt = 3
-    assert str(asked) == "attempt 3, 1/2"
+    asked.attempt = 2
+    assert str(asked) == "attempt 2, 1/2"
     asked.progress = None
-    assert str(asked) == "attempt 3"
+    assert str(asked) == "attempt 2"
 
 
 def test_a_copy_stays_as_it_was() -> None:

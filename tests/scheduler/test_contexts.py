@@ -209,7 +209,7 @@ def test_worth_falls_with_the_time_since_it_began() -> None:
 
 def test_a_call_waits_for_no_memory_of_those_who_are_not_expected_soon() -> None:
     retention = cost(retention_patience=1.0)
-    assert not retention.expects(context_of(HUMAN, humans=1), 0.0)
+    assert not cost(retention_patience=100.0).expects(context_of(HUMAN, humans=1), 0.0)
     assert retention.expects(context_of(None, calls=1), 0.0)
     assert retention.expects(context_of(None, shared=True), 0.0)
     assert retention.expects(context_of(RETURNED), 0.0)
