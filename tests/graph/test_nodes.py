@@ -64,3 +64,19 @@ def test_a_node_that_waits_again_is_among_those_that_wait() -> None:
     dag.requeue(node.id, "its engine is gone")
     assert dag.waiting() == [node]
     assert dag.running() == []
+
+
+def test_a_program_counts_how_its_nodes_ended() -> None:
+    dag = ExecutionDAG("p", "demo")
+    assert (dag.program_type, dag.state) == ("demo", NodeState.RUNNING)
+    for _ in range(2):
+        late = dag.add(NodeKind.TOOL, "drill", "main/shop", (), 1.0)
+        late.wait = "for a free thread"
+        dag.expire(late.id, 2.0, "too late")
+        assert (late.scope, late.wait) == ("main/shop", "")
+        dag.add(NodeKind.HUMAN, "ask", "main", (), 1.0)
+    dag.close(3.0, NodeState.INTERRUPTED)
+    totals = dag.totals
+    assert (totals.expired, totals.interrupted, totals.cancelled) == (2, 2, 0)
+    with pytest.raises(InvariantError):
+        dag.node(4)
