@@ -80,7 +80,7 @@ def attack(**options: Any) -> None:
     Exits with 1 if the server answered a 5xx that is not documented, or a short call failed.
     """
     chosen = {name: ATTACKS[name] for name in options["only"] or ATTACKS}
-    seconds = QUICK_S if options["quick"] else options["minutes"] * 60 / (len(chosen) + 1)
+    seconds = QUICK_S if options["quick"] else turn_s(options["minutes"], len(chosen))
     measured = Results({"attack": "attack"})
     server = _servers(options["policy"], options["replicas"])
 
@@ -90,6 +90,11 @@ def attack(**options: Any) -> None:
     run_shown(measure(measured, chosen, seconds, server), tell)
     if any(one[0]["faults"] or one[0]["failed"] for one in measured.samples.values()):
         raise SystemExit(1)
+
+
+def turn_s(minutes: float, attacks: int) -> float:
+    """Seconds of a turn: one without an attack, and two for each, on the server and elsewhere."""
+    return minutes * 60 / (2 * attacks + 1)
 
 
 async def measure(

@@ -64,6 +64,11 @@ def test_short_calls_are_measured_without_an_attack_and_under_it(
     assert (under["faults"], under["failed"]) == (0, 0)
 
 
+def test_all_turns_together_take_the_minutes() -> None:
+    """Sixteen attacks, each on the server and elsewhere, and the calls alone."""
+    assert attack.turn_s(11.0, 16) == 20.0
+
+
 @pytest.mark.parametrize(("attackers", "victims"), [(500, 200), (200, 503)])
 def test_a_server_that_fails_is_told_by_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, attackers: int, victims: int
