@@ -35,6 +35,7 @@ class ForkedCore(EarlyCore):
         super().__init__(modules, environment)
         self._environment = dict(ForkedCore._server_has)
 
+    # What Python calls to start a process; that of its spawn context has another type.
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> _Popen:  # type: ignore[override]  # noqa: N802
         return _Popen(process_obj)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agentrt.scheduler.config import SchedulerConfig
@@ -177,12 +179,12 @@ def test_a_session_is_a_tenants_own(book: Book) -> None:
     assert book.called("chat", 0.0) is not ours
 
 
-def cost(**settings: float) -> Cost:
-    return Cost(SchedulerConfig(retention="cost", **settings))  # type: ignore[arg-type]
+def cost(**settings: Any) -> Cost:
+    return Cost(SchedulerConfig(retention="cost", **settings))
 
 
-def context_of(gap: str | None, **fields: float | bool | set[str]) -> Context:
-    return Context(("program", "p"), "agent", programs={"p"}, gap=gap, **fields)  # type: ignore[arg-type]
+def context_of(gap: str | None, **fields: Any) -> Context:
+    return Context(("program", "p"), "agent", programs={"p"}, gap=gap, **fields)
 
 
 def test_those_who_wait_for_a_human_go_first_then_those_outside_then_the_least_worth() -> None:
