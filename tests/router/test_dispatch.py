@@ -8,8 +8,9 @@ import pytest
 
 from agentrt.request import CallReport
 from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_router
+from agentrt.router.base import LEVELS
 from agentrt.router.kv_events import KVEventBatch
-from agentrt.router.speed import Pace, Speed
+from agentrt.router.speed import Speed
 
 SIZE = 16
 TYPICAL = CallReport(service_s=1.0, steps=100, prompt_tokens=500, output_tokens=100)
@@ -143,6 +144,9 @@ def test_where_nobody_tells_a_program_s_last_replica_is_the_guess() -> None:
     second = RouterCall("p", 4200)
     assert fleet.dispatcher.send(second, fleet.views).replica is home
     assert second.cached_on(home) == 4000 + int(first.output_tokens)
+    one = RouterCall("p", 1)
+    fleet.dispatcher.send(one, fleet.views)
+    assert one.cached == [0, 0, 0], "its only token is computed"
     fleet.dispatcher.program_ended("p")
     third = RouterCall("p", 4400)
     fleet.dispatcher.send(third, fleet.views)
@@ -210,34 +214,36 @@ def test_the_router_hears_of_a_lost_replica_and_of_ended_programs() -> None:
     assert fleet.send("p", prompt).replica.index == 2
 
 
-def test_speed_is_learned_from_reports() -> None:
-    """Steps, calls beside and prompt tokens are told apart, from calls that differ in them."""
-    speed, true = Speed(), (0.05, 0.002, 0.0008)
-    for number in range(400):
-        steps, beside, computed = 10 + number % 7 * 20, number % 5, number * 37 % 900
-        seconds = steps * (true[0] + true[1] * beside) + computed * true[2]
-        report = CallReport(service_s=seconds, steps=steps, prompt_tokens=computed)
-        speed.learn(report, beside)
-    assert (speed.step_s, speed.beside_s, speed.prefill_s) == pytest.approx(true, rel=0.05)
-    assert speed.expected_s(report, beside) == pytest.approx(seconds, rel=0.05)
+class Heard(Speed):
+    """Notes how many calls those that ended are said to have had beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside: list[float] = []
+
+    def learn(self, report: CallReport, beside: float) -> None:
+        self.beside.append(beside)
 
 
-def test_a_pace_that_is_unsure_is_one() -> None:
-    pace = Pace()
-    assert {pace.learn(2.0) for _ in range(31)} == {1.0}
-    assert pace.learn(2.0) == pytest.approx(2.0)
-    moved = Pace()
-    for ratio in [3.0, 1.0] + [2.0] * 30:
-        last = moved.learn(ratio)
-    assert last == pytest.approx(2.0)
-    for _ in range(40):
-        last = moved.learn(4.0)
-    mean = 2.0
-    for calls in range(33, 73):
-        mean += max(0.02, 1 / calls) * (4.0 - mean)
-    assert last == pytest.approx(mean)
-    steady = Pace()
-    assert {steady.learn(1.1) for _ in range(100)} == {1.0}
+def test_a_call_had_as_many_beside_it_as_at_its_start_and_at_its_end_on_average() -> None:
+    speed = Heard()
+    dispatcher = Dispatcher(make_router("least-used"), speed=speed)
+    view = dispatcher.join("a")
+    assert view.speed is speed
+    trips = [dispatcher.send(call_of("p", []), [view]) for _ in range(5)]
+    assert view.calls == 5
+    for trip in trips:
+        dispatcher.ended(trip, TYPICAL)
+        dispatcher.ended(trip, TYPICAL)
+    assert speed.beside == [(0 + 4) / 2, (1 + 3) / 2, (2 + 2) / 2, (3 + 1) / 2, (4 + 0) / 2]
+    assert (view.calls, view.in_flight) == (0, 0)
+
+
+def test_levels_beyond_the_last_are_told_apart_no_more() -> None:
+    dispatcher = Dispatcher(make_router("least-used"), range(1, 30))
+    view = dispatcher.join("a")
+    sent = [dispatcher.send(call_of("p", [], s), [view]).call.level for s in (0, 6.5, 7, 25)]
+    assert sent == [0, 6, LEVELS - 1, LEVELS - 1]
 
 
 def test_turns_grow_with_the_calls_ahead() -> None:

@@ -60,6 +60,25 @@ def test_a_home_that_cannot_take_the_call_is_replaced() -> None:
     assert router.choose(LONG, [first, second]) is second
 
 
+@pytest.mark.parametrize(
+    ("name", "prompt", "loads", "chosen"),
+    [
+        ("prefix", 100, (1000, 2000), 1),
+        ("prefix", 100, (1000, 2001), 0),
+        ("prefix:imbalance=3", 100, (1000, 3000), 1),
+        ("prefix", 4000, (1000, 5000), 1),
+        ("prefix", 4000, (1000, 5001), 0),
+    ],
+)
+def test_prefix_leaves_what_is_cached_where_too_much_is_in_flight(
+    name: str, prompt: int, loads: tuple[int, int], chosen: int
+) -> None:
+    """More than so many times the least used replica's tokens, and more than the prompt above."""
+    call = RouterCall("p", prompt, match=lambda: [0, prompt - 10])
+    replicas = [ReplicaView(f"replica-{i}", load, index=i) for i, load in enumerate(loads)]
+    assert make_router(name).choose(call, replicas) is replicas[chosen]
+
+
 @pytest.mark.parametrize("name", ROUTERS)
 @given(
     calls=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5000)), max_size=30),
