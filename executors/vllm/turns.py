@@ -45,32 +45,34 @@ class InTurn(Generic[T]):
 
 
 class Turns:
-    """So many at a time; those who wait take turns by whom they are for."""
+    """So much work at a time; those who wait take turns by whom they are for. A turn is given while
+    any of ``most`` is free, however large the work is.
+    """
 
     def __init__(self, most: int) -> None:
-        self._waiting = InTurn[asyncio.Future[None]](asyncio.Future.done)
+        self._waiting = InTurn[tuple[asyncio.Future[None], int]](lambda one: one[0].done())
         self._free = most
 
-    async def take(self, who: str) -> None:
-        """Wait for the turn, until `over`."""
-        if self._free:
-            self._free -= 1
+    async def take(self, who: str, size: int = 1) -> None:
+        """Wait for the turn of work of ``size``, until `over`."""
+        if self._free > 0:
+            self._free -= size
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(who, turn)
+        self._waiting.add(who, (turn, size))
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.over()
+                self.over(size)
             raise
 
-    def over(self) -> None:
-        """Give the turn to the next who waits."""
-        turn = self._waiting.next()
-        if turn is None:
-            self._free += 1
-        else:
+    def over(self, size: int = 1) -> None:
+        """Give the turn to the next who wait."""
+        self._free += size
+        while self._free > 0 and (first := self._waiting.next()) is not None:
+            turn, size = first
+            self._free -= size
             turn.set_result(None)
 
 

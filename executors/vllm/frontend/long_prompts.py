@@ -20,6 +20,10 @@ LONG = 32_000
 """Characters, or tokens to decode: less takes some 20 ms."""
 MANY = 64
 """Messages of a chat: to read fewer takes a millisecond."""
+AHEAD = 8_000
+"""Characters of short prompts that vLLM's thread has before it at once: some 5 ms. One by one, the
+thread and the event loop would wake each other for each of them.
+"""
 _SURE = 6
 """Characters of a token. A text with fewer, for the tokens that it may have, is likely to fit."""
 _PIECE = 64_000
@@ -33,17 +37,18 @@ def work_apart(renderer: Any, max_model_len: int) -> Any:
     quick, quick_decode = renderer._tokenize_prompt_async, renderer._async_tokenizer_decode
     apart, short = (
         SharedThread("long-prompts").run,
-        Turns(renderer.model_config.renderer_num_workers),
+        Turns(AHEAD * renderer.model_config.renderer_num_workers),
     )
 
     async def tokenize(prompt: Any, params: Any) -> Any:
         text = prompt["prompt"]
         if len(text) <= LONG:
-            await short.take(WORKS_FOR.get())  # one request may have a thousand prompts
+            # One request may have a thousand prompts.
+            await short.take(WORKS_FOR.get(), len(text))
             try:
                 return await quick(prompt, params)
             finally:
-                short.over()
+                short.over(len(text))
         most = params.max_total_tokens or max_model_len
         tokenizer = renderer.get_tokenizer()
         if len(text) > most * tokenizer.max_chars_per_token:

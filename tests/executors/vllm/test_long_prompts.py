@@ -14,7 +14,13 @@ pytest.importorskip("vllm")
 from vllm.exceptions import VLLMValidationError
 
 from agentrt.executors.frontend import WORKS_FOR
-from agentrt.executors.vllm.frontend.long_prompts import LONG, MANY, check_tokens, work_apart
+from agentrt.executors.vllm.frontend.long_prompts import (
+    AHEAD,
+    LONG,
+    MANY,
+    check_tokens,
+    work_apart,
+)
 from agentrt.executors.vllm.turns import Turns
 
 MOST = 20_000
@@ -47,6 +53,9 @@ class Renderer:
         return self.tokenizer
 
     async def _tokenize_prompt_async(self, prompt: Any, params: Any) -> str:
+        if "who" in prompt:
+            self.order.append(prompt["who"])
+            await asyncio.Event().wait()
         return "short"
 
     async def _async_tokenizer_decode(self, ids: Any) -> str:
@@ -100,6 +109,28 @@ async def test_a_short_prompt_does_not_wait_and_long_ones_take_turns() -> None:
     assert await renderer._async_tokenizer_decode([1] * (LONG + 1)) == "long"
 
 
+async def test_short_prompts_wait_for_few_before_them() -> None:
+    """The renderer's thread has several at once, and not all of one tenant's."""
+    renderer = work_apart(Renderer(), MOST)
+
+    async def short(who: str) -> Any:
+        WORKS_FOR.set(who)
+        return await renderer._tokenize_prompt_async(
+            {"prompt": "x" * (AHEAD // 2), "who": who}, params()
+        )
+
+    made = [asyncio.create_task(short(who)) for who in ("greedy", "greedy", "greedy", "other")]
+    await turns_over()
+    assert renderer.order == ["greedy", "greedy"]
+    made[0].cancel()
+    made[1].cancel()
+    await turns_over()
+    assert renderer.order == ["greedy", "greedy", "greedy", "other"]
+    for task in made:
+        task.cancel()
+    await asyncio.wait(made)
+
+
 async def test_a_chat_of_many_messages_is_read_beside_the_event_loop() -> None:
     """Not one of images: these are loaded side by side."""
     renderer, text = work_apart(Renderer(), MOST), [{"type": "text", "text": "hi"}]
@@ -151,4 +182,21 @@ async def test_so_many_have_the_turn_at_once_and_nobody_who_left() -> None:
     await asyncio.wait(tasks)
     assert order == ["a1", "a2", "a4", "b1"]
     assert turns._free == 2
+
+
+async def test_a_turn_is_as_large_as_its_work() -> None:
+    """One that is larger than what is free has it all; small ones have it together."""
+    turns = Turns(10)
+    await turns.take("a", 30)
+    waiting = [asyncio.create_task(turns.take("a", size)) for size in (4, 4, 4, 4)]
+    await turns_over()
+    assert not any(one.done() for one in waiting)
+    turns.over(30)
+    await turns_over()
+    assert [one.done() for one in waiting] == [True, True, True, False]
+    waiting.pop().cancel()
+    for _ in waiting:
+        turns.over(4)
+    await turns_over()
+    assert turns._free == 10
     assert turns._waiting.next() is None
