@@ -24,6 +24,8 @@ from starlette.types import Receive, Scope, Send
 Answering = Coroutine[Any, Any, Response | None]
 FIELDS = "agentrt.fields"
 """The key of a scope that has the body's JSON, parsed: an object."""
+_ERROR = "agentrt.error"
+"""The key of a scope that has what became of its request."""
 _CHECK = "validate_json_request"
 """vLLM's dependency that refuses what is not JSON; where there are `FIELDS`, it was."""
 _WATCHING = "with_cancellation."
@@ -52,8 +54,7 @@ class ShortRoutes:
         self._handlers = {path: _handler(route) for path, route in self._routes.items()}
         handlers = dict(app.exception_handlers)
         last = handlers.pop(Exception, None)
-        inner = ExceptionMiddleware(self._answer, handlers)
-        self._short = ServerErrorMiddleware(inner, last)
+        self._refuse = ServerErrorMiddleware(ExceptionMiddleware(_fail, handlers), last)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_short = FIELDS in scope and scope["path"] in self._routes
@@ -61,11 +62,17 @@ class ShortRoutes:
             await self._app(scope, receive, send)
             return
         scope["app"] = self._app
-        await self._short(scope, receive, send)
+        try:
+            response = await self._answer(Request(scope, receive, send))
+        except Exception as error:  # only now: they would see every piece of an answer
+            scope[_ERROR] = error
+            await self._refuse(scope, receive, send)
+        else:
+            await response(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route, fields = self._routes[scope["path"]], scope[FIELDS]
-        request = Request(scope, receive, send)
+    async def _answer(self, request: Request) -> Response:
+        path, fields = request.scope["path"], request.scope[FIELDS]
+        route = self._routes[path]
         await self._rest()
         check_tokens(fields, self._most)
         [body] = route.dependant.body_params
@@ -74,8 +81,11 @@ class ShortRoutes:
             raise RequestValidationError(errors, body=fields)
         await self._rest()
         named: dict[Any, Any] = {body.name: value, route.dependant.request_param_name: request}
-        response = await _unless_gone(self._handlers[scope["path"]](**named), request)
-        await response(scope, receive, send)
+        return await _unless_gone(self._handlers[path](**named), request)
+
+
+async def _fail(scope: Scope, receive: Receive, send: Send) -> None:
+    raise scope[_ERROR]
 
 
 async def _unless_gone(answering: Answering, request: Request) -> Response:
