@@ -23,6 +23,7 @@ from agentrt.serving.frontend.conversations import (
 
 _DATA = re.compile(rb"^data: (\{.*)", re.MULTILINE)
 _LAST = tuple(b"event: response." + end for end in (b"completed", b"incomplete", b"failed"))
+_NOTHING: Mapping[str, Any] = {}
 ENDS_CHOICE, ENDS_SPACED = b'_reason":"', b'_reason": "'
 
 
@@ -86,19 +87,15 @@ class Answer:
         self.replies = [list(items(response.get("output")))]
 
     def _choice(self, choice: Mapping[str, Any]) -> None:
-        index = choice.get("index", 0)
+        index, delta = choice.get("index", 0), choice.get("delta") or _NOTHING
         parts = self._parts[index]
-        match choice:
-            case {"delta": {"content": str(text)}}:
-                parts.text.append(text)
-        match choice:
-            case {"delta": {"tool_calls": list(calls)}}:
-                for call in calls:
-                    function = call.get("function") or {}
-                    parts.add(call.get("index", 0), function.get("name"), function.get("arguments"))
-        match choice:
-            case {"finish_reason": str()}:
-                self._end(index)
+        if text := delta.get("content"):
+            parts.text.append(text)
+        for call in delta.get("tool_calls") or ():
+            function = call.get("function") or _NOTHING
+            parts.add(call.get("index", 0), function.get("name"), function.get("arguments"))
+        if choice.get("finish_reason"):
+            self._end(index)
 
     def _block(self, event: Mapping[str, Any]) -> None:
         kind, index, parts = event.get("type"), event.get("index", 0), self._parts[0]
