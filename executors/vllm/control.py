@@ -56,16 +56,11 @@ def answer(scheduler: Controlled, op: str, argument: Any) -> Any:
     return operation(scheduler, argument)
 
 
-def _end(scheduler: Controlled, program: Any) -> None:
-    """A program ended: its row goes. Of it there is its id, or `ProgramTotals`."""
-    totals = ProgramTotals(program, "") if isinstance(program, str) else ProgramTotals(*program)
-    scheduler.end_program(totals, scheduler.clock())
-
-
 def _ends(scheduler: Controlled, programs: Sequence[Any]) -> None:
-    """Several of them."""
+    """Programs ended: their rows go. Of each there is its id, or `ProgramTotals`."""
     for program in programs:
-        _end(scheduler, program)
+        totals = ProgramTotals(program, "") if isinstance(program, str) else ProgramTotals(*program)
+        scheduler.end_program(totals, scheduler.clock())
 
 
 def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
@@ -135,7 +130,6 @@ def _describe(scheduler: Controlled, call: QueuedCall) -> dict[str, Any]:
 
 
 _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
-    "end": _end,
     "ends": _ends,
     "prepare_grammars": _prepare_grammars,
     "boundary": lambda scheduler, notes: scheduler.boundary(notes),

@@ -178,7 +178,7 @@ class Load:
             self._arrive(program, calls + 1)
             return
         if self.case != STOCK:
-            self.engine.scheduler.control("end", f"p{program}")
+            self.engine.scheduler.control("ends", [f"p{program}"])
         self._arrive(next(self._programs), 0)
 
     def _arrive(self, program: int, call: int) -> None:

@@ -197,7 +197,7 @@ class VirtualEngine:
         self._tell("boundary", [(program_id, what, name)])
 
     def end_program(self, totals: ProgramTotals) -> None:
-        self._tell("end", totals)
+        self._tell("ends", [totals])
 
     def _tell(self, op: str, argument: Any) -> Any:
         if self._probe is None:  # vLLM's own scheduler knows no programs

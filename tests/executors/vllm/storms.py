@@ -85,7 +85,7 @@ class Storm:
         """All programs end."""
         for name in list(self._lives):
             self._lives.pop(name)
-            self._control("end", name)
+            self._control("ends", [name])
 
     # -- acts --------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Storm:
             for call_id in sorted(life.calls):
                 self.engine.abort(call_id)
                 self._over(call_id)
-        self._control("end", life.name)
+        self._control("ends", [life.name])
 
     def _reset(self) -> None:
         if self._rng.random() < 0.3:

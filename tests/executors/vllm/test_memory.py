@@ -37,7 +37,7 @@ def live(engine: HeadlessEngine, name: str, steps: int, type: str = "t", **more:
     nested = {"program_id": name, "program_type": type, "call_id": name, **more}
     engine.add(name, [11, 12, 13], steps, {"agentrt": nested})
     engine.run()
-    ours(engine).control("end", name)
+    ours(engine).control("ends", [name])
 
 
 def expected(engine: HeadlessEngine, type: str = "t") -> float:
@@ -126,7 +126,7 @@ def test_the_service_on_other_engines_counts() -> None:
             ProgramTotals(name, "t", service_s=12.0),
             ProgramTotals("x", "t", service_s=1),
         ):
-            ours(part).control("end", told)
+            ours(part).control("ends", [told])
     assert expected(part) == pytest.approx(expected(whole))
 
 
@@ -182,7 +182,7 @@ def in_a_tool(e: HeadlessEngine, name: str, tool: str, seconds: float) -> None:
     scheduler.control("boundary", [(name, "tool", tool)])
     e.now += seconds
     scheduler.control("boundary", [(name, "returned", tool)])
-    scheduler.control("end", name)
+    scheduler.control("ends", [name])
 
 
 def test_learned_gaps_survive_a_restart_whatever_the_policy(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_a_program_that_ended_before_its_calls_leaves_nothing_behind(policy: str
         e.add(name, [11, 12], 30, {"agentrt": {"program_id": "p"}})
     e.step()
     assert "p" in ours(e).table
-    ours(e).control("end", "p")
+    ours(e).control("ends", ["p"])
     e.run()
     noted = vars(ours(e).queues.policy)
     history = noted.get("history")

@@ -77,7 +77,7 @@ def test_a_program_in_a_tool_keeps_its_prefix_while_others_pass() -> None:
         ours(e).control("boundary", [("a", "tool", "build")])
         for n in range(4):
             call(e, f"other{n}/1", text(10 + n, 9))
-            ours(e).control("end", f"other{n}")
+            ours(e).control("ends", [f"other{n}"])
         report = call(e, "a/2", [*text(1, 10), *text(2, 1)])
         assert report["returned_tokens"] == 160
         lost[retention] = report["lost_tokens"]
@@ -126,8 +126,8 @@ def test_an_end_releases_at_once_and_a_session_stays() -> None:
     call(e, "a/1", text(1, 4))
     call(e, "b/1", text(2, 4), of("b", session="s"))
     assert queue(e).unprotected == 30 - 8
-    ours(e).control("end", "a")
-    ours(e).control("end", "b")
+    ours(e).control("ends", ["a"])
+    ours(e).control("ends", ["b"])
     assert queue(e).unprotected == 30 - 4
     report = call(e, "c/1", [*text(2, 4), 5], of("c", session="s"))
     assert (report["returned_tokens"], report["lost_tokens"]) == (64, 0)
@@ -166,12 +166,12 @@ def test_a_shared_prefix_counts_once_and_outlives_its_first_user() -> None:
     call(e, "a/1", [*system, *text(1, 2)])
     call(e, "b/1", [*system, *text(2, 2)])
     assert queue(e).unprotected == 30 - 3 - 2 - 2
-    ours(e).control("end", "a")
-    ours(e).control("end", "b")
+    ours(e).control("ends", ["a"])
+    ours(e).control("ends", ["b"])
     assert queue(e).unprotected == 30 - 3
     for n in range(3):
         call(e, f"c{n}/1", text(20 + n, 9))
-        ours(e).control("end", f"c{n}")
+        ours(e).control("ends", [f"c{n}"])
     assert call(e, "d/1", [*system, 5])["cached_tokens"] == 48
 
 

@@ -265,5 +265,5 @@ def test_nothing_leaks_under_random_load(policy: str, seed: int, in_flight: int)
     scheduler.table.check_integrity()
     assert scheduler.control("snapshot")["free_blocks"] == blocks
     for row in list(scheduler.table):
-        scheduler.control("end", row.program_id)
+        scheduler.control("ends", [row.program_id])
     assert len(scheduler.table) == 0

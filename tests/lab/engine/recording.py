@@ -30,7 +30,7 @@ from tests.lab.engine.recorded import (
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-FORMAT = 1
+FORMAT = 2  # of 1, ends of programs came one by one, as the operation `end`
 Event = Mapping[str, Any]
 """One line of a recording: plain values, ``event`` is its kind.
 
@@ -41,7 +41,7 @@ step ``step``, and who finished. ``finish``: requests aborted. ``control``: a cl
 message. ``reset``: the prefix cache was emptied. ``stop``: how much there was.
 ``clock`` are the scheduler's clock readings within an event, in seconds.
 """
-_NOTED_OPS = ("end", "ends", "boundary", "configure")
+_NOTED_OPS = ("ends", "boundary", "configure")
 
 
 class Recorder:

@@ -55,10 +55,10 @@ def drive(e: HeadlessEngine, seed: int) -> None:
         if len(live) > 2 and rng.random() < 0.1:
             e.abort(live.pop(rng.randrange(len(live))))
         if rng.random() < 0.05:
-            control(e, "end", f"p{rng.randrange(6)}")
+            control(e, "ends", [f"p{rng.randrange(6)}"])
         if rng.random() < 0.05:  # it came to more elsewhere
             name = f"p{rng.randrange(6)}"
-            control(e, "end", ProgramTotals(name, "t", service_s=rng.random() * 50))
+            control(e, "ends", [ProgramTotals(name, "t", service_s=rng.random() * 50)])
         ended = e.step().finished
         live = [name for name in live if name not in ended]
     e.run()
