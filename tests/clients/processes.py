@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -107,6 +107,24 @@ async def script(name: str, environ: Mapping[str, str]) -> AsyncIterator[Script]
     finally:
         process.kill()
         await process.wait()
+
+
+class Scripts(AsyncExitStack):
+    """Scripts that run until the block's end or until another is asked for, so that each is loaded
+    once for all its scenarios in a row.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        super().__init__()
+        self._environ = environ
+        self._open: dict[str, Script] = {}
+
+    async def named(self, name: str) -> Script:
+        """See `script` for the names."""
+        if name not in self._open:
+            await self.aclose()
+            self._open = {name: await self.enter_async_context(script(name, self._environ))}
+        return self._open[name]
 
 
 def _command(name: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.clients.model import HELLO, PERSON, WEATHER
-from tests.clients.processes import Script, environment, script
+from tests.clients.processes import Scripts, environment
 from tests.clients.server import CALL, PatientEngine, Shape, loop_of, watch
 from tests.serving.local import MODEL, LocalServer
 
@@ -75,11 +75,11 @@ CASES: list[tuple[str, str, Any, list[Shape]]] = [
 """A script and its scenario, what it gives, and the programs that it makes on the server."""
 
 
+# Not one script by an indirect parameter: pytest closes it wherever another parameter changes, too.
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
-async def played(
-    request: pytest.FixtureRequest, local: LocalServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Script]:
-    """The script that the parameter names. Tests of one script follow each other."""
+async def scripts(
+    local: LocalServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Scripts]:
     home: Path = tmp_path_factory.mktemp("home")
     environ = environment(
         home,
@@ -87,30 +87,34 @@ async def played(
         AGENTRT_MODEL=MODEL,
         LITELLM_LOCAL_MODEL_COST_MAP="True",  # it would ask another server for its list of prices
     )
-    async with script(request.param, environ) as opened:
-        yield opened
+    async with Scripts(environ) as scripts:
+        yield scripts
 
 
 @pytest.mark.parametrize(
-    ("played", "scenario", "result", "programs"),
+    ("name", "scenario", "result", "programs"),
     CASES,
     ids=[f"{name}-{scenario}" for name, scenario, _, _ in CASES],
-    indirect=["played"],
 )
 async def test_a_scenario_is_one_program(
-    played: Script, local: LocalServer, scenario: str, result: Any, programs: list[Shape]
+    scripts: Scripts,
+    local: LocalServer,
+    name: str,
+    scenario: str,
+    result: Any,
+    programs: list[Shape],
 ) -> None:
+    played = await scripts.named(name)
     seen = watch(local)
     assert await played.play(scenario) == result
     assert await seen.shapes() == programs
 
 
-@pytest.mark.parametrize(
-    "played", ["python/openai_sdk", "python/anthropic_sdk", "node/openai_sdk"], indirect=True
-)
+@pytest.mark.parametrize("name", ["python/openai_sdk", "python/anthropic_sdk", "node/openai_sdk"])
 async def test_a_client_that_leaves_has_its_call_cancelled(
-    played: Script, local: LocalServer
+    scripts: Scripts, local: LocalServer, name: str
 ) -> None:
+    played = await scripts.named(name)
     engine: PatientEngine = local.engine
     seen, before = watch(local), len(engine.left)
     assert await played.play("leave") == "word"
