@@ -9,6 +9,7 @@ the parent's in it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from agentrt.executors.vllm.processes import (
+    collections_paused,
     die_with_parent,
     interrupts_blocked,
     leave_interrupts_to_parent,
@@ -93,9 +95,11 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def _wait_for_work(reader: Connection, modules: Sequence[str]) -> None:
     leave_interrupts_to_parent()
     die_with_parent()
-    for name in modules:
-        with contextlib.suppress(ImportError):  # the parent says what is missing
-            import_module(name)
+    with collections_paused():
+        for name in modules:
+            with contextlib.suppress(ImportError):  # the parent says what is missing
+                import_module(name)
+    gc.freeze()  # modules stay: the collections with which vLLM's start ends need not look at them
     try:
         environment, path = reader.recv()
         os.environ.clear()

@@ -43,7 +43,12 @@ from agentrt.executors.vllm.options import (
     prepare_environment,
     spawns_core,
 )
-from agentrt.executors.vllm.processes import apart, cpu_seconds, interrupts_blocked
+from agentrt.executors.vllm.processes import (
+    apart,
+    collections_paused,
+    cpu_seconds,
+    interrupts_blocked,
+)
 from agentrt.executors.vllm.scored import Likely
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
@@ -300,7 +305,8 @@ def _pooled(output: PoolingRequestOutput[Any]) -> Reply:
 
 def _import_vllm() -> None:
     try:
-        import vllm.v1.engine.async_llm  # noqa: F401  # takes seconds: here, in a thread
+        with collections_paused():
+            import vllm.v1.engine.async_llm  # noqa: F401  # takes seconds: here, in a thread
     except ImportError as error:
         raise ModelLoadError(
             f"vLLM cannot be imported ({error}); install agentrt[engine] on a machine with a "

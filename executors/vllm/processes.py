@@ -54,6 +54,19 @@ def interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def collections_paused() -> Iterator[None]:
+    """Collect no garbage meanwhile: a quarter of the time that vLLM's import takes finds none."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def die_with_parent() -> None:
     """In a child made by multiprocessing: end at once when the parent dies, however it did."""
     parent = multiprocessing.parent_process()
