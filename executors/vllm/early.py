@@ -29,6 +29,8 @@ from agentrt.executors.vllm.processes import (
 
 _READ_ONCE = ("LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "CUDA_", "PYTHON")
 """How variables begin that the loader, Python or a library reads as it is loaded."""
+_READ_LATER = ("PYTHONBREAKPOINT",)
+"""One that Python reads when it is used. Ray sets it where it connects."""
 _END_S = 5.0
 
 
@@ -54,7 +56,7 @@ class EarlyCore(SpawnProcess):
         same = all(
             now.get(name) == then.get(name)
             for name in now.keys() | then.keys()
-            if name.startswith(_READ_ONCE)
+            if name.startswith(_READ_ONCE) and name not in _READ_LATER
         )
         return same and self.is_alive()
 

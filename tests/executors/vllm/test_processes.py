@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
+from agentrt.executors.vllm.early import EarlyCore
 from agentrt.executors.vllm.processes import collections_paused
 
 
@@ -22,3 +25,19 @@ def test_collections_go_on_after_a_pause_and_not_where_they_were_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_core_started_early_fits_while_what_is_read_once_is_unchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = EarlyCore((), {"OMP_NUM_THREADS": "7"})
+    try:
+        assert not core.fits()
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
+        monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")  # as Ray does
+        assert core.fits()
+        monkeypatch.setenv("PYTHONHASHSEED", "1")
+        assert not core.fits()
+    finally:
+        core.dismiss()
+    assert not core.is_alive()
