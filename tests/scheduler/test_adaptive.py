@@ -9,9 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from agentrt.lab.oracles import Srpt
-from agentrt.scheduler import QueuedCall
+from agentrt.scheduler import ProgramRow, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
+from agentrt.scheduler.policies.adaptive.estimate import History
+from agentrt.scheduler.policies.adaptive.policy import Adaptive
+from agentrt.scheduler.policies.base import Priority
 from tests.scheduler.harness import Harness
 
 _ENOUGH = 60
@@ -141,6 +144,27 @@ def test_within_a_level_the_small_go_first_and_then_the_older() -> None:
     assert harness.order() == ["early", "late", "big"]
     harness.start()
     assert harness.victims() == [], "nobody is preempted for an order within a level"
+
+
+class Asked(History):
+    """Expects 16 s of everybody, and remembers for what it was asked."""
+
+    def expect(self, row: ProgramRow, node: str, path_s: float) -> float:
+        self.last = (node, path_s)
+        return 16.0
+
+
+def test_level_quantum_and_order_follow_from_what_is_expected_and_what_it_had() -> None:
+    policy = Adaptive(SchedulerConfig())
+    policy.history = asked = Asked()
+    row = ProgramRow("p", "t", started_at=7.0, attained_s=4.0)
+    call = QueuedCall("c", row, None, 3.0, 0.0, node="plan", served_s=0.5)
+    assert policy.priority(call, 0.0) == Priority(8, 2.0, order=3 * 2.0**32 + 7.0)
+    assert asked.last == ("plan", 3.5)
+    row.attained_s = 64.0
+    assert policy.priority(call, 0.0) == Priority(8, 8.0, order=5 * 2.0**32 + 7.0)
+    row.attained_s = 0.0
+    assert policy.priority(call, 0.0) == Priority(8, 2.0, order=1 * 2.0**32 + 7.0)
 
 
 def test_a_running_call_is_looked_at_again_as_it_is_served() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -32,11 +33,15 @@ def test_admissions_go_by_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"admission": "all"}, "unknown admission 'all'; known: off, cap, memory"),
+        (
+            {"admission": "all"},
+            "unknown admission 'all'; known: off, cap, memory, or package.module:Class",
+        ),
         ({"admission": "no.such:Thing"}, "'no.such:Thing' does not load"),
         ({"admission": "agentrt.scheduler.call:QueuedCall"}, "is no subclass of Admission"),
         ({"admission_cap": 0}, "admission_cap must be at least 1"),
         ({"ttft_target": 0.0}, "ttft_target must be positive seconds"),
+        ({"ttft_target": math.inf}, "ttft_target must be positive seconds"),
     ],
 )
 def test_what_is_no_admission_is_refused(settings: dict[str, Any], named: str) -> None:

@@ -1,14 +1,14 @@
-"""The baselines' decisions: program-fcfs, round-robin, srtf, two-level."""
+"""What all policies have: names, settings, levels, and programs that they never saw."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from agentrt.errors import ConfigError
+from agentrt.scheduler import ProgramRow, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import (
     ENTRY_POINT_GROUP,
@@ -17,202 +17,14 @@ from agentrt.scheduler.policies import (
     policy_class,
     policy_names,
 )
-from agentrt.scheduler.policies.baselines import STAGED, TwoLevel
-from tests.scheduler.harness import Harness
-
-# -- program-fcfs ----------------------------------------------------------------------
+from agentrt.scheduler.policies.base import Policy, Priority
 
 
-def test_program_fcfs_goes_by_the_programs_arrival_not_the_calls() -> None:
-    harness = Harness("program-fcfs")
-    for now, name in enumerate(("old", "young", "old", "middle", "young")):
-        harness.now = float(now)
-        harness.call(name)
-    assert harness.order() == ["old", "old", "young", "young", "middle"]
-
-
-def test_program_fcfs_never_preempts_for_a_slot() -> None:
-    harness = Harness("program-fcfs")
-    harness.table.start_program("old", "t", 0.0)
-    harness.now = 1.0
-    harness.call("young")
-    harness.start()
-    harness.call("old")
-    assert harness.victims() == []
-
-
-# -- round-robin -----------------------------------------------------------------------
-
-
-class Turns:
-    """One slot that round-robin shares out in quanta of 1 s; programs send calls endlessly."""
-
-    def __init__(self, **calls: tuple[int, float]) -> None:
-        """By name: how many calls a program has open at a time, and their length."""
-        self.harness = Harness("round-robin", quanta=(1.0,))
-        self.length = {name: length for name, (_, length) in calls.items()}
-        self.served = Counter[str]()
-        for name, (number, _) in calls.items():
-            for _ in range(number):
-                self.harness.call(name)
-
-    def step(self, seconds: float = 0.25) -> str:
-        """Whose call runs for a piece of a quantum."""
-        harness = self.harness
-        for call in harness.victims():
-            harness.preempt(call)
-        call = harness.running[0] if harness.running else harness.start()
-        name = call.program.program_id
-        harness.serve(call, seconds)
-        self.served[name] += 1
-        if call.served_s >= self.length[name]:
-            harness.end(call)
-            harness.call(name)
-        return name
-
-    def run(self, steps: int) -> str:
-        return "".join(self.step() for _ in range(steps))
-
-
-def test_programs_take_turns_of_a_quantum_each() -> None:
-    """Who is last in a round may be first in the next: going on costs no preemption."""
-    turns = Turns(a=(1, 99.0), b=(1, 99.0), c=(1, 99.0))
-    assert turns.run(24) == "aaaabbbbcccc" + "ccccaaaabbbb"
-    for _ in range(20):
-        assert set(Counter(turns.run(12)).values()) == {4}
-
-
-@pytest.mark.parametrize("calls", [(8, 99.0), (1, 0.5), (8, 0.25), (3, 1.0), (2, 0.75)])
-def test_a_program_cannot_gain_by_splitting_into_many_calls(calls: tuple[int, float]) -> None:
-    """Nor by short ones, that end before their quantum does. A turn more or less is 4 steps."""
-    turns = Turns(one=(1, 99.0), split=calls)
-    turns.run(400)
-    head_start = 4 * calls[0]
-    assert turns.served["split"] <= 200 + head_start
-
-
-def test_a_new_program_starts_in_the_round_that_is_being_served() -> None:
-    """It neither waits for the past of the others, nor may it catch up on them."""
-    turns = Turns(a=(1, 99.0), b=(1, 99.0))
-    turns.run(80)
-    turns.length["new"] = 99.0
-    turns.harness.call("new")
-    turns.run(48)
-    assert turns.served["new"] == pytest.approx(16, abs=4)
-
-
-def test_a_program_that_was_away_saves_up_no_turns() -> None:
-    turns = Turns(a=(1, 99.0), b=(1, 99.0))
-    assert turns.run(8) == "aaaabbbb"
-    turns.harness.end(next(c for c in turns.harness.queues.calls.values() if c.queued))
-    assert turns.run(80) == "b" * 80
-    turns.harness.call("a")
-    assert turns.run(40).count("a") == pytest.approx(20, abs=4)
-
-
-def test_ended_programs_are_forgotten() -> None:
-    harness = Harness("round-robin")
-    harness.live("a", 3.0)
-    assert harness.queues.policy._offsets == {}  # type: ignore[attr-defined]
-
-
-# -- srtf ------------------------------------------------------------------------------
-
-
-def test_srtf_goes_by_the_tokens_of_the_prompt_that_are_to_be_computed() -> None:
-    harness = Harness("srtf")
-    for name, tokens in (("long", 900), ("short", 10), ("middle", 300), ("short2", 10)):
-        harness.call(name, tokens)
-    assert harness.order() == ["short", "short2", "middle", "long"]
-
-
-def test_under_srtf_what_runs_is_one_token_from_its_next_and_runs_on() -> None:
-    harness = Harness("srtf")
-    harness.call("long", 900)
-    running = harness.start()
-    harness.call("short", 1)
-    harness.serve(running, 100.0)
-    assert harness.victims() == []
-
-
-# -- two-level -------------------------------------------------------------------------
-
-
-def names(prefix: str, count: int) -> list[str]:
-    return [f"{prefix}{index}" for index in range(count)]
-
-
-def staging(harness: Harness) -> TwoLevel:
-    policy = harness.queues.policy
-    assert isinstance(policy, TwoLevel)
-    return policy
-
-
-def test_the_first_are_staged_and_the_shortest_of_them_runs_first() -> None:
-    harness = Harness("two-level")
-    for index, name in enumerate(names("p", STAGED)):
-        harness.call(name, 100 - index)
-    harness.call("tiny", 1)
-    harness.call("tiny2", 1)
-    assert harness.order() == [*reversed(names("p", STAGED)), "tiny", "tiny2"]
-
-
-def test_who_leaves_the_staging_queue_makes_room_for_the_first_in_line() -> None:
-    harness = Harness("two-level")
-    for name in names("p", STAGED):
-        harness.call(name, 100)
-    for name, tokens in (("first", 50), ("second", 1), ("third", 99)):
-        harness.call(name, tokens)
-    started = []
-    for _ in range(4):
-        started.append(harness.start().program.program_id)
-        assert len(staging(harness)._staged) == STAGED or not staging(harness)._line
-    assert started == ["p0", "first", "second", "third"]
-
-
-def test_a_staged_call_that_is_aborted_frees_its_place() -> None:
-    harness = Harness("two-level")
-    calls = [harness.call(name, 100) for name in names("p", STAGED)]
-    harness.call("next", 1)
-    assert harness.order()[0] == "p0"
-    harness.end(calls[3])
-    assert harness.order()[0] == "next"
-    assert len(staging(harness)._staged) == STAGED
-
-
-def test_a_call_that_is_aborted_in_line_is_forgotten_at_once() -> None:
-    harness = Harness("two-level")
-    for name in names("p", STAGED):
-        harness.call(name, 100)
-    gone, following = harness.call("gone", 1), harness.call("following", 1)
-    harness.end(gone)
-    assert list(staging(harness)._line.values()) == [following]
-    harness.start()
-    assert harness.order()[0] == "following"
-
-
-def test_a_preempted_call_takes_no_place_of_those_who_never_ran() -> None:
-    harness = Harness("two-level")
-    for name in names("p", STAGED + 2):
-        harness.call(name, 100)
-    harness.preempt(harness.start())
-    assert len(staging(harness)._staged) == STAGED
-    assert harness.order()[0] == "p0", "it keeps its own"
-    for _ in range(STAGED + 2):
-        harness.start()
-    assert not staging(harness)._staged
-
-
-@pytest.mark.parametrize("count", [1, STAGED, STAGED + 1, 50])
-def test_no_place_is_lost_however_many_come(count: int) -> None:
-    harness = Harness("two-level")
-    for name in names("p", count):
-        harness.call(name, len(name))
-    for _ in range(count):
-        harness.end(harness.start(), program=True)
-    policy = staging(harness)
-    assert not policy._staged
-    assert not policy._line
+@pytest.mark.parametrize("name", ["round-robin", "adaptive"])
+def test_a_program_that_a_policy_never_saw_may_end_or_get_lost(name: str) -> None:
+    policy = make_policy(SchedulerConfig(name))
+    policy.program_ended(ProgramRow("p", "t", service_s=3.0), 0.0)
+    policy.program_lost(ProgramRow("q", "t"))
 
 
 @pytest.fixture
@@ -257,6 +69,22 @@ def test_policies_of_other_packages() -> None:
 def test_a_policy_keeps_its_settings() -> None:
     for config in map(SchedulerConfig, policy_names()):
         assert make_policy(config).config is config
+
+
+@pytest.mark.parametrize("name", ["fcfs", "program-fcfs", "srtf"])
+def test_without_levels_all_stand_in_the_first(name: str) -> None:
+    call = QueuedCall("c", ProgramRow("p", "t", started_at=3.0), None, None, 0.0, prompt_tokens=3)
+    order = 0.0 if name == "fcfs" else 3.0
+    assert make_policy(SchedulerConfig(name)).priority(call, 5.0) == Priority(0, order=order)
+
+
+def test_a_spent_quantum_means_asking_again_where_a_policy_says_nothing_else() -> None:
+    class Clock(Policy):
+        def priority(self, call: QueuedCall, now: float) -> Priority:
+            return Priority(int(now))
+
+    call = QueuedCall("c", ProgramRow("p", "t"), None, None, 0.0)
+    assert Clock(SchedulerConfig()).on_quantum_expired(call, 7.0) == Priority(7)
 
 
 def test_only_attained_service_ends_levels() -> None:

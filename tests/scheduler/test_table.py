@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +26,9 @@ from agentrt.scheduler import (
 
 
 def test_a_row_and_its_totals_say_the_same() -> None:
-    row = ProcessTable().start_program("p", "t", 0.0, tenant="acme", session="monday")
+    row = ProcessTable().start_program("p", "t", 3.0, tenant="acme", session="monday")
     row.size_hint, row.service_s = 40.0, 6.0
+    assert (row.session, row.last_heard) == ("monday", 3.0)
     totals = ProgramTotals.of(row)
     assert tuple(totals) == ("p", "t", "acme", 40.0, 6.0)
     assert ProgramTotals.of(totals.row()) == totals
@@ -41,9 +41,9 @@ def test_a_rows_metrics_follow_its_calls() -> None:
     table.call_arrived(row, "c2", now=2)
     assert (row.calls, row.last_arrival) == ({"c1": 1, "c2": 2}, 2)
     table.call_ended(row, "c1", 5, 0.0, 3, 1, Usage(output_tokens=7))
-    table.call_ended(row, "c2", 6, 0.0, 2, 4)
+    table.call_ended(row, "c2", 6, 0.0, 2, 4, Usage(output_tokens=1))
     assert (row.service_s, row.path_s, row.waiting_s) == (5, 3, 5), "a sum, a path, a sum"
-    assert (row.finished_calls, row.usage.output_tokens, row.last_completion) == (2, 7, 6)
+    assert (row.finished_calls, row.usage.output_tokens, row.last_completion) == (2, 8, 6)
     table.call_arrived(row, "c3", now=7)
     table.call_ended(row, "c3", 9, 3.0, 4, 0)
     assert row.path_s == 7, "p(c) = 3 of its parent, and its own 4"
@@ -67,13 +67,14 @@ def test_the_state_says_what_a_program_does() -> None:
     table.interrupt_ended(row, 2, NodeKind.EVENT, seconds=0)
     table.interrupt_started(row, 2, NodeKind.TOOL)
     assert row.state(2, 100) is ProgramState.IN_TOOL
+    assert (row.tools, row.humans, row.events, row.last_arrival) == (1, 1, 0, 2)
     table.call_arrived(row, "c", 3)
     assert row.state(3, 100) is ProgramState.RUNNING
     table.call_ended(row, "c", 4, None, 0, 0)
     table.interrupt_ended(row, 5, NodeKind.TOOL, seconds=3)
     table.interrupt_ended(row, 6, NodeKind.HUMAN, seconds=5)
     assert row.interrupt_s == 8
-    assert row.state(50, 100) is ProgramState.RUNNING
+    assert row.state(105, 100) is ProgramState.RUNNING
     assert row.state(106, 100) is ProgramState.STALE
 
 
@@ -96,14 +97,30 @@ def test_an_event_after_the_end_does_not_bring_a_row_back() -> None:
     assert "p" not in table
 
 
+def test_who_was_not_heard_of_for_long_is_stale_unless_something_is_active() -> None:
+    table = ProcessTable()
+    rows = {name: table.start_program(name, "t", now=0) for name in "abcdef"}
+    table.call_arrived(rows["a"], "c", 1)
+    table.call_ended(rows["a"], "c", 5, None, 1, 0)
+    table.call_arrived(rows["b"], "c", 1)
+    for name, kind in (("c", NodeKind.TOOL), ("d", NodeKind.HUMAN), ("e", NodeKind.EVENT)):
+        table.interrupt_started(rows[name], 1, kind)
+    assert table.stale(9.9, 10) == []
+    assert table.stale(10, 10) == [rows["f"]]
+    assert table.stale(15, 10) == [rows["f"], rows["a"]]
+
+
 def test_service_elsewhere_counts_here() -> None:
     """1. What another table knows raises every sum. 2. Nothing is ever lowered by it."""
     table = ProcessTable()
     row = table.start_program("p", "t", now=0)
+    table.catch_up(row, 2)
+    assert (row.service_s, row.attained_s, row.path_s, row.waiting_s) == (2, 2, 0, 0)
     table.catch_up(row, 5, 4, 3)
     assert (row.service_s, row.attained_s, row.path_s, row.waiting_s) == (5, 5, 4, 3)
     row.attained_s = 9
     table.catch_up(row, 1, 1, 1)
+    table.catch_up(row, 1)
     table.catch_up(row, 6, 4, 3)
     assert (row.service_s, row.attained_s, row.path_s, row.waiting_s) == (6, 9, 4, 3)
 
@@ -257,6 +274,10 @@ def test_what_each_policy_ranks_by(policy: str, level: int) -> None:
     assert level_under(policy, 2.0) == level
 
 
+def test_a_rank_without_end_is_of_the_last_level() -> None:
+    assert level_under("atlas", math.inf) == 20
+
+
 def test_atlas_falls_back_to_the_scalar() -> None:
     assert level_under("atlas", None) == 6
 
@@ -265,47 +286,3 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown policy 'lifo'; known: atlas, .*fcfs"):
         make_policy(SchedulerConfig(policy="lifo"))
     assert policy_names()[0] == "atlas"
-
-
-@pytest.mark.parametrize("beta", [math.inf, 2.5])
-def test_settings_survive_json(beta: float) -> None:
-    config = SchedulerConfig(policy="plas", quanta=(1, 2.5), beta=beta)
-    told = json.dumps(config.to_dict(), allow_nan=False)
-    assert SchedulerConfig.from_dict(json.loads(told)) == config
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"quanta": (1, 0)}, "quanta must be positive"),
-        ({"beta": 0}, "beta must be positive"),
-        ({"max_promoted": -1}, "max_promoted must not be negative"),
-        ({"stale_after_s": 0}, "stale_after_s must be positive"),
-    ],
-)
-def test_bad_settings_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SchedulerConfig(**values)  # type: ignore[arg-type]
-
-
-def test_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"setting 'colour'; known: admission, admission_cap, "):
-        SchedulerConfig.from_dict({"colour": 1})
-    with pytest.raises(ConfigError, match=r"bad scheduler setting: .*int"):
-        SchedulerConfig.from_dict({"quanta": 1})
-    assert SchedulerConfig.from_dict({"policy": "plas"}) == SchedulerConfig(policy="plas")
-
-
-def test_the_default_policy_brings_what_suits_it() -> None:
-    default = SchedulerConfig.of_policy()
-    assert default == SchedulerConfig.of_policy(default.policy)
-    assert (default.retention, default.admission) == ("cost", "memory")
-    own = SchedulerConfig.of_policy(retention="ttl", admission="off", beta=3.0)
-    assert (own.retention, own.admission, own.beta) == ("ttl", "off", 3.0)
-    assert SchedulerConfig.of_policy("fcfs", beta=3.0) == SchedulerConfig(policy="fcfs", beta=3.0)
-
-
-def test_levels_end_at_the_running_sum() -> None:
-    config = SchedulerConfig(quanta=(1, 2, 4))
-    assert config.level_ends == (1, 3, 7, math.inf)
-    assert config.level_quanta == (1, 2, 4, math.inf)

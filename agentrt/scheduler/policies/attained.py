@@ -43,7 +43,8 @@ class AttainedService(Policy):
         return Priority(level, self._quanta[level])
 
     def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
-        level = min(int(call.level) + 1, len(self._quanta) - 1)
+        # The last level's quantum has no end.
+        level = int(call.level) + 1
         return Priority(level, self._quanta[level])
 
 

@@ -1,0 +1,62 @@
+"""The scheduler's settings: what is taken, what is refused, and how they travel."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler import SchedulerConfig
+
+
+@pytest.mark.parametrize("beta", [math.inf, 2.5])
+def test_settings_survive_json(beta: float) -> None:
+    config = SchedulerConfig(policy="plas", quanta=(1, 2.5), beta=beta)
+    told = json.dumps(config.to_dict(), allow_nan=False)
+    assert SchedulerConfig.from_dict(json.loads(told)) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"quanta": (1, 0)}, "quanta must be positive"),
+        ({"beta": 0}, "beta must be positive"),
+        ({"lane": -0.01}, "lane must be a share of the batch, 0 to below 1, got -0.01"),
+        ({"lane": 1.0}, "lane must be a share of the batch, 0 to below 1, got 1.0"),
+        ({"max_promoted": -1}, "max_promoted must not be negative"),
+        ({"stale_after_s": 0}, "stale_after_s must be positive"),
+    ],
+)
+def test_bad_settings_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SchedulerConfig(**values)  # type: ignore[arg-type]
+
+
+def test_the_least_settings_are_taken() -> None:
+    least = SchedulerConfig(lane=0, admission_cap=1, ttft_target=0.001, max_promoted=0)
+    assert (least.admission_cap, least.ttft_target) == (1, 0.001)
+
+
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"setting 'colour'; known: admission, admission_cap, "):
+        SchedulerConfig.from_dict({"colour": 1})
+    with pytest.raises(ConfigError, match=r"bad scheduler setting: .*int"):
+        SchedulerConfig.from_dict({"quanta": 1})
+    assert SchedulerConfig.from_dict({"policy": "plas"}) == SchedulerConfig(policy="plas")
+
+
+def test_the_default_policy_brings_what_suits_it() -> None:
+    default = SchedulerConfig.of_policy()
+    assert default == SchedulerConfig.of_policy(default.policy)
+    assert (default.retention, default.admission) == ("cost", "memory")
+    own = SchedulerConfig.of_policy(retention="ttl", admission="off", beta=3.0)
+    assert (own.retention, own.admission, own.beta) == ("ttl", "off", 3.0)
+    assert SchedulerConfig.of_policy("fcfs", beta=3.0) == SchedulerConfig(policy="fcfs", beta=3.0)
+
+
+def test_levels_end_at_the_running_sum() -> None:
+    config = SchedulerConfig(quanta=(1, 2, 4))
+    assert config.level_ends == (1, 3, 7, math.inf)
+    assert config.level_quanta == (1, 2, 4, math.inf)
