@@ -269,7 +269,7 @@ class LevelQueues:
 
     def in_order(self) -> list[QueuedCall]:
         """All waiting calls, best first. O(n log n): for people and tests."""
-        return sorted((c for c in self.calls.values() if c.queued), key=lambda c: c.key)
+        return sorted(call for call in self.calls.values() if call.queued)
 
     # -- anti-starvation and preemption ------------------------------------------------
 

@@ -31,7 +31,7 @@ def play(policy: str, seed: int, *, at_once: bool) -> tuple[list[list[Any]], lis
         charged = [c for c in queues.calls.values() if c.since is None or c.preemptions]
         if at_once:
             ids = [call.call_id for call in charged]
-            moved.append(queues.charge_step([*ids, "of nobody"], seconds, harness.now))
+            moved.append(queues.charge_step(["of nobody", *ids], seconds, harness.now))
         else:
             each = [queues.charge(call, seconds, harness.now) for call in charged]
             moved.append(any(each))

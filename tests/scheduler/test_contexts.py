@@ -172,6 +172,18 @@ def test_the_session_that_waits_longest_is_forgotten(
     assert book.called("e", 6.0, "of b") is not second
 
 
+def test_a_session_that_goes_on_is_not_forgotten_while_others_wait(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SESSIONS", 1)
+    first = book.called("a", 0.0, "of a")
+    book.contexts.program_ended("a", 0.0)
+    book.called("b", 1.0, "of a")
+    second = book.called("c", 2.0, "of c")
+    assert book.contexts.program_ended("c", 3.0) == [second]
+    assert not first.dropped
+
+
 def test_a_session_is_a_tenants_own(book: Book) -> None:
     ours = book.called("p", 0.0, "chat")
     theirs = book.contexts.call_arrived(ProgramRow("q", "agent", "other", session="chat"), 0.0)
@@ -233,7 +245,7 @@ def test_ttl_is_first_in_first_out_but_for_those_who_call() -> None:
     first, second, calls = (
         context_of(BETWEEN, since=1.0),
         context_of(BETWEEN, since=2.0),
-        context_of(None, calls=2),
+        context_of(None, calls=1),
     )
     ranked = sorted([calls, second, first], key=lambda one: retention.rank(one, 3.0, 1))
     assert ranked == [first, second, calls]

@@ -27,7 +27,24 @@ def test_gaps_shrink_to_a_prior_and_are_bounded() -> None:
     assert gaps.expect("other", "x", "grep", 0.0) == unknown
     for n in range(5000):
         gaps.learn("t", f"type {n}", "grep", 1.0, returned=False)
-    assert len(gaps) <= 1024
+    assert len(gaps) == 1024
+    assert gaps.expect("t", "type 4999", "grep", 0.0).chance < PRIOR_CHANCE
+    assert gaps.expect("t", "type 0", "grep", 0.0) == unknown, "the longest unseen is forgotten"
+
+
+def test_gaps_longer_than_all_bins_count_in_the_last() -> None:
+    """Which begins after 43 half doublings of the shortest; what was loaded has as many."""
+    gaps, loaded = Gaps(), Gaps()
+    for seconds in (1e5, 1e30):
+        gaps.learn("t", "x", "(any)", seconds, returned=False)
+    loaded.load([["t", "x", "(any)", 1.0, [], [0.5], []]])
+    loaded.learn("t", "x", "(any)", 1e30, returned=False)
+    assert [len(row[5]) for row in gaps.to_rows()] == [44]
+    assert loaded.to_rows()[0][5] == [2.5, *[2.0] * 43]
+    again = Gaps()
+    again.load(loaded.to_rows())
+    assert again.to_rows() == loaded.to_rows()
+    assert loaded.expect("t", "x", "(any)", 1e30).chance < PRIOR_CHANCE
 
 
 @given(
@@ -90,6 +107,7 @@ def test_learned_gaps_survive_as_rows_and_are_bounded() -> None:
         ["t", "a", 7, 1.0, [1.0], [], [1.0]],
         ["t", "a", "g", -1.0, [1.0], [], [1.0]],
         ["t", "a", "g", math.nan, [1.0], [], [1.0]],
+        ["t", "a", "g", math.inf, [1.0], [], [1.0]],
         ["t", "a", "g", 1.0, [1.0, 2.0], [], [1.0]],
         ["t", "a", "g", 1.0, [math.nan], [], [1.0]],
         ["t", "a", "g", 1.0, [math.inf], [], [1.0]],

@@ -125,7 +125,7 @@ class Contexts:
         if context.gap not in (None, RETURNED):
             self._close_gap(context, now, returned=False)
         if not context.session:
-            self._contexts.pop(context.key, None)
+            del self._contexts[context.key]
             return [context]
         if not context.calls:
             self._open_gap(context, SESSION, now)
@@ -146,9 +146,6 @@ class Contexts:
 
     def _open(self, row: ProgramRow) -> Context:
         """The context of a program, which is live from now on."""
-        context = self._of.get(row.program_id)
-        if context is not None:
-            return context
         key = key_of(row)
         context = self._contexts.get(key)
         if context is None:
