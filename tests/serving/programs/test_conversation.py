@@ -30,10 +30,11 @@ def asks(*calls: dict[str, Any], content: Any = None) -> dict[str, Any]:
         asks(tool(arguments='{ "days":2,\n"town": "K\\u00f6ln" }')),
         {**asks(tool()), "refusal": None, "name": "bot"},
         {"role": "assistant", "tool_calls": [tool()]},
+        asks({"function": {"name": "weather", "arguments": {"town": "Köln", "days": 2}}}),
     ],
 )
 def test_what_clients_change_of_a_message_makes_no_difference(other: dict[str, Any]) -> None:
-    """Empty or absent text, ids of tool calls, how arguments are spaced and ordered."""
+    """Empty or absent text, ids of tool calls, how arguments are written."""
     assert chain([USER, other]) == chain([USER, asks(tool())])
 
 
@@ -120,3 +121,14 @@ def test_so_many_beginnings_are_remembered() -> None:
     assert len(conversations) == MOST == 16_384
     assert conversations.find([(5).to_bytes(16), b""]) == 5
     assert conversations.find([(4).to_bytes(16), b""]) is None
+
+
+def test_only_who_left_something_takes_it_away() -> None:
+    left: Conversations[str] = Conversations()
+    left.leave(b"at", "mine")
+    left.forget(b"at", "yours")
+    left.forget(b"elsewhere", "mine")
+    assert left.find([b"at", b"end"]) == "mine"
+    left.forget(b"at", "mine")
+    assert left.find([b"at", b"end"]) is None
+    assert len(left) == 0
