@@ -8,8 +8,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder
 from pydantic_core import from_json
 
 from agentrt.serving.frontend.conversations import (
@@ -23,8 +26,37 @@ from agentrt.serving.frontend.conversations import (
 
 _DATA = re.compile(rb"^data: (\{.*)", re.MULTILINE)
 _LAST = tuple(b"event: response." + end for end in (b"completed", b"incomplete", b"failed"))
-_NOTHING: Mapping[str, Any] = {}
 ENDS_CHOICE, ENDS_SPACED = b'_reason":"', b'_reason": "'
+
+
+class _Function(Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(Struct):
+    index: int = 0
+    function: _Function | None = None
+
+
+class _Delta(Struct):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(Struct):
+    """What is read of an event: the rest of it costs nothing so."""
+
+    choices: list[_Choice] | None = None
+
+
+_CHUNKS = Decoder(list[_Chunk])
 
 
 class Answer:
@@ -73,29 +105,30 @@ class Answer:
             self._read_events()
 
     def _read_events(self) -> None:
-        data = _DATA.findall(b"".join(self.unread))
+        data = b",".join(_DATA.findall(b"".join(self.unread)))
         self.unread.clear()
-        for event in _json(b'{"events":[%b]}' % b",".join(data)).get("events") or ():
-            if self._path == MESSAGES:
+        if self._path == MESSAGES:
+            for event in _json(b'{"events":[%b]}' % data).get("events") or ():
                 self._block(event)
-                continue
-            for choice in event.get("choices") or ():
-                self._choice(choice)
+            return
+        with suppress(DecodeError):
+            for chunk in _CHUNKS.decode(b"[%b]" % data):
+                for choice in chunk.choices or ():
+                    self._choice(choice)
 
     def _response(self, response: Mapping[str, Any]) -> None:
         self.id = str(response.get("id") or "")
         self.replies = [list(items(response.get("output")))]
 
-    def _choice(self, choice: Mapping[str, Any]) -> None:
-        index, delta = choice.get("index", 0), choice.get("delta") or _NOTHING
-        parts = self._parts[index]
-        if text := delta.get("content"):
-            parts.text.append(text)
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or _NOTHING
-            parts.add(call.get("index", 0), function.get("name"), function.get("arguments"))
-        if choice.get("finish_reason"):
-            self._end(index)
+    def _choice(self, choice: _Choice) -> None:
+        parts = self._parts[choice.index]
+        if choice.delta is not None:
+            parts.text.append(choice.delta.content or "")
+            for call in choice.delta.tool_calls or ():
+                function = call.function or _Function()
+                parts.add(call.index, function.name, function.arguments)
+        if choice.finish_reason:
+            self._end(choice.index)
 
     def _block(self, event: Mapping[str, Any]) -> None:
         kind, index, parts = event.get("type"), event.get("index", 0), self._parts[0]
