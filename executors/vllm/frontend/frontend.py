@@ -82,7 +82,8 @@ class VLLMFrontend(Frontend):
                 from agentrt.executors.vllm.frontend.held import explain_tools
 
                 renderer = explain_tools(renderer)
-            work_apart(renderer, setup.vllm_config.model_config.max_model_len)
+            most = setup.vllm_config.model_config.max_model_len
+            work_apart(renderer, most, may_be_slow=args.trust_request_chat_template)
             client = ProgramEngineClient(setup, renderer, processor, executor)
             app = await make_app(client, args, setup.tasks)
             read_cut_off(app.state, client.model_config, renderer.get_tokenizer())

@@ -1,14 +1,15 @@
 """Long chats and prompts are rendered and tokenized apart from short ones, which so never wait for
 them.
 
-vLLM's renderer has one thread for all, and reads messages in the event loop. What is long gets
-another thread, in the turn of whom it is for, and is tokenized only if it may fit at all: its
-characters are bounded, and its tokens counted piece by piece until there are too many.
+vLLM's renderer has one thread for all, and reads messages in the event loop; a plain chat of few is
+rendered there, too. What is long gets another thread, in the turn of whom it is for, and is
+tokenized only if it may fit at all: its characters are bounded, and its tokens counted piece by
+piece until there are too many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -29,11 +30,11 @@ _SURE = 6
 _PIECE = 64_000
 
 
-def work_apart(renderer: Any, max_model_len: int) -> Any:
+def work_apart(renderer: Any, max_model_len: int, *, may_be_slow: bool = False) -> Any:
     """Make one of vLLM's renderers render long chats, tokenize long prompts and decode long outputs
-    in a thread of their own; the renderer itself comes back.
+    in a thread of their own; the renderer itself comes back. Its templates ``may_be_slow`` where
+    requests bring them.
     """
-    read = renderer.render_messages_async
     quick, quick_decode = renderer._tokenize_prompt_async, renderer._async_tokenizer_decode
     apart, short = (
         SharedThread("long-prompts").run,
@@ -66,14 +67,30 @@ def work_apart(renderer: Any, max_model_len: int) -> Any:
             return await quick_decode(ids, *args, **options)
         return await apart(lambda: renderer._decode(ids, *args, **options), WORKS_FOR.get())
 
-    async def render(messages: Sequence[Any], params: Any) -> Any:
-        if len(messages) <= MANY or not all(map(_is_text, messages)):
-            return await read(messages, params)
-        return await apart(lambda: renderer.render_messages(messages, params), WORKS_FOR.get())
-
     renderer._tokenize_prompt_async, renderer._async_tokenizer_decode = tokenize, decode
-    renderer.render_messages_async = render
+    renderer.render_messages_async = _rendering(renderer, apart, may_be_slow=may_be_slow)
     return renderer
+
+
+def _rendering(renderer: Any, apart: Any, *, may_be_slow: bool) -> Callable[..., Awaitable[Any]]:
+    read = renderer.render_messages_async
+
+    async def render(messages: Sequence[Any], params: Any) -> Any:
+        if not all(map(_is_text, messages)):
+            return await read(messages, params)
+        if len(messages) > MANY:
+            return await apart(lambda: renderer.render_messages(messages, params), WORKS_FOR.get())
+        if may_be_slow or not _is_plain(params):
+            return await read(messages, params)
+        return renderer.render_messages(messages, params)  # takes less than to wake a thread
+
+    return render
+
+
+def _is_plain(params: Any) -> bool:
+    """Whether a template has nothing to write but messages: tools and documents may be long."""
+    given = params.chat_template_kwargs.values()
+    return not any(isinstance(value, list | dict) for value in given)
 
 
 def _is_text(message: Any) -> bool:

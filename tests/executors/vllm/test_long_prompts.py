@@ -70,7 +70,7 @@ class Renderer:
         return "long"
 
     async def render_messages_async(self, messages: Any, params: Any) -> str:
-        return threading.current_thread().name
+        return "vLLM's"
 
     def render_messages(self, messages: Any, params: Any) -> str:
         return threading.current_thread().name
@@ -132,16 +132,31 @@ async def test_short_prompts_wait_for_few_before_them() -> None:
 
 
 async def test_a_chat_of_many_messages_is_read_beside_the_event_loop() -> None:
-    """Not one of images: these are loaded side by side."""
+    """Not one of images: these are loaded side by side. A plain chat of few wakes no thread."""
     renderer, text = work_apart(Renderer(), MOST), [{"type": "text", "text": "hi"}]
     user = {"role": "user", "content": "hi"}
     loads = {"role": "user", "content": [*text, {"type": "image_url", "image_url": {}}]}
-    here = threading.current_thread().name
+    here, plain = threading.current_thread().name, chat(tools=None, more=True)
     for one in (user, {**user, "content": text}, {**user, "content": None}):
-        assert await renderer.render_messages_async([one] * MANY, None) == here
-        long = await renderer.render_messages_async([one] * (MANY + 1), None)
+        assert await renderer.render_messages_async([one] * MANY, plain) == here
+        long = await renderer.render_messages_async([one] * (MANY + 1), plain)
         assert long.startswith("long-prompts")
-    assert await renderer.render_messages_async([*[user] * MANY, loads], None) == here
+    assert await renderer.render_messages_async([*[user] * MANY, loads], plain) == "vLLM's"
+
+
+@pytest.mark.parametrize(
+    ("given", "may_be_slow"), [({"tools": [{}]}, False), ({"more": {}}, False), ({}, True)]
+)
+async def test_what_may_take_a_template_long_is_rendered_in_vllms_thread(
+    given: Any, may_be_slow: bool
+) -> None:
+    renderer = work_apart(Renderer(), MOST, may_be_slow=may_be_slow)
+    user = {"role": "user", "content": "hi"}
+    assert await renderer.render_messages_async([user], chat(**given)) == "vLLM's"
+
+
+def chat(**given: Any) -> Any:
+    return SimpleNamespace(chat_template_kwargs=given)
 
 
 async def test_a_text_that_cannot_fit_is_refused_unread() -> None:
