@@ -113,7 +113,7 @@ class SteppedEngine(Executor):
         self.scheduler.control("boundary", [tuple(note)])
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        self.scheduler.control("end", program_id if totals is None else tuple(totals))
+        self.scheduler.control("ends", [program_id if totals is None else tuple(totals)])
 
     async def snapshot(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.scheduler.control("snapshot")
