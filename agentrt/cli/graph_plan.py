@@ -35,9 +35,8 @@ from agentrt.integrations.langgraph.threads import (
     thread_config,
 )
 from agentrt.interrupts.answers import free_form
-from agentrt.interrupts.questions import Question
+from agentrt.interrupts.questions import Answerer, Question
 from agentrt.runtime.run import Run, RunState
-from agentrt.runtime.runtime import AskHuman
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class GraphPlan(Plan):
 
     @asynccontextmanager
     async def opened(
-        self, human: Human, ask: AskHuman
+        self, human: Human, ask: Answerer
     ) -> AsyncIterator[AsyncGenerator[Start, None]]:
         self._human, self._ask = human, ask
         async with AsyncExitStack() as stack:

@@ -43,7 +43,7 @@ class UnansweredError(UsageError):
 
 
 class Human:
-    """The `AskHuman` of the command line.
+    """The `Answerer` of the command line.
 
     ``answers`` are given to each program in order. After them, or without any, the question is
     asked on the terminal; one question at a time. Without a terminal it waits if others may

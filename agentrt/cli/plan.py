@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrt.cli.human import Human
+from agentrt.interrupts.questions import Answerer
 from agentrt.program import Program
 from agentrt.runtime.run import Run
-from agentrt.runtime.runtime import AskHuman
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Plan:
 
     @asynccontextmanager
     async def opened(
-        self, human: Human, ask: AskHuman
+        self, human: Human, ask: Answerer
     ) -> AsyncIterator[AsyncGenerator[Start, None]]:
         """What to start, one after another, each made and checked when it is asked for, on the
         loop that it is to run on. It may be nothing.

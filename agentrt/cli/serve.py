@@ -208,7 +208,8 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
 
         return check(targets)
     from agentrt.cli.engines import read_fleet
-    from agentrt.cli.serving import read_job, serve_job
+    from agentrt.cli.serve_job import read_job
+    from agentrt.cli.serving import serve_job
     from agentrt.serving.listen import Listener
 
     job, fleet = read_job(targets, engine_flags, options), read_fleet(options)

@@ -8,38 +8,31 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
-from agentrt.cli.engines import Fleet, engine_options, make_executor
+from agentrt.cli.engines import Fleet, make_executor
 from agentrt.cli.execute import lent, make_room
 from agentrt.cli.faults import StoppedError
-from agentrt.cli.load import Found, GraphTarget, load_all, project_of
 from agentrt.cli.screen import Screen
+from agentrt.cli.serve_job import ServeJob
 from agentrt.cli.signals import SIGNALS, Drain, Interrupts
 from agentrt.cli.streams import say
-from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools, read_triggers
-from agentrt.cli.traces import opened_runtime, read_traces
-from agentrt.errors import ConfigError, EngineDiedError, ProgramLoadError
+from agentrt.cli.traces import opened_runtime
+from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Executor
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime import Runtime
 from agentrt.scheduler.policies import policy_class
 from agentrt.serving.app import load_apis, opened_app
 from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
-from agentrt.serving.lifetimes import Lifetimes, read_lifetimes
 from agentrt.serving.listen import Listener
-from agentrt.serving.origins import Origins, read_cors, read_hosts, read_origins
-from agentrt.serving.server import Api, Bounds, Served, ServedGraph, ServedProgram, Server
-from agentrt.serving.tenants import KeyRing, Limits, Tenants
+from agentrt.serving.server import Api, Served, ServedGraph, Server
+from agentrt.serving.tenants import KeyRing, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
-from agentrt.serving.triggers import Trigger, program_of
 from agentrt.serving.triggers import api_with as triggers_api
-from agentrt.serving.webhook_rules import WebhookRules, read_webhooks
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -54,87 +47,6 @@ request's ten steps may wait so long, and with Python's own 0.005 s all of them 
 """
 _ANSWERS_S = 2.0
 """How long answers may be on their way from a server that has no engine any more (seconds)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServeJob:
-    """What `agentrt serve` was asked for. ``drain_s`` is how long a stop may take (seconds)."""
-
-    engine: EngineOptions
-    served: Mapping[str, Served] = field(default_factory=dict)
-    projects: Sequence[Path] = ()
-    seed: int = 0
-    traces: str | None = None
-    name: str | None = None
-    key_file: Path | None = None
-    database: str = "sqlite:agentrt.db"
-    isolate: bool = False
-    strict: bool = False
-    submit: bool = False
-    limits: Limits = field(default_factory=Limits)
-    bounds: Bounds = field(default_factory=Bounds)
-    origins: Origins = field(default_factory=Origins)
-    webhooks: WebhookRules = field(default_factory=WebhookRules)
-    lifetimes: Lifetimes = field(default_factory=Lifetimes)
-    drain_s: float = 30.0
-    tools: ToolSources = NO_TOOLS
-    triggers: Sequence[Trigger] = ()
-
-
-def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
-    """What the command line asks for. Raises `UsageError` for what cannot be."""
-    engine = engine_options(options, flags, metrics=True)
-    if not options["database"].startswith(("sqlite:", "postgresql://")):
-        raise ConfigError(f"--database {options['database']!r}: give sqlite:FILE or postgresql://…")
-    served: dict[str, Any] = {}
-    for target in targets:
-        for name, one in served_of(target, load_all(target)).items():
-            if name in served:
-                raise ProgramLoadError(
-                    f"{target}: {name!r} is in {served[name].source}, too; name others, or rename"
-                )
-            served[name] = one
-    triggers = read_triggers(options)
-    for trigger in triggers:
-        program_of(trigger, served)
-    idle = options["idle"]
-    projects = [path for target in targets if (path := project_of(target)) is not None]
-    return ServeJob(
-        engine=engine,
-        served=served,
-        projects=projects,
-        seed=options["seed"],
-        traces=read_traces(options["traces"], flags),
-        name=options["served_model_name"],
-        key_file=options["api_key_file"],
-        database=options["database"],
-        isolate=options["isolate_cache"],
-        strict=options["strict_requests"],
-        submit=options["submit"],
-        limits=Limits(calls=options["max_calls"], programs=options["max_programs"]),
-        bounds=Bounds(body_bytes=options["max_body"], idle_s=idle, silent_idle_s=idle / 8),
-        origins=Origins(
-            options["host"],
-            read_hosts(options["allowed_hosts"]),
-            read_origins(options["cors_origins"]),
-            read_cors(projects),
-        ),
-        webhooks=read_webhooks(options["webhook_hosts"], projects),
-        lifetimes=read_lifetimes(projects),
-        drain_s=options["drain_timeout"],
-        tools=read_tools(options),
-        triggers=triggers,
-    )
-
-
-def served_of(source: str, found: Mapping[str, Found]) -> dict[str, Served]:
-    """What a file has, as the server takes it."""
-    return {
-        name: ServedGraph(one.value, source)
-        if isinstance(one, GraphTarget)
-        else ServedProgram(one, source)
-        for name, one in found.items()
-    }
 
 
 def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from agentrt.contexts.attention import Attention
 from agentrt.contexts.automaton import END, Automaton
+from agentrt.contexts.chat import Content
 from agentrt.contexts.constraints import choices, ebnf, json_schema, regex
-from agentrt.contexts.context import Content, TokenContext
+from agentrt.contexts.context import TokenContext
 from agentrt.contexts.emitter import TokenEmitter
 from agentrt.contexts.generation import Generation
 from agentrt.contexts.results import Completion, Scores, TokenScore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from agentrt.errors import ConfigError
 from agentrt.request import Message
 
 Ids = tuple[int, ...]
+Content = str | Sequence[int] | Sequence[Message]
+"""What a context is filled with: text, token ids, or chat messages in OpenAI's form."""
 _ASKED: Message = {"role": "user", "content": "1"}
 _SAID = "one", "two"
 """A chat to see by what a model's template puts after an answer, whatever it was."""
@@ -76,3 +78,8 @@ async def _render(
 ) -> Ids:
     request = {"messages": list(messages), "model": model, "add_generation_prompt": answer}
     return tuple(await tokens.render({n: v for n, v in request.items() if v is not None}))
+
+
+def is_messages(content: Content) -> bool:
+    """Whether it is a chat."""
+    return not isinstance(content, str) and any(isinstance(each, Mapping) for each in content)

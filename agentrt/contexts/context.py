@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, cast
 
 from agentrt.contexts.attention import Attention
 from agentrt.contexts.automaton import Automaton
-from agentrt.contexts.chat import Chat
+from agentrt.contexts.chat import Chat, Content, is_messages
 from agentrt.contexts.constraints import check_constrained
 from agentrt.contexts.emitter import Piece, TokenEmitter
 from agentrt.contexts.generation import Generation
@@ -19,14 +19,11 @@ from agentrt.contexts.results import Scores, TokenScore, likeliest
 from agentrt.contexts.saved import SavedContext
 from agentrt.contexts.steered import constrained, steered
 from agentrt.errors import ConfigError, UsageError
-from agentrt.request import CallSpec, Message, Reply
+from agentrt.request import CallSpec, Reply
 from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs
 
 MOST_ALLOWED = 128
 """Tokens whose log probabilities vLLM gives where they are named."""
-
-Content = str | Sequence[int] | Sequence[Message]
-"""What a context is filled with: text, token ids, or chat messages in OpenAI's form."""
 
 
 class TokenContext:
@@ -115,12 +112,7 @@ class TokenContext:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.drop()
 
     # -- what the engine does ----------------------------------------------------------
@@ -271,12 +263,10 @@ class TokenContext:
             await made.aclose()
 
     async def _reply(self, spec: CallSpec, name: str) -> Reply:
-        made, reply = self._emitter.token_call(spec, name, stream=False), None
-        try:
+        reply = None
+        async with aclosing(self._emitter.token_call(spec, name, stream=False)) as made:
             async for piece in made:
                 reply = piece.reply
-        finally:
-            await made.aclose()
         assert reply is not None
         return reply
 
@@ -288,7 +278,7 @@ class TokenContext:
         frontend = await self._emitter.frontend()
         return await frontend.detokenize(ids, self.model)
 
-    async def _as_ids(self, content: str | Sequence[int] | Sequence[Message]) -> tuple[int, ...]:
+    async def _as_ids(self, content: Content) -> tuple[int, ...]:
         if isinstance(content, str):
             frontend = await self._emitter.frontend()
             return tuple(await frontend.tokenize(content, self.model))
@@ -304,8 +294,3 @@ class TokenContext:
         self._check_alive()
         if self._busy:
             raise UsageError("the context is generating: read that to its end, or use a fork")
-
-
-def is_messages(content: Content) -> bool:
-    """Whether it is a chat."""
-    return not isinstance(content, str) and any(isinstance(each, Mapping) for each in content)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentrt.errors import InterruptExpiredError, QuestionClosedError
+from agentrt.errors import InterruptExpiredError, QuestionClosedError, UsageError
 from agentrt.interrupts.answers import AnswerForm
 
 _KEPT = 1000
@@ -36,6 +36,14 @@ class Question:
 Listener = Callable[[Question], None]
 Answerer = Callable[[Question], Awaitable[Any]]
 """Asks somebody; what it returns, as JSON, is the answer, unless another one came first."""
+
+
+async def no_human(question: Question) -> Any:
+    """An `Answerer`: there is nobody to ask."""
+    raise UsageError(
+        f"program {question.program_id} asks a human, and there is none here: {question.text!r}. "
+        "Run it on a terminal, or give the answer in advance"
+    )
 
 
 class Questions:

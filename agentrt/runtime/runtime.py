@@ -10,19 +10,18 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from types import TracebackType
+from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError, UsageError
+from agentrt.errors import AgentrtError
 from agentrt.executors.base import Executor, Notification, Progress
 from agentrt.executors.frontend import Frontend
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.graph import Frontier
 from agentrt.interrupts import ToolTransport
 from agentrt.interrupts.events import EventSource, NoEvents
-from agentrt.interrupts.questions import Question, Questions
+from agentrt.interrupts.questions import Answerer, Questions, no_human
 from agentrt.interrupts.toolbox import Toolbox
 from agentrt.program import Context, Program
 from agentrt.runtime.emitter import RunEmitter
@@ -37,30 +36,8 @@ from agentrt.tracking.scope import Scope
 T = TypeVar("T")
 
 
-AskHuman = Callable[[Question], Awaitable[Any]]
-"""Asks somebody a program's question; the answer resumes the program."""
-
-
-async def no_human(question: Question) -> Any:
-    """The default `AskHuman`: there is nobody to ask."""
-    raise UsageError(
-        f"program {question.program_id} asks a human, and there is none here: {question.text!r}. "
-        "Run it on a terminal, or give the answer in advance"
-    )
-
-
 def _unread(message: str) -> None:
     """Progress that nobody reads."""
-
-
-async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Await it all, also if this task is cancelled meanwhile: it was told to end already."""
-    with tracking.outside():
-        ending = asyncio.create_task(coroutine)
-    while not ending.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([ending])
-    ending.result()
 
 
 class Runtime:
@@ -80,7 +57,7 @@ class Runtime:
         self,
         executor: Executor,
         *,
-        ask_human: AskHuman | None = no_human,
+        ask_human: Answerer | None = no_human,
         tools: Sequence[ToolTransport] = (),
         events: EventSource | None = None,
         seed: int = 0,
@@ -120,12 +97,7 @@ class Runtime:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def open(self, progress: Progress = _unread) -> None:
@@ -259,7 +231,7 @@ class Runtime:
             state = RunState.CANCELLED
         except Exception as raised:
             state, error = RunState.FAILED, raised
-        await _to_its_end(self._leave_nothing(run, program, state, error))
+        await tracking.to_its_end(self._leave_nothing(run, program, state, error))
 
     async def _leave_nothing(
         self, run: Run, program: Program, state: RunState, error: Exception | None

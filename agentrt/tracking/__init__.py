@@ -14,6 +14,7 @@ from agentrt.tracking.tasks import (
     emission_parents,
     install,
     start_task,
+    to_its_end,
     uninstall,
 )
 
@@ -28,5 +29,6 @@ __all__ = [
     "is_alone_in",
     "outside",
     "start_task",
+    "to_its_end",
     "uninstall",
 ]

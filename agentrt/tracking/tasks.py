@@ -7,6 +7,7 @@ asyncio is patched. What is seen and what is not: `emission_parents`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import CellType
@@ -17,7 +18,7 @@ from agentrt.errors import InvariantError
 from agentrt.graph.dag import ExecutionDAG
 from agentrt.tracking import frameworks
 from agentrt.tracking._compat import EAGER_FACTORY, outer_cell, task_of, waiting_group
-from agentrt.tracking.current import SCOPE, current_scope, running_task, scope_of
+from agentrt.tracking.current import SCOPE, current_scope, outside, running_task, scope_of
 from agentrt.tracking.scope import Scope, family_of
 
 T = TypeVar("T")
@@ -31,6 +32,16 @@ def start_task(
     context.run(SCOPE.set, scope)
     loop = asyncio.get_running_loop()
     return TrackedTask(coro, scope=scope, loop=loop, name=name, context=context)
+
+
+async def to_its_end(coro: Coroutine[Any, Any, None]) -> None:
+    """Await it all, also if this task is cancelled meanwhile: it was told to end already."""
+    with outside():
+        ending = asyncio.create_task(coro)
+    while not ending.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([ending])
+    ending.result()
 
 
 async def cancel_tasks(owner: object, spare: asyncio.Task[Any] | None = None) -> None:

@@ -11,19 +11,16 @@ from agentrt.errors import (
     CallRejectedError,
     EngineDiedError,
     EngineStartError,
-    ModelLoadError,
 )
 from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
 from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.batches import send_together
 from agentrt.executors.vllm._compat.core import (
-    close_context,
     core_in,
     core_pids,
     needs_of_core,
     start_reader,
-    stop_reader,
 )
 from agentrt.executors.vllm._compat.frontend import render_elsewhere
 from agentrt.executors.vllm._compat.grammars import validate_once
@@ -33,6 +30,7 @@ from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.early import EarlyCore
 from agentrt.executors.vllm.frontend.parsers import family_of
 from agentrt.executors.vllm.grammars import Grammars
+from agentrt.executors.vllm.lifetime import import_vllm, let_go, short_name, shut_down
 from agentrt.executors.vllm.logits import offer_processors
 from agentrt.executors.vllm.options import (
     EngineOptions,
@@ -45,7 +43,6 @@ from agentrt.executors.vllm.options import (
 )
 from agentrt.executors.vllm.processes import (
     apart,
-    collections_paused,
     cpu_seconds,
     interrupts_blocked,
 )
@@ -58,10 +55,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
-
-_SHUTDOWN_S = 3.0
-_ENDING: set[asyncio.Task[None]] = set()
-"""Engines that nobody waited for, on their way out; a loop keeps no task of its own."""
 
 
 class VLLMEngine(CoreClient):
@@ -94,11 +87,11 @@ class VLLMEngine(CoreClient):
         progress("importing vLLM")
         core = EarlyCore(*needs_of_core(on_gpu=has_gpus())) if spawns_core() else None
         try:
-            await apart(_import_vllm)
+            await apart(import_vllm)
             if self.options.model is None:
                 self.model = await apart(default_model, progress)
             check_model(self.model)
-            progress(f"loading {_short(self.model)}")
+            progress(f"loading {short_name(self.model)}")
             self._llm = llm = await self._loaded(core)
         finally:
             if core is not None:
@@ -119,7 +112,7 @@ class VLLMEngine(CoreClient):
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
-            loading.add_done_callback(_let_go)
+            loading.add_done_callback(let_go)
             raise
 
     def _load(self, core: EarlyCore | None = None) -> AsyncLLM:
@@ -188,7 +181,7 @@ class VLLMEngine(CoreClient):
         llm, self._llm = self._llm, None
         await self.close_outbox()
         if llm is not None:
-            await _shut_down(llm)
+            await shut_down(llm)
 
     # -- calls -------------------------------------------------------------------------
 
@@ -301,34 +294,3 @@ def _pooled(output: PoolingRequestOutput[Any]) -> Reply:
     """The account of a call for an embedding or a score, of which vLLM's scheduler tells less."""
     tokens, cached = len(output.prompt_token_ids), output.num_cached_tokens
     return Reply("", report=CallReport(prompt_tokens=tokens, cached_tokens=cached))
-
-
-def _import_vllm() -> None:
-    try:
-        with collections_paused():
-            import vllm.v1.engine.async_llm  # noqa: F401  # takes seconds: here, in a thread
-    except ImportError as error:
-        raise ModelLoadError(
-            f"vLLM cannot be imported ({error}); install agentrt[engine] on a machine with a "
-            "GPU, agentrt[engine-cpu] on one without"
-        ) from error
-
-
-def _let_go(loading: asyncio.Future[AsyncLLM]) -> None:
-    """End an engine that nobody waited for."""
-    if loading.cancelled() or loading.exception() is not None:
-        return
-    ending = asyncio.ensure_future(_shut_down(loading.result()))
-    _ENDING.add(ending)
-    ending.add_done_callback(_ENDING.discard)
-
-
-async def _shut_down(llm: AsyncLLM) -> None:
-    # Before its core: the reader would report the core's end as a failure.
-    stop_reader(llm)
-    await apart(llm.shutdown, _SHUTDOWN_S)
-    close_context(llm)
-
-
-def _short(model: str) -> str:
-    return model.rstrip("/").split("/")[-1]

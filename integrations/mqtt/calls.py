@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiomqtt
+
 from agentrt.errors import ToolArgumentsError, ToolError
 from agentrt.integrations.mqtt.asking import Asked
 from agentrt.integrations.mqtt.fleet import Fleet
-from agentrt.integrations.mqtt.messages import Request, encode
+from agentrt.integrations.mqtt.messages import Reply, Request, decode, encode
 from agentrt.integrations.mqtt.outgoing import Outgoing
 from agentrt.integrations.mqtt.topics import Topics
 from agentrt.interrupts import ToolContext, ToolRequest
@@ -105,3 +107,14 @@ class ToolAttempt:
         """The same for one that failed."""
         if not self.answer.done():
             self.answer.set_exception(error)
+
+
+def call_id_of(message: aiomqtt.Message) -> str:
+    """The id of the call that a reply is for."""
+    data = getattr(message.properties, "CorrelationData", None)
+    if data is not None:
+        return bytes(data).decode("utf-8", "replace")
+    try:
+        return decode(Reply, message.payload).id
+    except ValueError:
+        return ""

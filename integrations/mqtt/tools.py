@@ -15,7 +15,7 @@ import aiomqtt
 from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
 from agentrt.integrations.mqtt.asking import Asked
 from agentrt.integrations.mqtt.broker import Broker
-from agentrt.integrations.mqtt.calls import ToolAttempt
+from agentrt.integrations.mqtt.calls import ToolAttempt, call_id_of
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.fleet import Fleet
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
@@ -261,7 +261,7 @@ class MqttTools(ToolTransport):
         return [one for one in self._calls.values() if one.fleet is fleet and one.worker == worker]
 
     def _replied(self, message: aiomqtt.Message) -> None:
-        call_id = _correlation(message)
+        call_id = call_id_of(message)
         if call_id == self._sync:
             self._synced.set()
             return
@@ -295,14 +295,3 @@ class MqttTools(ToolTransport):
 
     def _fleet(self, tenant: str) -> Fleet:
         return self._fleets["default" if self._prefix.is_shared else tenant]
-
-
-def _correlation(message: aiomqtt.Message) -> str:
-    """The id of the call that a reply is for."""
-    data = getattr(message.properties, "CorrelationData", None)
-    if data is not None:
-        return bytes(data).decode("utf-8", "replace")
-    try:
-        return decode(Reply, message.payload).id
-    except ValueError:
-        return ""

@@ -6,7 +6,7 @@ Each graph has a default assistant, whose id anybody can compute from the graph'
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID, uuid4, uuid5
@@ -14,16 +14,23 @@ from uuid import UUID, uuid4, uuid5
 import sqlalchemy as sa
 from fastapi import APIRouter, HTTPException, Response
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph import bodies
+from agentrt.serving.langgraph.assistant_rows import (
+    add_assistant,
+    as_json,
+    changed_settings,
+    is_of,
+    matching,
+    set_latest,
+)
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.configs import caller_access, in_both
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.graphs import Graphs, schemas_of, subgraphs_of
 from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, timestamp
+from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
 from agentrt.serving.langgraph.tables import (
     LONGEST_TENANT,
     Filter,
@@ -82,7 +89,7 @@ class Assistants:
         content["config"], content["context"] = in_both(body.config.given(), body.context)
         try:
             async with self._database.writing() as connection:
-                await _add(connection, caller.tenant, key, content)
+                await add_assistant(connection, caller.tenant, key, content)
                 await self._quotas.new_assistant(connection, caller.tenant)
         except IntegrityError:
             if body.if_exists == "raise":
@@ -93,15 +100,15 @@ class Assistants:
         """Assistants that fit."""
         only = await caller.authorize("assistants", "search", body.model_dump())
         await self._add_defaults(caller.tenant)
-        conditions = _matching(caller.tenant, body, only)
+        conditions = matching(caller.tenant, body, only)
         rows, headers = await self._database.page(assistants, conditions, "assistant_id", body)
-        return JSON([_json(row, body.select) for row in rows], headers=headers)
+        return JSON([as_json(row, body.select) for row in rows], headers=headers)
 
     async def count(self, body: bodies.AssistantCount, caller: CallerDep) -> JSON:
         """How many fit."""
         only = await caller.authorize("assistants", "search", body.model_dump())
         await self._add_defaults(caller.tenant)
-        conditions = _matching(caller.tenant, body, only)
+        conditions = matching(caller.tenant, body, only)
         return JSON(await self._database.count(assistants, conditions))
 
     async def get(self, assistant_id: str, caller: CallerDep) -> JSON:
@@ -120,17 +127,17 @@ class Assistants:
         old = await self.find(tenant, key, only)
         content = {name: old[name] for name in _CONTENT}
         content |= body.model_dump(exclude_unset=True, exclude_none=True)
-        content["config"], content["context"] = _changed_settings(old, body)
+        content["config"], content["context"] = changed_settings(old, body)
         content["metadata"] = {**old["metadata"], **(body.metadata or {})}
         async with self._database.writing() as connection:
-            last = sa.select(sa.func.max(versions.c.version)).where(*_is(versions, tenant, key))
+            last = sa.select(sa.func.max(versions.c.version)).where(*is_of(versions, tenant, key))
             number = ((await connection.execute(last)).scalar() or 0) + 1
             if number > _MAX_VERSIONS:
                 raise conflict(f"assistant {key} has {_MAX_VERSIONS} versions; make a new one")
             content["version"] = number
             row = {"tenant": tenant, "assistant_id": key, "created_at": time.time(), **content}
             await connection.execute(sa.insert(versions).values(row))
-            await connection.execute(_set_latest(tenant, key, content))
+            await connection.execute(set_latest(tenant, key, content))
         return JSON(await self.find(tenant, key))
 
     async def delete(
@@ -145,7 +152,9 @@ class Assistants:
         if delete_threads:
             await self._forget_threads(caller, key)
         of_it = (assistants, versions, crons)
-        await self._database.write(*(sa.delete(one).where(*_is(one, tenant, key)) for one in of_it))
+        await self._database.write(
+            *(sa.delete(one).where(*is_of(one, tenant, key)) for one in of_it)
+        )
         return Response(status_code=204)
 
     async def graph(self, assistant_id: str, caller: CallerDep, xray: bool | int = False) -> JSON:
@@ -189,11 +198,11 @@ class Assistants:
         only = await caller.authorize("assistants", "read", {"assistant_id": assistant_id})
         key = str(assistant_id)
         await self.find(caller.tenant, key, only)
-        query = sa.select(versions).where(*_is(versions, caller.tenant, key))
+        query = sa.select(versions).where(*is_of(versions, caller.tenant, key))
         if body.metadata:
             query = query.where(has(versions.c.metadata, body.metadata))
         query = query.order_by(versions.c.version.desc()).limit(body.limit).offset(body.offset)
-        return JSON([_json(row) for row in await self._database.rows(query)])
+        return JSON([as_json(row) for row in await self._database.rows(query)])
 
     async def latest(self, assistant_id: UUID, body: bodies.Latest, caller: CallerDep) -> JSON:
         """Make a version the one that is used."""
@@ -202,12 +211,12 @@ class Assistants:
         tenant, key = caller.tenant, str(assistant_id)
         await self.find(tenant, key, only)
         async with self._database.writing() as connection:
-            this = (*_is(versions, tenant, key), versions.c.version == body.version)
+            this = (*is_of(versions, tenant, key), versions.c.version == body.version)
             row = (await connection.execute(sa.select(versions).where(*this))).first()
             if row is None:
                 raise not_found(f"version of assistant {key}", body.version)
             content = {name: row._mapping[name] for name in (*_CONTENT, "version")}
-            await connection.execute(_set_latest(tenant, key, content))
+            await connection.execute(set_latest(tenant, key, content))
         return JSON(await self.find(tenant, key))
 
     # -- inside ------------------------------------------------------------------------
@@ -216,13 +225,13 @@ class Assistants:
         """The assistant of that id, or the default one of the graph of that name. Raises 404."""
         key = self._id_of(name)
         await self._add_defaults(tenant)
-        query = sa.select(assistants).where(*_is(assistants, tenant, key))
+        query = sa.select(assistants).where(*is_of(assistants, tenant, key))
         if only:
             query = query.where(has(assistants.c.metadata, only))
         row = await self._database.first(query)
         if row is None:
             raise not_found("assistant", name)
-        return _json(row)
+        return as_json(row)
 
     def _id_of(self, name: str) -> str:
         """The id that clients mean by ``name``: a graph's name, or an id. Raises 422."""
@@ -270,66 +279,10 @@ class Assistants:
             for name in self._graphs.names():
                 if (key := default_assistant(name)) not in there:
                     own = {"graph_id": name, "name": name, **content}
-                    await _add(connection, tenant, key, own)
+                    await add_assistant(connection, tenant, key, own)
         self._known_tenants.add(tenant)
 
 
 def default_assistant(graph_id: str) -> str:
     """The id of a graph's default assistant."""
     return str(uuid5(_NAMESPACE, graph_id))
-
-
-def _json(row: sa.Row[Any], select: list[bodies.AssistantField] | None = None) -> dict[str, Any]:
-    """An assistant, or a version of one, as clients see it."""
-    one = dict(row._mapping)
-    del one["tenant"]
-    for key in ("created_at", "updated_at"):
-        if key in one:
-            one[key] = timestamp(one[key])
-    return {key: one[key] for key in select} if select else one
-
-
-async def _add(
-    connection: AsyncConnection, tenant: str, key: str, content: Mapping[str, Any]
-) -> None:
-    now = time.time()
-    row = {"tenant": tenant, "assistant_id": key, "version": 1, "created_at": now, **content}
-    await connection.execute(sa.insert(assistants).values(**row, updated_at=now))
-    await connection.execute(sa.insert(versions).values(row))
-
-
-def _changed_settings(
-    old: Mapping[str, Any], body: bodies.AssistantPatch
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config and the context: what is given of one is in both, and replaces what was there."""
-    config, context = old["config"], old["context"]
-    if body.config is not None:
-        config = body.config.given()
-        context = config.get("configurable", context)
-    if body.context is not None:
-        context = body.context
-        if body.config is None:
-            config = {**config, "configurable": {}}
-    return in_both(config, context)
-
-
-def _set_latest(tenant: str, key: str, content: Mapping[str, Any]) -> sa.Update:
-    changed = sa.update(assistants).where(*_is(assistants, tenant, key))
-    return changed.values(**content, updated_at=time.time())
-
-
-def _is(table: sa.Table, tenant: str, key: str) -> tuple[sa.ColumnElement[bool], ...]:
-    return (table.c.tenant == tenant, table.c.assistant_id == key)
-
-
-def _matching(
-    tenant: str, body: bodies.AssistantCount, only: Filter
-) -> list[sa.ColumnElement[bool]]:
-    column = assistants.c
-    conditions: list[sa.ColumnElement[bool]] = [column.tenant == tenant]
-    if body.graph_id is not None:
-        conditions.append(column.graph_id == body.graph_id)
-    if body.name is not None:
-        conditions.append(sa.func.lower(column.name).contains(body.name.lower(), autoescape=True))
-    conditions.extend(has(column.metadata, wanted) for wanted in (body.metadata, only) if wanted)
-    return conditions

@@ -11,7 +11,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from agentrt.runtime.run import Run
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.observability.metrics import Fixed, Gauges, TenantMetrics
+from agentrt.serving.observability.gauges import Gauges
+from agentrt.serving.observability.metrics import Fixed, TenantMetrics
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller

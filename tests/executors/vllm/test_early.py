@@ -156,7 +156,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 async def test_a_start_that_fails_leaves_none_behind(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_import_vllm", lambda: None)
+    monkeypatch.setattr(module, "import_vllm", lambda: None)
     with pytest.raises(ModelLoadError, match="no such folder"):
         await VLLMEngine(EngineOptions("./nowhere")).start(lambda message: None)
     assert recorder.dismissed == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm import engine as module
+from agentrt.executors.vllm import lifetime
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 
@@ -32,7 +32,7 @@ async def test_an_engine_that_comes_too_late_is_ended(monkeypatch: pytest.Monkey
     async def shut_down(llm: Any) -> None:
         ended.put_nowait(llm)
 
-    monkeypatch.setattr(module, "_shut_down", shut_down)
+    monkeypatch.setattr(lifetime, "shut_down", shut_down)
     slow = Slow()
     loading = asyncio.create_task(slow._loaded())
     assert await asyncio.to_thread(slow.begun.wait, 60)

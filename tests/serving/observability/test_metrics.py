@@ -17,7 +17,8 @@ from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EngineView
-from agentrt.serving.observability.metrics import Gauges, Labels, TenantMetrics
+from agentrt.serving.observability.gauges import Gauges
+from agentrt.serving.observability.metrics import Labels, TenantMetrics
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
 from agentrt.testing.scripted import ScriptedExecutor

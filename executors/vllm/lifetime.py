@@ -1,0 +1,51 @@
+"""The begin and the end of an engine: what it imports, and how it is shut down."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from agentrt.errors import ModelLoadError
+from agentrt.executors.vllm._compat.core import close_context, stop_reader
+from agentrt.executors.vllm.processes import apart, collections_paused
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_SHUTDOWN_S = 3.0
+_ENDING: set[asyncio.Task[None]] = set()
+"""Engines that nobody waited for, on their way out; a loop keeps no task of its own."""
+
+
+def import_vllm() -> None:
+    """Import what takes seconds. Raises `ModelLoadError` where it is not installed."""
+    try:
+        with collections_paused():
+            import vllm.v1.engine.async_llm  # noqa: F401
+    except ImportError as error:
+        raise ModelLoadError(
+            f"vLLM cannot be imported ({error}); install agentrt[engine] on a machine with a "
+            "GPU, agentrt[engine-cpu] on one without"
+        ) from error
+
+
+def short_name(model: str) -> str:
+    """A model's name for a line of progress."""
+    return model.rstrip("/").split("/")[-1]
+
+
+def let_go(loading: asyncio.Future[AsyncLLM]) -> None:
+    """End an engine that nobody waited for."""
+    if loading.cancelled() or loading.exception() is not None:
+        return
+    ending = asyncio.ensure_future(shut_down(loading.result()))
+    _ENDING.add(ending)
+    ending.add_done_callback(_ENDING.discard)
+
+
+async def shut_down(llm: AsyncLLM) -> None:
+    """End an engine with its core."""
+    # Before its core: the reader would report the core's end as a failure.
+    stop_reader(llm)
+    await apart(llm.shutdown, _SHUTDOWN_S)
+    close_context(llm)
