@@ -1,18 +1,34 @@
-"""Engine cores of tests: forks of one process that has imported vLLM, which takes nine seconds."""
+"""Engine cores and commands of tests: forks of one process that has imported what takes seconds."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver, popen_forkserver
+import runpy
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver, popen_fork, popen_forkserver
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import pytest
 
-from agentrt.executors.vllm.early import EarlyCore
+from agentrt.executors.vllm._compat.core import core_in, needs_of_core
+from agentrt.executors.vllm.early import EarlyCore, _environment
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 
 _SERVER = forkserver.ForkServer()
 """Not Python's own, which tests of other folders let import what they need."""
+_SERVER_HAS: dict[str, str] = {}
+"""The variables with which it was started."""
+_OF_COMMANDS = ("vllm.entrypoints.openai.api_server", "agentrt.serving.app", "agentrt.cli.serving")
+_ROOT = Path(__file__).parents[2]
+_PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.engine.forked_command import main
+main({server!r}, {path!r})
+"""
 
 
 class _Popen(popen_forkserver.Popen):
@@ -22,20 +38,73 @@ class _Popen(popen_forkserver.Popen):
             super()._launch(process_obj)  # type: ignore[misc]  # typeshed lacks it
 
 
+def _start_server() -> None:
+    if not _SERVER_HAS:
+        modules, environment = needs_of_core(on_gpu=False)
+        _SERVER.set_forkserver_preload([*modules, *_OF_COMMANDS, __name__])
+        _SERVER_HAS.update({**os.environ, **environment})
+        with _environment(environment):
+            _SERVER.ensure_running()
+
+
 class ForkedCore(EarlyCore):
     """An `EarlyCore` that finds its modules imported."""
 
-    _server_has: Mapping[str, str] = {}
-    """The variables with which the process was started that is forked."""
-
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        if not ForkedCore._server_has:
-            _SERVER.set_forkserver_preload(list(modules))
-            ForkedCore._server_has = {**os.environ, **environment}
+        _start_server()
         super().__init__(modules, environment)
-        self._environment = dict(ForkedCore._server_has)
+        self._environment = dict(_SERVER_HAS)
 
     # What Python calls to start a process; that of its spawn context has another type.
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> _Popen:  # type: ignore[override]  # noqa: N802
         return _Popen(process_obj)
+
+
+class _CoreOfFork(EarlyCore):
+    """The core of a command that is a fork itself: forked before the command has done anything."""
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> popen_fork.Popen:  # type: ignore[override]  # noqa: N802
+        return popen_fork.Popen(process_obj)
+
+    def run(self) -> None:
+        self._writer.close()  # so that the end of the command's own is seen
+        super().run()
+
+
+def run_module(module: str, arguments: Sequence[str]) -> int:
+    """In a fork: be `python -m MODULE …`, whose engine core is forked now. Gives the exit code."""
+    core = _CoreOfFork(*needs_of_core(on_gpu=False))
+    sys.argv = [module, *arguments]
+    code: object = 0
+    with pytest.MonkeyPatch.context() as patch, core_in(core):
+        patch.setattr("agentrt.executors.vllm.engine.EarlyCore", lambda *needs: core)
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            code = ended.code
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return code if isinstance(code, int) else int(code is not None)
+
+
+@contextmanager
+def forked_python(folder: Path) -> Iterator[None]:
+    """Within, `sys.executable` is a Python whose `-m MODULE …` is a fork, which has its imports.
+
+    For commands of which a test asks what they serve, and not how they start or end.
+    """
+    prepare_environment(EngineOptions())
+    _start_server()
+    address = _SERVER._forkserver_address  # type: ignore[attr-defined]  # typeshed lacks it
+    program, script = folder / "python.py", folder / "python"
+    program.write_text(
+        _PROGRAM.format(root=str(_ROOT), server=address, path=sys.path),
+        encoding="utf-8",
+    )
+    script.write_text(f"#!/bin/sh\nexec '{sys.executable}' -SE '{program}' \"$@\"\n", "utf-8")
+    script.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(script))
+        yield

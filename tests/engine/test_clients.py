@@ -20,6 +20,7 @@ from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from tests.clients.agents import claude_code, codex
 from tests.clients.wire import Chat, Messages, Responses, Wire, events_of, is_clean
+from tests.engine.forked import forked_python
 from tests.engine.served import url_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -40,9 +41,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("serve")
     prepare_environment(EngineOptions())
     embedded_model(lambda message: None)
-    command = (sys.executable, "-m", "agentrt.cli", "serve", "--port", "0")
     log = folder / "log"
-    with log.open("wb") as output:
+    with log.open("wb") as output, forked_python(folder):
+        command = (sys.executable, "-m", "agentrt.cli", "serve", "--port", "0")
         process = subprocess.Popen(
             [*command, "--served-model-name", MODEL, "--", *FLAGS],
             cwd=folder,

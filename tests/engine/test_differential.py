@@ -24,6 +24,7 @@ from tests.differential.answers import Answer, ask_all
 from tests.differential.cases import Case
 from tests.differential.compare import differences, same_events
 from tests.differential.corpus import corpus
+from tests.engine.forked import forked_python
 
 pytestmark = pytest.mark.engine
 
@@ -52,10 +53,9 @@ async def _asked(folder: Path) -> tuple[Answers, Answers]:
     prepare_environment(options)
     is_tiny = os.environ.get("DIFFERENTIAL_MODEL") != "embedded"
     model = str(tiny_model(folder) if is_tiny else embedded_model(lambda message: None))
-    async with (
-        StockServer(options, model, FLAGS) as stock,
-        AgentrtServer(options, model, FLAGS) as ours,
-    ):
+    with forked_python(folder):
+        servers = StockServer(options, model, FLAGS), AgentrtServer(options, model, FLAGS)
+    async with servers[0] as stock, servers[1] as ours:
         await asyncio.gather(stock.start(contextlib.nullcontext), ours.start())
         urls = (one.base_url.removesuffix("/v1") for one in (stock, ours))
         stock_said, ours_said = await asyncio.gather(*(ask_all(url, CASES) for url in urls))

@@ -14,7 +14,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -30,6 +29,7 @@ from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.integrations.langchain import ChatAgentRT, shared
 from agentrt.integrations.langgraph import instrument, uninstrument
 from agentrt.testing.ports import reserved_port
+from tests.engine.forked import forked_python
 
 pytestmark = pytest.mark.engine
 
@@ -60,8 +60,9 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model, port = embedded_model(lambda message: None), reserved_port()
     module = "vllm.entrypoints.openai.api_server"
     at = ("--host", "127.0.0.1", "--port", str(port), "--model", str(model))
-    log = Path(tmp_path_factory.mktemp("server"), "log")
-    with log.open("w") as output:
+    folder = tmp_path_factory.mktemp("server")
+    log = folder / "log"
+    with log.open("w") as output, forked_python(folder):
         server = subprocess.Popen(
             [sys.executable, "-m", module, *at, *FLAGS],
             stdout=output,
