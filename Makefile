@@ -11,8 +11,8 @@ NEXT := 0.33.0
 NEXT_BIN := .venv-vllm-$(NEXT)/bin
 NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
-# The tests of LangGraph's API and of its clients, a part of their own.
-PLATFORM := tests/serving/langgraph tests/serving/chat
+# The tests of LangGraph's API and of its clients, and engines on Ray, which share nothing with others: a part of their own.
+PLATFORM := tests/serving/langgraph tests/serving/chat tests/engine/test_ray.py
 
 .PHONY: test-differential record-reference help setup setup-next demo test test-engine test-needs test-platform test-rest test-next fuzz mutate lint format clean
 
@@ -44,7 +44,7 @@ test: $(INSTALLED) ## Check the style, the types and the layers, and run all tes
 
 # Three at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
 test-engine: $(CLIENTS) test-needs
-	$(BIN)/pytest tests/engine
+	$(BIN)/pytest tests/engine $(addprefix --ignore ,$(PLATFORM))
 
 test-platform: $(CLIENTS) test-needs
 	$(BIN)/pytest $(PLATFORM)
