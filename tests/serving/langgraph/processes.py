@@ -16,7 +16,8 @@ from tests.serving.langgraph.entry import serve
 
 START_S = 90.0
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([serve.__module__])  # to import it all takes seconds: once for all
+# Importing takes seconds: once for all. Each imports this process's own program, too: pytest.
+_FORKS.set_forkserver_preload([serve.__module__, "pytest"])
 
 
 class Process:
