@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -44,6 +44,14 @@ class Caller(Protocol):
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
 WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
 """The tenant for whom a front end works: those with much work take turns."""
+
+
+def _not_told(seconds: float) -> None:
+    """Nobody shares the interpreter."""
+
+
+HELD: ContextVar[Callable[[float], None]] = ContextVar("agentrt_held", default=_not_told)
+"""Told for how long work beside the event loop has held the interpreter (seconds)."""
 
 
 class NoProgram:

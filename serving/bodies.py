@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
-from agentrt.serving.tenants.loop import LONG
+from agentrt.serving.tenants.loop import LONG, pause
 
 MOST_VALUES = 512 * 1024
 """Values in the JSON of a body. Parsing so many takes some 50 ms, in which the server does nothing
@@ -83,14 +82,14 @@ class BoundedBody:
         return not self._declared.isdigit() or int(self._declared[:20]) > size
 
     async def read(self) -> None:
-        """Read it to its end, for `receive` to give it as a whole."""
+        """Read it to its end, for `receive` to give it as a whole. Others go on between pieces."""
         if self._declares(self._most_bytes):
             raise self._too_long()
         pieces = []
         last = message = await self._next()
         while message.get("more_body", False):
             pieces.append(message["body"])
-            await asyncio.sleep(0)  # what has come already would be counted at one go
+            await pause()
             last = message = await self._next()
         if message["type"] == "http.request":
             last = {**message, "body": b"".join([*pieces, message.get("body", b"")])}

@@ -20,7 +20,7 @@ from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import Sockets
 from agentrt.serving.tenants import BusyError
-from agentrt.serving.tenants.loop import LoopShares
+from agentrt.serving.tenants.loop import LONG, LoopShares
 
 DEFAULT_TENANT = "default"
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ok", "/dashboard", "/favicon.ico"})
@@ -137,7 +137,7 @@ class Middleware:
         answer = partial(app or self._app, scope, body.receive, send)
         if body.is_large:
             try:
-                await self._shares.run(tenant, body.read)
+                await self._shares.run(tenant, body.read, LONG)
             except TooLargeError as error:
                 refusal = error_response(path, 413, error.detail, code="body_too_large")
                 answer = partial(refusal, scope, receive, send)

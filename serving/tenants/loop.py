@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrt.executors.frontend import HELD
+
 _MEMORY_S = 0.1
 """Use is forgotten within some of these."""
 BUSY = 0.4
@@ -76,6 +78,7 @@ class LoopShares:
         await use.turns.acquire()  # until the first step is done: the body is parsed in it
         turn = _Turn(self, use, size)
         _TURN.set(turn)
+        HELD.set(turn.stepped)
         try:
             await self.wait(use)
             turn.begin()
@@ -136,7 +139,7 @@ class _Turn:
         self._is_pausing = False
 
     def stepped(self, took_s: float) -> None:
-        """A step is over."""
+        """A step is over, or work beside the loop that held the interpreter."""
         self._total += took_s
         known = min(self._expected, took_s)
         self._expected -= known

@@ -9,12 +9,13 @@ piece until there are too many.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from agentrt.executors.frontend import WORKS_FOR
+from agentrt.executors.frontend import HELD, WORKS_FOR
 from agentrt.executors.vllm.turns import SharedThread, Turns
 
 LONG = 32_000
@@ -79,7 +80,7 @@ def _rendering(renderer: Any, apart: Any, *, may_be_slow: bool) -> Callable[...,
         if not all(map(_is_text, messages)):
             return await read(messages, params)
         if len(messages) > MANY:
-            return await apart(lambda: renderer.render_messages(messages, params), WORKS_FOR.get())
+            return await _holding(apart, lambda: renderer.render_messages(messages, params))
         if may_be_slow or not _is_plain(params):
             return await read(messages, params)
         return renderer.render_messages(messages, params)  # takes less than to wake a thread
@@ -91,6 +92,26 @@ def _is_plain(params: Any) -> bool:
     """Whether a template has nothing to write but messages: tools and documents may be long."""
     given = params.chat_template_kwargs.values()
     return not any(isinstance(value, list | dict) for value in given)
+
+
+async def _holding(apart: Callable[..., Awaitable[Any]], work: Callable[[], Any]) -> Any:
+    """What ``work`` comes to ``apart``: it is all Python, and the event loop stands still for it as
+    for a step of its own.
+    """
+    held_s = 0.0
+
+    def timed() -> Any:
+        nonlocal held_s
+        began = time.thread_time()
+        try:
+            return work()
+        finally:
+            held_s = time.thread_time() - began
+
+    try:
+        return await apart(timed, WORKS_FOR.get())
+    finally:
+        HELD.get()(held_s)
 
 
 def _is_text(message: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ pytest.importorskip("vllm")
 
 from vllm.exceptions import VLLMValidationError
 
-from agentrt.executors.frontend import WORKS_FOR
+from agentrt.executors.frontend import HELD, WORKS_FOR
 from agentrt.executors.vllm.frontend.long_prompts import (
     AHEAD,
     LONG,
@@ -157,6 +158,23 @@ async def test_what_may_take_a_template_long_is_rendered_in_vllms_thread(
 
 def chat(**given: Any) -> Any:
     return SimpleNamespace(chat_template_kwargs=given)
+
+
+async def test_what_a_chat_holds_the_interpreter_for_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also when it cannot be rendered."""
+    renderer, told = Renderer(), list[float]()
+    clock = iter([1.0, 1.5, 2.0, 2.25])
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
+    work_apart(renderer, MOST)
+    HELD.set(told.append)
+    user = {"role": "user", "content": "hi"}
+    await renderer.render_messages_async([user] * (MANY + 1), None)
+    monkeypatch.setattr(renderer, "render_messages", None)
+    with pytest.raises(TypeError):
+        await renderer.render_messages_async([user] * (MANY + 1), None)
+    assert told == [0.5, 0.25]
 
 
 async def test_a_text_that_cannot_fit_is_refused_unread() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentrt.graph import NodeKind
+from agentrt.serving.frontend import exchange
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.serving.local import MODEL, SAYS, Held, LocalServer, called, open_server
 
@@ -78,6 +79,23 @@ async def test_a_conversation_is_one_program_in_any_api(path: str, stream: bool)
             await answer(local, path, ask(path, "hello", reply, text), stream=stream)
         await answer(local, path, ask(path, "something else"), stream=stream)
         assert dags(local) == [[(), (0,), (0,)], [()]]
+
+
+async def test_a_long_chat_is_followed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others go on between them; where they are cut changes nothing."""
+    pauses = 0
+
+    async def pause() -> None:
+        nonlocal pauses
+        pauses += 1
+
+    async with open_server() as local:
+        reply = await answer(local, CHAT, ask(CHAT, "a", "b", "c"), stream=False)
+        monkeypatch.setattr(exchange, "pause", pause)
+        monkeypatch.setattr(exchange, "_PIECE", 2)
+        await answer(local, CHAT, ask(CHAT, "a", "b", "c", reply, "d"), stream=False)
+        assert dags(local) == [[(), (0,)]]
+        assert pauses == 2
 
 
 @pytest.mark.parametrize("path", APIS)

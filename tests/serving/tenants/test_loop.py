@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from agentrt.executors.frontend import HELD
+from agentrt.serving.middleware import Middleware
 from agentrt.serving.tenants import loop as loop_
 from agentrt.serving.tenants.loop import BUSY, FREE, LONG, LoopShares, Stepped, pause
+
+PIECES = 40
 
 
 class Server:
@@ -90,6 +96,52 @@ async def test_large_bodies_wait_before_it_is_known_what_they_take(server: Serve
     asking = [asyncio.create_task(server.ask("a", 0.02, 4_000_000)) for _ in range(8)]
     await asyncio.wait(asking)
     assert server.now > 8 * 0.02 / (BUSY + FREE) - 0.1
+
+
+async def test_a_large_body_is_read_in_its_tenants_turn(server: Server) -> None:
+    """Each piece takes as long as the whole request of the other."""
+    free = SimpleNamespace(
+        draining=False,
+        keys=None,
+        tenants=SimpleNamespace(arrive=lambda tenant: None),
+        bounds=SimpleNamespace(body_bytes=PIECES * LONG),
+    )
+    welcoming: Any = SimpleNamespace(refusal=lambda headers, is_socket: None)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert len((await receive())["body"]) == PIECES
+
+    middleware = Middleware(app, cast(Any, free), welcoming, {})
+    middleware._shares = server.shares
+    left = PIECES
+
+    async def receive() -> Message:
+        nonlocal left
+        left -= 1
+        server.now += 0.01
+        server.used["a"] += 0.01
+        return {"type": "http.request", "body": b"1", "more_body": left > 0}
+
+    async def send(message: Message) -> None: ...
+
+    await server.ask("b", 0.001)
+    headers = [(b"transfer-encoding", b"chunked"), (b"x-agentrt-tenant", b"a")]
+    scope = {"type": "http", "method": "POST", "path": "/any", "headers": headers}
+    await middleware(scope, receive, send)
+    assert server.now > PIECES * 0.01 / (BUSY + FREE) - 0.1
+
+
+async def test_what_holds_the_interpreter_beside_the_loop_is_used_of_it(server: Server) -> None:
+    async def rendered() -> None:
+        server.now += 1.0
+        HELD.get()(1.0)
+
+    await server.ask("b", 0.001)
+    await server.shares.run("a", rendered, LONG)
+    await server.ask("b", 0.001)
+    before = server.now
+    await server.ask("a", 0.001)
+    assert server.now > before + 0.2
 
 
 async def test_requests_of_a_tenant_wait_in_their_order_and_one_may_give_up(
