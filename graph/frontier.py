@@ -74,14 +74,14 @@ class Frontier:
         child._dirty = self._dirty
         return child
 
-    def advance(self, node_id: int, parents: tuple[int, ...] | None = None) -> None:
+    def advance(self, node_id: int, parents: tuple[int, ...]) -> None:
         """A node that this thread emitted has ended, in whatever way.
 
-        ``parents`` are those that it was emitted with (all of this frontier by default).
-        They matter only when two emissions of one thread overlap, as those of OS threads
-        that share a scope can: then both ends stay in the frontier.
+        ``parents`` are those that it was emitted with. They are not all of this frontier when two
+        emissions of one thread overlap, as those of OS threads that share a scope can: then both
+        ends stay in it.
         """
-        if parents is None or parents is self._view or parents == self.ids:
+        if parents is self._view or parents == self.ids:
             self._view, self._ids = (node_id,), None
             self._moved, self._dirty = True, False
             return

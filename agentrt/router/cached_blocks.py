@@ -73,7 +73,7 @@ class CachedBlocks:
         one may be overlooked, and then the answer is too high.
         """
         everybody = (1 << self._replicas) - 1
-        ends = self._ends(hashes, everybody) if hashes else [(everybody, 0)]
+        ends = self._ends(hashes, everybody)
         limit = len(hashes) * size if most is None else most
         # Nearly all have equally much, such as what is common to all programs: those at once.
         usual, length = max(ends, key=lambda end: end[0].bit_count())

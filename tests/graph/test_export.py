@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import pytest
 
@@ -171,7 +172,8 @@ def test_arguments_of_any_kind_are_exported(dag: ExecutionDAG) -> None:
     """A function of this process may be given a lock, or what contains itself."""
     lock, circle = Lock(), list[object]()
     circle.append(circle)
-    for arguments in ({"n": 1, "lock": lock}, {"circle": circle}):
+    many: list[dict[Any, Any]] = [{"n": 1, "lock": lock, (1, 2): "no name"}, {"circle": circle}]
+    for arguments in many:
         node = dag.add(NodeKind.TOOL, "drill", "main", (), 6.0)
         node.interrupt = Interrupt("thread", arguments, attempt=2, progress=Progress(1, 3))
     odd, circular = (node["interrupt"] for node in to_json(dag)["nodes"][-2:])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from agentrt.errors import InvariantError
 from agentrt.router.cached_blocks import CachedBlocks, common
 from agentrt.router.kv_events import KVEventBatch, KVEventStream, short
 
@@ -144,9 +146,31 @@ def test_the_index_is_the_sets(stores: list[tuple[int, list[int], int]]) -> None
         sets[number].update(chain[:count])
     for chain in CHAINS:
         assert index.match(chain) == [leading(held, chain) for held in sets]
+        assert index.match(chain, 16) == [16 * leading(held, chain) for held in sets]
         assert index.match(chain, 16, 100) == [min(16 * leading(h, chain), 100) for h in sets]
     assert index.match([]) == [0] * 6
     assert len(index) == len(set().union(*sets))
+
+
+def test_what_a_replica_never_had_may_be_evicted() -> None:
+    index = CachedBlocks()
+    assert index.match([1, 2]) == []
+    first, second = index.join(), index.join()
+    index.store(first, [7])
+    index.remove(second, [7, 8])
+    assert (len(index), index.blocks(first), index.blocks(second)) == (1, {7}, set())
+
+
+@pytest.mark.parametrize("holders", [0, 0b100, 0b101])
+def test_integrity_sees_a_block_of_no_replica(holders: int) -> None:
+    index = CachedBlocks()
+    index.join()
+    index.join()
+    index.store(1, [10])
+    index.check_integrity()
+    index._holders[11] = holders
+    with pytest.raises(InvariantError, match=f"block b is on replicas {holders:b}$"):
+        index.check_integrity()
 
 
 @given(st.sets(st.sampled_from(BLOCKS)), st.sampled_from(CHAINS))

@@ -13,7 +13,7 @@ def numbers(batches: list[KVEventBatch]) -> list[int]:
 
 def test_a_batch_travels_as_plain_values() -> None:
     for batch in (
-        KVEventBatch.of(7, [1, 2**64 - 1], [3]),
+        KVEventBatch.of(7, [1, 2**64 - 1], [3, 2**64 - 2]),
         KVEventBatch.of(8, [], [5, 6]),
         KVEventBatch.of(9, [4], whole=True),
     ):

@@ -112,7 +112,7 @@ async def test_programs_do_not_learn_of_each_other_through_one_task() -> None:
     assert q.edges() == {"x": "", "y": "x"}
     scope = Scope(p)
     ended = Scope(q)
-    ended.frontier.advance(0)
+    ended.frontier.advance(0, ())
     scope.join(ended)
     assert len(scope.frontier) == 0
 
