@@ -65,9 +65,10 @@ class EngineActor:
                 async for chunk in chunks:
                     self._put(call.call_id, chunk if first else without_prompt(chunk))
                     first = False
-        except AgentrtError as error:
-            return type(error)(*error.args)  # without its cause, which may not travel
         except Exception as error:
+            if isinstance(error, AgentrtError):
+                with contextlib.suppress(Exception):  # unless it takes more than its `args`
+                    return type(error)(*error.args)  # without its cause, which may not travel
             return EngineError(f"call {call.call_id}: {type(error).__name__}: {error}")
         return None
 

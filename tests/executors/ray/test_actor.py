@@ -19,6 +19,13 @@ from agentrt.testing.scripted import ScriptedExecutor
 from tests.executors.replicas.cast import TEXT, call_of
 
 
+class PeculiarError(AgentrtError):
+    """Cannot be made again from its ``args``, which is how an error travels."""
+
+    def __init__(self, who: str, what: str) -> None:
+        super().__init__(f"{who}: {what}")
+
+
 class Engine(ScriptedExecutor):
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(self._say_or_fail, slots=4)
@@ -27,6 +34,8 @@ class Engine(ScriptedExecutor):
     def _say_or_fail(self, call: Call) -> str:
         if call.program_id == "rejected":
             raise CallRejectedError("too long") from ValueError("the cause stays at home")
+        if call.program_id == "peculiar":
+            raise PeculiarError("who", "what")
         if call.program_id == "odd":
             raise ZeroDivisionError("what?")
         return TEXT
@@ -87,6 +96,7 @@ async def test_outputs_of_all_calls_leave_together(actor: EngineActor) -> None:
     [
         ("rejected", CallRejectedError, "too long"),
         ("odd", EngineError, "call odd/0: ZeroDivisionError: what?"),
+        ("peculiar", EngineError, "call peculiar/0: PeculiarError: who: what"),
     ],
 )
 async def test_an_error_ends_a_call(
