@@ -34,9 +34,10 @@ FULL = sqlite3.OperationalError("database or disk is full")
 
 
 class Disk:
-    """Our tables' disk: while it is ``full``, nothing can be written."""
+    """Our tables' disk: while it is ``full``, or ``read_only``, nothing can be written."""
 
     full = False
+    read_only = False
 
 
 @pytest.fixture
@@ -48,12 +49,17 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Disk]]:
         if Disk.full:
             raise sa.exc.OperationalError("UPDATE", {}, FULL)
         async with whole(self) as connection:
-            yield connection
+            if Disk.read_only:  # SQLite's own refusal: root may write to any file
+                await connection.execute(sa.text("PRAGMA query_only=1"))
+            try:
+                yield connection
+            finally:
+                await connection.execute(sa.text("PRAGMA query_only=0"))
 
     monkeypatch.setattr(Database, "writing", writing)
     monkeypatch.setattr(run_ends, "FIRST_REST_S", 0.01)
     yield Disk
-    Disk.full = False
+    Disk.full = Disk.read_only = False
 
 
 async def until(condition: Any) -> None:
@@ -81,33 +87,45 @@ async def status_of(client: LangGraphClient, thread: str, run: str) -> tuple[str
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        ("full", 507, "disk is full: free some space"),
+        ("read_only", 503, "the database does not answer: attempt to write a readonly database"),
+    ],
+)
 async def test_an_end_waits_until_it_can_be_stored(
     it: Serving,
     client: LangGraphClient,
     http: httpx.AsyncClient,
     disk: type[Disk],
     cancelled: bool,
+    fault: str,
+    status: int,
+    words: str,
 ) -> None:
     """1. The run has ended, and that cannot be stored: it counts as running, who joins it waits,
-    what would be written is refused with 507. 2. It can be cancelled. 3. There is room: it ends.
+    what would be written is refused with one line, what is read is not. 2. It can be cancelled.
+    3. It can be stored: it ends.
     """
     thread, run, gate = await at_a_gate(client)
     joining = asyncio.create_task(client.runs.join(thread, run))
-    disk.full = True
+    setattr(disk, fault, True)
     GATES.open(gate)
     await until(lambda: is_failing(it))
     assert await status_of(client, thread, run) == ("running", "busy")
     made = await http.post("/threads", json={})
     changed = await http.patch(f"/threads/{thread}", json={"metadata": {}})
     for answer in (made, changed):
-        assert (answer.status_code, "disk is full" in answer.text) == (507, True)
+        assert (answer.status_code, words in answer.json()["detail"]) == (status, True)
+        assert "\n" not in answer.json()["detail"]
     if cancelled:
         await client.runs.cancel(thread, run)
         at = f"/threads/{thread}/runs/{run}"
         for answer in (await http.post(f"{at}/cancel?wait=true"), await http.delete(at)):
-            assert (answer.status_code, "disk is full" in answer.text) == (507, True)
+            assert (answer.status_code, words in answer.text) == (status, True)
     assert not joining.done()
-    disk.full = False
+    setattr(disk, fault, False)
     assert (await joining)["steps"][-1] == "after"
     end = ("interrupted", "interrupted") if cancelled else ("success", "idle")
     assert await status_of(client, thread, run) == end
