@@ -1,5 +1,5 @@
-"""Keys are in no log, no answer and no event, whatever becomes of a request; nor does a client
-write lines of its own into the log.
+"""Keys are in no log, no answer, no event and no trace, whatever becomes of a request; nor does a
+client write lines of its own into the log.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from agentrt.integrations.opentelemetry import ProgramTracer
 from agentrt.request import Call
 from agentrt.serving import observability
 from agentrt.serving.programs.api import api as programs
@@ -74,7 +79,10 @@ async def test_keys_are_told_to_nobody(logged: list[str]) -> None:
     ]
     told, statuses = [], set()
     apis = (programs, questions, observability.api)
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
     async with open_server(failing, keys=OneKey(), apis=apis) as local:
+        ProgramTracer(provider.get_tracer("tests"), local.runtime.registry)
         for own in headers:
             for method, path, body in asked:
                 answer = await local.client.request(method, path, json=body, headers=own)
@@ -82,7 +90,9 @@ async def test_keys_are_told_to_nobody(logged: list[str]) -> None:
                 told += [answer.text, str(answer.headers)]
     assert {200, 401, 404, 500} <= statuses
     assert any("a bug" in line for line in logged), "nothing was heard of the log"
-    everything = "\n".join([*told, *logged])
+    traced = [span.to_json() for span in exporter.get_finished_spans()]
+    assert any("a bug" in span for span in traced), "nothing was heard of the traces"
+    everything = "\n".join([*told, *logged, *traced])
     assert KEY not in everything
     assert WRONG not in everything
     assert not [line for line in logged if line.startswith("ERROR a line")]
