@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import certifi
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, Phase, settings
@@ -62,6 +66,24 @@ def _other_children_live(monkeypatch: pytest.MonkeyPatch) -> None:
     it has engines beside it that other tests go on with.
     """
     monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _authorities_are_read_once() -> Iterator[None]:
+    """Each client of httpx reads the certificates of all authorities: 20 ms of a core. Tests make
+    thousands of clients, which reach this machine alone.
+    """
+    ordinary = ssl.create_default_context
+    usual = os.environ.get("SSL_CERT_FILE") or certifi.where()
+    shared = ordinary(cafile=usual)
+
+    def create(*args: Any, **options: Any) -> ssl.SSLContext:
+        is_usual = not args and options == {"cafile": usual}
+        return shared if is_usual else ordinary(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", create)
+        yield
 
 
 @pytest.fixture
