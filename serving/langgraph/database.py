@@ -142,3 +142,5 @@ async def _make_tables(engine: AsyncEngine, address: Address) -> None:
                 f"--database {address}: its tables are of version {found}, and this agentrt has "
                 f"version {tables.VERSION}; name another database"
             )
+        # Where nothing may be written, that is said now, and not by the first run.
+        await connection.execute(sa.update(about).where(is_version).values(value=about.c.value))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.serving.langgraph import locks, tables
+from agentrt.serving.langgraph import connections, database, locks, tables
 from agentrt.serving.langgraph.connections import Address
 from agentrt.serving.langgraph.database import open_database
 from agentrt.serving.langgraph.responses import BadJSONError, check_json, encode, to_json
@@ -52,6 +52,29 @@ async def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         async with open_database(Address.parse(f"sqlite:{file}")):
             pass
     assert file.read_text().startswith("these are my notes")
+
+
+async def test_a_database_that_may_be_read_only_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose tables are there. SQLite is told so: root may write to any file."""
+    address = Address.parse(f"sqlite:{tmp_path / 'a.db'}")
+
+    def read_only(address: Address) -> Any:
+        reads, writes = connections.engines(address)
+
+        @sa.event.listens_for(writes.sync_engine, "begin")
+        def protect(connection: Any) -> None:
+            connection.execute(sa.text("PRAGMA query_only=1"))
+
+        return reads, writes
+
+    async with open_database(address):
+        pass
+    monkeypatch.setattr(database, "engines", read_only)
+    with pytest.raises(ConfigError, match="attempt to write a readonly database"):
+        async with open_database(address):
+            pass
 
 
 async def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
