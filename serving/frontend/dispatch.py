@@ -15,6 +15,7 @@ from starlette.websockets import WebSocketClose
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.frontend import WORKS_FOR, Frontend
+from agentrt.executors.info import display_name
 from agentrt.executors.vllm._compat.routes import FIELDS, ShortRoutes
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.error_responses import in_form_of
@@ -146,6 +147,9 @@ class FrontendApp:
         for front in self._fronts:
             listed = await front.app.state.openai_serving_models.show_available_models()
             cards += listed.model_dump()["data"]
+        for card in cards:
+            if card.get("root"):  # vLLM tells the folder that it was loaded from
+                card["root"] = display_name(card["root"])
         if not name:
             return {"object": "list", "data": cards}
         for card in cards:

@@ -29,7 +29,7 @@ class Listed:
         self._names = names
 
     async def show_available_models(self) -> Any:
-        data = [{"id": name, "object": "model"} for name in self._names]
+        data = [{"id": name, "root": f"/var/models/{name}"} for name in self._names]
         return SimpleNamespace(model_dump=lambda: {"data": data})
 
 
@@ -110,7 +110,8 @@ async def test_models_of_all_front_ends_are_listed() -> None:
     async with client() as http:
         listed = (await http.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == ["big", "big-adapter", "small"]
-        assert (await http.get("/v1/models/small")).json()["id"] == "small"
+        assert [model["root"] for model in listed] == ["big", "big-adapter", "small"], "no folder"
+        assert (await http.get("/v1/models/small")).json() == {"id": "small", "root": "small"}
 
 
 async def test_a_form_names_its_model_too() -> None:
