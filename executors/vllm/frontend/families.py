@@ -15,14 +15,6 @@ HELD = "held"
 NONE = "none"
 """What a user names for no parser at all."""
 
-STRUCTURAL_TAGS = {
-    *("deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "deepseek_v41"),
-    *("glm45", "glm47", "hermes", "hy_v4", "kimi_k2", "kimi_k3", "ling3", "llama3_json"),
-    *("llama4_json", "longcat", "mimo", "minimax_m2", "openai", "plamo3"),
-    *("qwen3_coder", "qwen3_json", "qwen3_xml", "step3p5"),
-}
-"""Tool parsers whose calls vLLM can hold to the tools' schemas while they are generated."""
-
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -31,11 +23,6 @@ class Family:
     tool_parser: str | None
     reasoning_parser: str | None
     architecture: str = "the model"
-
-    @property
-    def structural_tags(self) -> bool:
-        """Whether its tool calls can be held to their schemas in the model's own format."""
-        return self.tool_parser in STRUCTURAL_TAGS
 
     def named(self, tool_parser: str | None, reasoning_parser: str | None) -> Family:
         """The same with what the user names in place of what was picked; "none" is none."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrt.executors.vllm.frontend import families
-from agentrt.executors.vllm.frontend.families import STRUCTURAL_TAGS, Family, pick
+from agentrt.executors.vllm.frontend.families import Family, pick
 
 TOLD = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
 HERMES = TOLD + "{{ '<tool_call>' }}"
@@ -108,7 +108,7 @@ def test_what_the_user_names_wins() -> None:
 
 
 @pytest.mark.engine
-def test_vllm_has_each_parser_of_the_table_and_its_structural_tags() -> None:
+def test_vllm_has_each_parser_of_the_table() -> None:
     pytest.importorskip("vllm")
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
@@ -117,11 +117,7 @@ def test_vllm_has_each_parser_of_the_table_and_its_structural_tags() -> None:
 
     rows: list[Any] = [*families._CODED, *families._BY_TEMPLATE]
     assert held.NAME == families.HELD
-    tools = {row.tool_parser: ToolParserManager.get_tool_parser(row.tool_parser) for row in rows}
     for row in rows:
+        assert ToolParserManager.get_tool_parser(row.tool_parser)
         if row.reasoning_parser:
             assert ReasoningParserManager.get_reasoning_parser(row.reasoning_parser)
-    tagged = {name for name, parser in tools.items() if parser.structural_tag_model}
-    assert tagged == STRUCTURAL_TAGS & tools.keys()
-    others = {name: ToolParserManager.get_tool_parser(name) for name in STRUCTURAL_TAGS - tagged}
-    assert [name for name, parser in others.items() if not parser.structural_tag_model] == []
