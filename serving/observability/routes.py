@@ -67,8 +67,9 @@ class Observability:
         return JSONResponse({"status": _NO_ENGINE}, 503)
 
     async def ready(self) -> JSONResponse:
-        """Whether calls are taken: an engine is up, the server does not drain, and what it does by
-        itself goes on.
+        """Whether calls are taken: an engine is up, the server does not drain, what it does by
+        itself goes on, and no API objects by `Server.checks`, as ``langgraph.outages`` does of a
+        disk that is nearly full.
         """
         why = self._why_not_ready()
         failing = self._server.background.failing()
