@@ -119,9 +119,9 @@ class LevelQueues:
         call.steps += steps
         return self._charged(call, seconds, now)
 
-    def charge_step(self, call_ids: Iterable[str], seconds: float, now: float) -> bool:
-        """Charge a step to all calls in it: `charge`, written out since it is so frequent."""
-        moved = False
+    def charge_step(self, call_ids: Iterable[str], seconds: float, now: float) -> list[QueuedCall]:
+        """`charge` for all calls in a step, written out since it is so frequent. Whom it moved."""
+        moved: list[QueuedCall] = []
         levelled = self.policy.levelled
         for call in map(self.calls.get, call_ids):
             if call is None:
@@ -130,10 +130,16 @@ class LevelQueues:
             call.program.attained_s += seconds
             call.steps += 1
             # Without levels there are no quanta, and nobody gives way.
-            if levelled and (
-                served >= call.quantum_ends_s - _EPSILON_S or call.in_lane or call.since is not None
+            if (
+                levelled
+                and (
+                    served >= call.quantum_ends_s - _EPSILON_S
+                    or call.in_lane
+                    or call.since is not None
+                )
+                and self._charged(call, seconds, now)
             ):
-                moved = self._charged(call, seconds, now) or moved
+                moved.append(call)
         return moved
 
     def _charged(self, call: QueuedCall, seconds: float, now: float) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from agentrt.executors.vllm._compat.requests import Request
 from agentrt.executors.vllm._compat.scheduling import RequestQueue
-from agentrt.scheduler.call import QueuedCall
+from agentrt.scheduler.call import Key, QueuedCall
 from agentrt.scheduler.queues import LevelQueues
 
 _MAX_DEFERRED = 64
 """Calls that are deferred for memory in one step. Where more would have to be, none of the rest is:
 a call behind them may be the one that others wait for, and an idle batch costs more than blocks.
 """
+
+_FEW_MOVED = 16
+"""So many are put in their places one by one; where more have moved, all are sorted."""
 
 
 class LevelRequestQueue(RequestQueue):
@@ -90,3 +94,24 @@ class LevelRequestQueue(RequestQueue):
 
     def __iter__(self) -> Iterator[Request]:
         return iter([call.item for call in self._queues.in_order()])
+
+
+def put_in_order(
+    running: list[Request], moved: Iterable[QueuedCall], calls: Mapping[str, QueuedCall]
+) -> None:
+    """Sort what is ``running`` by its ``calls``' keys; only those that ``moved`` can stand wrong.
+
+    Some of these may have ended by now, or wait.
+    """
+
+    def key(request: Request) -> Key:
+        return calls[request.request_id].key
+
+    stray = [call.item for call in dict.fromkeys(moved) if call.item in running]
+    if len(stray) > _FEW_MOVED:
+        running.sort(key=key)
+        return
+    for request in stray:
+        running.remove(request)
+    for request in stray:
+        insort(running, request, key=key)

@@ -47,7 +47,7 @@ from agentrt.executors.vllm.processes import (
     keep_heap_frozen,
     leave_interrupts_to_parent,
 )
-from agentrt.executors.vllm.queue import LevelRequestQueue
+from agentrt.executors.vllm.queue import LevelRequestQueue, put_in_order
 from agentrt.executors.vllm.retention import Retainer
 from agentrt.executors.vllm.scored import COMPUTE_FROM
 from agentrt.scheduler.admission import Admission, Capacity, make_admission
@@ -114,7 +114,7 @@ class ProgramScheduler(AsyncScheduler):
         self.config, self.queues = config, queues
         retains, admits = self.retainer.queue is not None, admission is not None
         self._own_queue = queues.policy.levelled or retains or admits
-        self._unsorted = False
+        self._moved: list[QueuedCall] = []
         if self._own_queue:
             costly = self._too_costly if retains and not admits else None
             self.waiting = LevelRequestQueue(queues, costly, self._kept_out)
@@ -186,9 +186,9 @@ class ProgramScheduler(AsyncScheduler):
     def _make_room(self, now: float) -> None:
         """Preempt running calls of a worse level for waiting calls of a better one."""
         calls = self.queues.calls
-        if self._unsorted:
-            self.running.sort(key=lambda request: calls[request.request_id].key)
-            self._unsorted = False
+        if self._moved:
+            put_in_order(self.running, self._moved, calls)
+            self._moved = []
         # Asked for its truth, the queue sets aside whom nobody should give way to.
         head = self.queues.head() if self.running and self.waiting else None
         # The one comparison that nearly every step comes down to.
@@ -238,11 +238,14 @@ class ProgramScheduler(AsyncScheduler):
 
     def _begin(self, request_id: str, scheduled: int, now: float) -> None:
         call = self.queues.calls.get(request_id)
+        if call is None:
+            return
+        if self._own_queue:
+            self._moved.append(call)
         # A streaming session that goes on: it kept its slot while it waited for input.
-        if call is None or call.since is None:
+        if call.since is None:
             return
         self.queues.start(call, now)
-        self._unsorted = True
         account = self._accounts[request_id]
         account.began(call, scheduled)
         if self.admission is not None:
@@ -258,8 +261,7 @@ class ProgramScheduler(AsyncScheduler):
         if self.admission is not None:
             tokens, count = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
             self.admission.step(seconds, tokens, count)
-        if self.queues.charge_step(output.num_scheduled_tokens, seconds, now):
-            self._unsorted = True
+        self._moved += self.queues.charge_step(output.num_scheduled_tokens, seconds, now)
         if self.steps % _STALE_CHECK_STEPS == 0:
             for row in self.table.stale(now, self.config.stale_after_s):
                 self.table.end_program(row.program_id)

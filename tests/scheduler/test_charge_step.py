@@ -14,7 +14,7 @@ from tests.scheduler.harness import Harness
 NAMES = [f.name for f in fields(QueuedCall) if f.name not in ("program", "item")]
 
 
-def play(policy: str, seed: int, *, at_once: bool) -> tuple[list[list[Any]], list[bool]]:
+def play(policy: str, seed: int, *, at_once: bool) -> tuple[list[list[Any]], list[list[str]]]:
     """Calls of a few programs run, are preempted and come back. Their fields, and what moved."""
     draw, harness = random.Random(seed), Harness(policy, slots=4, quanta=(0.5, 1.0, 2.0), lane=0.3)
     queues, moved = harness.queues, []
@@ -31,10 +31,10 @@ def play(policy: str, seed: int, *, at_once: bool) -> tuple[list[list[Any]], lis
         charged = [c for c in queues.calls.values() if c.since is None or c.preemptions]
         if at_once:
             ids = [call.call_id for call in charged]
-            moved.append(queues.charge_step(["of nobody", *ids], seconds, harness.now))
+            those = queues.charge_step(["of nobody", *ids], seconds, harness.now)
         else:
-            each = [queues.charge(call, seconds, harness.now) for call in charged]
-            moved.append(any(each))
+            those = [call for call in charged if queues.charge(call, seconds, harness.now)]
+        moved.append([call.call_id for call in those])
         queues.check_integrity()
     told = [[getattr(c, name) for name in NAMES] for c in queues.calls.values()]
     return told + [[row.program_id, row.attained_s] for row in harness.table], moved
