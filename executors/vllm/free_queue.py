@@ -85,7 +85,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         if context.released:
             self.release(context)
         elif context in self._lists:
-            self.ranking.put(context, self.now)
+            self.ranking.put(context)
 
     def release(self, context: Context) -> None:
         """Protect a context's free blocks no longer; they are the next after the unused."""
@@ -209,8 +209,9 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         self._protected += len(blocks)
         self.num_free_blocks += len(blocks)
         if own.num_free_blocks == len(blocks):
-            self._age(context, own)
-            self.ranking.put(context, self.now)
+            if context.shared:
+                self._age(context, own)
+            self.ranking.put(context)
 
     def _yield_blocks(self, n: int) -> list[KVCacheBlock]:
         """Up to ``n`` blocks of the context that is worth the least."""
@@ -228,16 +229,15 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
     def _took(self, context: Context, own: FreeKVCacheBlockQueue, blocks: int) -> None:
         self._protected -= blocks
         self.num_free_blocks -= blocks
-        if own.num_free_blocks:
-            self._age(context, own)
-        else:
+        if not own.num_free_blocks:
             del self._lists[context]
             self.ranking.discard(context)
+        elif context.shared:
+            self._age(context, own)
 
     def _age(self, context: Context, own: FreeKVCacheBlockQueue) -> None:
         """A shared context is as old as its block that was used the longest ago."""
-        if context.shared:
-            context.since = self._used[first_free_block(own)]
+        context.since = self._used[first_free_block(own)]
 
     def _release_expired(self) -> None:
         while (context := self.ranking.first(self.now)) is not None:

@@ -69,7 +69,7 @@ class ProgramCachePolicy(CachePolicy):
         if context.released:
             self._release(context)
         else:
-            self._ranking.put(context, self.now)
+            self._ranking.put(context)
 
     def give_up(self, keys: Iterable[OffloadKey], context: Context) -> None:
         """Nobody comes back for these chunks of a context."""
@@ -103,7 +103,7 @@ class ProgramCachePolicy(CachePolicy):
         if context not in self._lists:
             assert context is not None
             self._lists[context] = OrderedDict()
-            self._ranking.put(context, self.now)
+            self._ranking.put(context)
         self._lists[context][key] = None
 
     def _leave(self, key: OffloadKey) -> None:

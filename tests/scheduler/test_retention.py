@@ -43,7 +43,7 @@ def called(book: Contexts, name: str, now: float, **more: str) -> Context:
 def order(book: Contexts, contexts: list[Context], now: float) -> list[str]:
     ranking = Ranking(book.rank)
     for context in contexts:
-        ranking.put(context, now)
+        ranking.put(context)
     names = []
     while (first := ranking.first(now)) is not None:
         names.append(first.key[-1])
@@ -179,7 +179,7 @@ def test_the_ranking_is_a_sort_under_random_changes() -> None:
         context = rng.choice(contexts)
         values[context] = rng.random()
         if rng.random() < 0.7 or context in ranking:
-            ranking.put(context, step)
+            ranking.put(context)
         if rng.random() < 0.2:
             ranking.discard(context)
         # Values may change behind its back, too: it looks again with every new moment.
@@ -203,14 +203,16 @@ def test_a_moment_costs_what_ages_and_not_what_has_a_call_in_the_engine() -> Non
     away = [Context((str(n),), "t", since=9.0) for n in range(3)]
     calling = [Context(("c", str(n)), "t", calls=1, since=float(n)) for n in range(100)]
     for context in (*calling, shared, *away):
-        ranking.put(context, 0.0)
+        ranking.put(context)
+    assert ranking.first(0.0) is calling[0]
     for now in (1.0, 2.0):
         asked.clear()
         assert ranking.first(now) is calling[0]
         assert asked == [shared, *away, calling[0]]
     # Where its calls have ended, it is put anew, and ages.
     calling[50].calls, calling[50].since = 0, 60.0
-    ranking.put(calling[50], 2.0)
+    ranking.put(calling[50])
+    assert ranking.first(2.0) is calling[0]
     calling[50].since = -1.0
     assert ranking.first(2.0) is calling[0]
     assert ranking.first(3.0) is calling[50]
@@ -222,8 +224,8 @@ def test_of_equals_the_one_that_was_ranked_longest_ago_goes_first() -> None:
     ranking = Ranking(lambda context, now: (0.0,))
     contexts = [Context((str(n),), "t") for n in range(10)]
     for context in contexts:
-        ranking.put(context, 0.0)
-    ranking.put(contexts[0], 0.0)
+        ranking.put(context)
+    ranking.put(contexts[0])
     left = []
     while (first := ranking.first(0.0)) is not None:
         left.append(int(first.key[0]))
@@ -245,7 +247,8 @@ def test_a_ranking_is_bounded_by_what_is_in_it() -> None:
     ranking = Ranking(lambda context, now: (now,))
     contexts = [Context((str(n),), "t") for n in range(20)]
     for step in range(2000):
-        ranking.put(contexts[step % 20], float(step))
+        ranking.put(contexts[step % 20])
+        ranking.first(float(step))
         assert len(ranking._heap) <= 64 + 2 * len(ranking)
     assert len(ranking) == 20
     assert [c.key for c in ranking.in_order(0.0)] == [c.key for c in ranking.in_order(0.0)]

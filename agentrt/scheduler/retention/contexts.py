@@ -10,7 +10,6 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple
 
 from agentrt.scheduler.retention.context import BETWEEN, HUMAN, RETURNED, SESSION, Context, Key
 from agentrt.scheduler.retention.policies import Rank, Retention
@@ -180,16 +179,14 @@ def key_of(row: ProgramRow) -> Key:
     return ("program", row.program_id)
 
 
-class _Entry(NamedTuple):
-    rank: Rank
-    serial: int
-    context: Context
+_Entry = tuple[Rank, int, Context]
 
 
 class Ranking:
     """The contexts that have blocks to lose. ``rank(context, now)`` tells whose go first.
 
-    The ranks of those that `age` change as time passes, so those in the heap are estimates: the
+    A context is ranked when it is asked who is first, not at each of its changes before. The
+    ranks of those that `age` change as time passes, so those in the heap are estimates: the
     head is ranked anew before it is believed, and a few others with every new moment, in turn. An
     operation costs O(log n); up to `_REFRESHED` contexts that age the order is exact.
     """
@@ -197,7 +194,9 @@ class Ranking:
     def __init__(self, rank: Callable[[Context, float], Rank]) -> None:
         self._rank = rank
         self._heap: list[_Entry] = []
-        self._valid: dict[Context, _Entry] = {}
+        self._valid: dict[Context, _Entry | None] = {}
+        """Their entries in the heap; None for those that changed since."""
+        self._changed: dict[Context, None] = {}
         self._aging: dict[Context, None] = {}
         self._serial = 0
         self._refreshed_at = -1.0
@@ -208,37 +207,31 @@ class Ranking:
     def __contains__(self, context: Context) -> bool:
         return context in self._valid
 
-    def put(self, context: Context, now: float) -> None:
-        """Rank a context, for the first time or anew."""
-        self._serial += 1
-        entry = _Entry(self._rank(context, now), self._serial, context)
-        self._valid[context] = entry
-        # Out and in again, so that the contexts ranked longest ago are at the front.
-        self._aging.pop(context, None)
-        if context.ages:
-            self._aging[context] = None
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > _SLACK + 2 * len(self._valid):
-            self._heap = list(self._valid.values())
-            heapq.heapify(self._heap)
+    def put(self, context: Context) -> None:
+        """Have a context, or have it ranked anew: it changed."""
+        self._changed.pop(context, None)
+        self._valid[context] = self._changed[context] = None
 
     def discard(self, context: Context) -> None:
         """Forget a context, known or not."""
-        self._valid.pop(context, None)
-        self._aging.pop(context, None)
+        for known in (self._valid, self._changed, self._aging):
+            known.pop(context, None)
 
     def first(self, now: float) -> Context | None:
         """The context that loses its blocks first; None where there is none."""
+        for context in self._changed:
+            self._file(context, now)
+        self._changed.clear()
         self._refresh(now)
         while self._heap:
-            entry = self._heap[0]
-            if self._valid.get(entry.context) is not entry:
+            rank, _, context = entry = self._heap[0]
+            if self._valid.get(context) is not entry:
                 heapq.heappop(self._heap)
                 continue
-            if self._rank(entry.context, now) <= entry.rank:
-                return entry.context
+            if self._rank(context, now) <= rank:
+                return context
             heapq.heappop(self._heap)
-            self.put(entry.context, now)
+            self._file(context, now)
         return None
 
     def in_order(self, now: float) -> Iterator[Context]:
@@ -250,4 +243,17 @@ class Ranking:
             return
         self._refreshed_at = now
         for context in list(islice(self._aging, _REFRESHED)):
-            self.put(context, now)
+            self._file(context, now)
+
+    def _file(self, context: Context, now: float) -> None:
+        """Put a context into the heap by its rank of ``now``."""
+        self._serial += 1
+        self._valid[context] = entry = (self._rank(context, now), self._serial, context)
+        # Out and in again, so that the contexts ranked longest ago are at the front.
+        self._aging.pop(context, None)
+        if context.ages:
+            self._aging[context] = None
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > _SLACK + 2 * len(self._valid):
+            self._heap = [entry for entry in self._valid.values() if entry is not None]
+            heapq.heapify(self._heap)
