@@ -80,14 +80,21 @@ class History:
         ``path_s`` is what ATLAS would rank by: the estimate where nothing is known.
         """
         age = age_bin(row.attained_s)
-        asked = self._asked.setdefault(row.program_id, {})
-        aged = self._refined(row, asked, age, "", max(path_s, SMALLEST_S))
-        factor = 1.0
-        for what in (*_hint(row), _turn(row.finished_calls)):
-            factor *= self._refined(row, asked, age, what, aged) / aged
-        by_node = self._refined(row, asked, age, f"node {node}", aged) / aged
-        if not 1.0 / _TELLING < by_node < _TELLING:
-            factor *= by_node
+        asked = self._asked.get(row.program_id)
+        if asked is None:
+            asked = self._asked[row.program_id] = {}
+        aged, factor, by_node = max(path_s, SMALLEST_S), 1.0, f"node {node}"
+        for what in ("", *_hint(row), _turn(row.finished_calls), by_node):
+            key = (row.tenant, row.type, age, what)
+            if key not in asked and len(asked) < _ASKED:
+                asked[key] = row.attained_s  # the program was there
+            if (cell := self._cells.get(key)) is None:
+                continue
+            refined = cell.refine(aged)
+            if not what:
+                aged = refined
+            elif what is not by_node or not 1.0 / _TELLING < refined / aged < _TELLING:
+                factor *= refined / aged
         return min(max(aged * factor, SMALLEST_S), LONGEST_S)
 
     def usual(self, row: ProgramRow) -> float | None:
@@ -135,16 +142,6 @@ class History:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"this is not a history of programs: {error!r}") from error
         self._cells = OrderedDict(cells[-_CELLS:])
-
-    def _refined(
-        self, row: ProgramRow, asked: dict[Key, float], age: int, what: str, estimate: float
-    ) -> float:
-        """An estimate refined by one cell; that the program was there is noted in ``asked``."""
-        key = (row.tenant, row.type, age, what)
-        if key not in asked and len(asked) < _ASKED:
-            asked[key] = row.attained_s
-        cell = self._cells.get(key)
-        return estimate if cell is None else cell.refine(estimate)
 
 
 def age_bin(seconds: float) -> int:
