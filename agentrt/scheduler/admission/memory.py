@@ -277,11 +277,12 @@ class WorkingSet(Admission):
         looked_at = LOOKED_AT if running < self.capacity.slots else 1
         passed: list[tuple[Rank, int, QueuedCall]] = []
         let_in: list[QueuedCall] = []
-        while not let_in and len(passed) < looked_at and (call := self.first()) is not None:
+        while (call := self.first()) is not None:
             if self.admits(call, now, running):
                 let_in = self.take(call.program.program_id)
-            else:
-                passed.append(heapq.heappop(self._heap))
+            if let_in or len(passed) + 1 == looked_at:
+                break
+            passed.append(heapq.heappop(self._heap))
         for entry in passed:
             heapq.heappush(self._heap, entry)
         return let_in
