@@ -200,8 +200,9 @@ class LevelQueues:
         """The call that should run next, or None."""
         heap = self._heap
         while heap:
-            if _is_current(heap[0]):
-                return heap[0][1]
+            key, call = heap[0]  # `_is_current`, written out since it is so frequent
+            if call.queued and key is call.key and not (call.deferred or call.held):
+                return call
             heapq.heappop(heap)
         return None
 

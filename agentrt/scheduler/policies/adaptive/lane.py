@@ -73,6 +73,8 @@ class Lane:
 
     def admit(self, now: float) -> QueuedCall | None:
         """The next call to enter the lane ``now``, or None. Amortised O(log n)."""
+        if not self._most:
+            return None
         self._fill(now)
         if self._credit <= 0 or self._inside >= self._most or self._first() is None:
             return None
