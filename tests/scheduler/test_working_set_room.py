@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 
+from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.admission.learned import Growth
 from agentrt.scheduler.admission.memory import FIFO_EVERY, LOOKED_AT, WorkingSet
 from tests.scheduler.admitting import BLOCK, KIND, Admitting, Counted
@@ -113,3 +117,60 @@ def test_a_first_call_that_found_nothing_does_not_say_that_nothing_is_shared() -
     for cached in (0, 96, 0, 0):
         growth.first_call(KIND, cached)
     assert growth.shared(KIND) == 96
+
+
+class Eager(WorkingSet):
+    """Looks at those outside whenever it is asked."""
+
+    looks = 0
+
+    def let_in(self, now: float, running: int) -> list[QueuedCall]:
+        self._nobody_at = None
+        return super().let_in(now, running)
+
+
+def play(admission: str, seed: int) -> tuple[list[list[str]], int]:
+    """What began in each step of a random life, and how often those outside were looked at."""
+    draw, looks = random.Random(seed), 0
+    engine = Admitting(admission, blocks=40, slots=3, policy="adaptive")
+    working: Any = engine.admission
+    look = working._look
+
+    def counted(now: float, running: int) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(now, running)
+
+    working._look = counted
+    began = []
+    for _ in range(300):
+        for _ in range(draw.randrange(5)):
+            happen(engine, draw)
+        began.append(engine.step(draw.choice([0.01, 0.5])))
+    return began, looks
+
+
+def happen(engine: Admitting, draw: random.Random) -> None:
+    """Something happens to a program."""
+    name = f"p{draw.randrange(12)}"
+    event = draw.choice(["arrive", "arrive", "end", "end", "end", "tool", "human", "back", "over"])
+    if event == "arrive":
+        engine.arrive(name, draw.randrange(16, 200), draw.choice("ab"))
+    elif event == "end" and engine.queues.calls:
+        engine.end(draw.choice(sorted(engine.queues.calls)), draw.randrange(1, 60))
+    elif event in ("tool", "human"):
+        seconds = draw.choice([None, 0.1, 1e6])
+        engine.admission.interrupt_began(name, event, seconds, engine.now)
+    elif event == "back":
+        engine.admission.interrupt_ended(name, "tool", engine.now)
+    elif event == "over" and name in engine.table:
+        engine.end_program(name)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_looks_only_after_a_change_lets_in_the_same(seed: int) -> None:
+    began, looks = play("memory", seed)
+    eager, more = play(f"{__name__}:Eager", seed)
+    assert began == eager
+    assert any(began)
+    assert looks < more

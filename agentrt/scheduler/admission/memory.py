@@ -85,6 +85,8 @@ class WorkingSet(Admission):
         self._leaving: list[tuple[float, int, int, _Program]] = []
         self._line: list[tuple[float, int, QueuedCall]] = []
         self._serial = 0
+        self._nobody_at: int | None = None
+        """So many calls ran when nobody could come in, and nothing has changed since."""
 
     @property
     def members(self) -> int:
@@ -157,6 +159,7 @@ class WorkingSet(Admission):
 
     def program_ended(self, program_id: str, now: float) -> None:
         program = self._programs.pop(program_id, None)
+        self._nobody_at = None  # calls of it that wait outside claim nothing any more
         if program is not None:
             self._leave(program)
 
@@ -257,13 +260,26 @@ class WorkingSet(Admission):
 
     def wait(self, call: QueuedCall) -> None:
         super().wait(call)
+        self._nobody_at = None
         self._serial += 1
         heapq.heappush(self._line, (call.since or 0.0, self._serial, call))
         if len(self._line) > 2 * self.held + _SLACK:
             self._line = [entry for entry in self._line if entry[2].held]
             heapq.heapify(self._line)
 
+    def leave(self, call: QueuedCall) -> None:
+        super().leave(call)
+        self._nobody_at = None
+
     def let_in(self, now: float, running: int) -> list[QueuedCall]:
+        may_leave = self._leaving and self._leaving[0][0] <= now
+        if running == self._nobody_at and not may_leave and self.config.ttft_target is None:
+            return []
+        calls = self._look(now, running)
+        self._nobody_at = None if calls else running
+        return calls
+
+    def _look(self, now: float, running: int) -> list[QueuedCall]:
         oldest = self._oldest()
         if oldest is not None and self._overdue(oldest, now):
             self.admits(oldest, now, running)
@@ -307,6 +323,7 @@ class WorkingSet(Admission):
 
     def _reckon(self, program: _Program) -> None:
         """Claim anew what a program needs."""
+        self._nobody_at = None
         tokens = max(program.context + sum(program.own.values()) - program.shared, 0)
         claim = min(self._blocks(tokens) + len(program.own), self._budget)
         if program.member:
@@ -318,6 +335,7 @@ class WorkingSet(Admission):
             return
         program.member, program.served_s = True, program.row.attained_s
         self._members.add(program)
+        self._nobody_at = None
         self.came_in += 1
         self.claimed += program.claim
         self.changed[program.row.program_id] = True
@@ -331,6 +349,7 @@ class WorkingSet(Admission):
             return
         program.member, program.returned, program.fifo = False, True, False
         self._members.discard(program)
+        self._nobody_at = None
         self.claimed -= program.claim
         self.changed[program.row.program_id] = False
         if program.shared:
