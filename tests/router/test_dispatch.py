@@ -217,8 +217,8 @@ def test_the_router_hears_of_a_lost_replica_and_of_ended_programs() -> None:
 class Heard(Speed):
     """Notes how many calls those that ended are said to have had beside them."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *seconds: float) -> None:
+        super().__init__(*seconds)
         self.beside: list[float] = []
 
     def learn(self, report: CallReport, beside: float) -> None:
@@ -237,6 +237,16 @@ def test_a_call_had_as_many_beside_it_as_at_its_start_and_at_its_end_on_average(
         dispatcher.ended(trip, TYPICAL)
     assert speed.beside == [(0 + 4) / 2, (1 + 3) / 2, (2 + 2) / 2, (3 + 1) / 2, (4 + 0) / 2]
     assert (view.calls, view.in_flight) == (0, 0)
+
+
+def test_a_replicas_pace_is_what_its_calls_took_over_what_was_expected() -> None:
+    """Half a second each, of the 0.25 s that 100 steps are taken to last."""
+    dispatcher = Dispatcher(make_router("least-used"), speed=Heard(0.0025, 0.0, 0.0))
+    view = dispatcher.join("a")
+    for report in (replace(TYPICAL, service_s=0.5), replace(TYPICAL, service_s=0.0)):
+        for _ in range(40):
+            dispatcher.ended(dispatcher.send(call_of("p", []), [view]), report)
+        assert view.pace == pytest.approx(2.0)
 
 
 def test_levels_beyond_the_last_are_told_apart_no_more() -> None:

@@ -159,6 +159,7 @@ NO_OPTION = "is no option; give NAME:option=number, such as agentix:threshold=40
     [
         ("agentix:many", f"router agentix: 'many' {NO_OPTION}"),
         ("agentix:threshold=x", f"router agentix: 'threshold=x' {NO_OPTION}"),
+        ("agentix:threshold=1=2", f"router agentix: 'threshold=1=2' {NO_OPTION}"),
         ("prefix:margin=1", "router 'prefix' has no such option: margin=1 ("),
         ("x", "there is no router 'x'; there is agentix, cost, least-used, prefix, round-robin"),
     ],

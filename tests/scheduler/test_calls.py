@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from agentrt.scheduler import LevelQueues, Policy, ProgramRow, QueuedCall, SchedulerConfig
+from agentrt.scheduler.admission.base import Admission, Capacity
 from agentrt.scheduler.policies.base import Priority
 from tests.scheduler.harness import Harness
 
@@ -58,6 +59,9 @@ def test_a_call_is_taken_out_once_wherever_it_stands() -> None:
     assert queues.discard(deferred) is True
     assert queues.discard(deferred) is False
     queues.put(deferred, deferred=True)
+    assert queues.discard(call) is True
+    assert queues.head() is None, "it stood there before it was deferred"
+    queues.put(call)
     assert queues.discard(deferred) is True
     assert (deferred.queued, deferred.deferred) == (False, False)
     queues.release(lambda call: pytest.fail("it is gone"))
@@ -118,6 +122,7 @@ def test_a_policy_is_asked_with_the_time_of_the_event() -> None:
     policy.left = [harness.call("q")]
     harness.now = 6.0
     harness.end(other, program=True)
+    assert call.demotions == 0, "its level is the same"
     asked = [("p/0", 0.0), ("p/1", 1.0), ("p/1", 2.0), ("p/0", 3.0), ("p/0", 4.0)]
     assert policy.asked == [*asked, ("p/1", 5.0), ("q/2", 5.0), ("q/2", 6.0), ("p", 6.0)]
 
@@ -133,3 +138,51 @@ def test_a_program_that_ended_or_got_lost_is_followed_no_more() -> None:
     queues.program_lost(second.program)
     queues.program_lost(second.program)
     assert queues._by_program == {}
+
+
+def test_when_a_call_ends_a_few_of_its_waiting_siblings_are_asked_for() -> None:
+    """Not those that run, were promoted or are in the lane; of the others, 32."""
+    policy = Told()
+    harness = Harness("plas", given=policy)
+    runs, ended, promoted, in_lane, *waiting = (harness.call("p") for _ in range(44))
+    harness.start()
+    promoted.promoted = in_lane.in_lane = True
+    policy.asked.clear()
+    harness.now = 1.0
+    harness.end(ended)
+    assert policy.asked == [(call.call_id, 1.0) for call in waiting[:32]]
+    assert runs.since is None
+
+
+class Asked(Admission):
+    """Lets nobody in, and notes how many it was told to be inside."""
+
+    def __init__(self) -> None:
+        super().__init__(SchedulerConfig(), Capacity(64, 4, 16))
+        self.inside: list[int] = []
+
+    def goes_on(self, call: QueuedCall, now: float) -> bool:
+        return False
+
+    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
+        self.inside.append(running)
+        return False
+
+
+def test_an_admission_is_told_of_those_that_run_and_of_those_that_could() -> None:
+    """Three run; one that could begin waits, one is deferred, two are held."""
+    admission = Asked()
+    queues = LevelQueues(SchedulerConfig("plas"), admission=admission)
+    for number in range(4):
+        call = queues.add(str(number), ProgramRow(f"p{number}", "t"), None, None, 0.0)
+        queues.put(call, deferred=number == 1, held=number > 1)
+    queues.let_in(5.0, 3)
+    queues.take()
+    queues.let_in(6.0, 3)
+    assert admission.inside == [3 + 2, 3]
+
+
+def test_queues_that_are_told_of_no_slots_have_no_lane() -> None:
+    queues = LevelQueues(SchedulerConfig("adaptive"))
+    queues.put(queues.add("a", ProgramRow("p", "t"), None, None, 0.0))
+    assert queues.promote(1e6) == []

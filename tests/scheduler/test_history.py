@@ -23,6 +23,7 @@ from agentrt.scheduler.policies.adaptive.estimate import (
     _MEMORY,
     LONGEST_S,
     SMALLEST_S,
+    Cell,
     History,
     age_bin,
     bin_edge,
@@ -83,6 +84,14 @@ def past() -> Past:
 
 
 # -- estimates -------------------------------------------------------------------------
+
+
+def test_a_cell_remembers_so_many_and_no_more() -> None:
+    cell = Cell()
+    for _ in range(2 * LIFES):
+        cell.add(1.0)
+    assert (cell.n, cell.mean_s) == (_MEMORY, 1.0)
+    assert (age_bin(SMALLEST_S), age_bin(1.001 * SMALLEST_S)) == (0, 1)
 
 
 @pytest.mark.parametrize("path_s", [0.05, 0.3, 1.0, 7.7, 12345.6])

@@ -131,6 +131,7 @@ def test_service_elsewhere_counts_here() -> None:
         ({"program_id": "q"}, "row of q is filed under p"),
         ({"tools": -1}, "program p ended more interrupts"),
         ({"humans": -1}, "program p ended more interrupts"),
+        ({"events": -1}, "program p ended more interrupts"),
         ({"path_s": 0.1}, "program p has a path longer"),
     ],
 )
