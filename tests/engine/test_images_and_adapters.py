@@ -54,7 +54,14 @@ def engines(two: ReplicaSet) -> list[Executor]:
     return [replica.executor for replica in two.replicas]
 
 
-async def test_each_image_and_the_adapter_change_what_is_said(engines: list[Executor]) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def alone(two: ReplicaSet) -> AsyncIterator[Runtime]:
+    """On the first engine. Each front end of a model that sees takes seconds to open."""
+    async with Runtime(Lent(two.replicas[0].executor)) as runtime:
+        yield runtime
+
+
+async def test_each_image_and_the_adapter_change_what_is_said(alone: Runtime) -> None:
     """Again, with a warm prefix cache, each gives the same: a block is known by its images and
     its adapter.
     """
@@ -67,20 +74,19 @@ async def test_each_image_and_the_adapter_change_what_is_said(engines: list[Exec
         ((), "tuned"),
         ((1,), "tuned"),
     ]
-    async with Runtime(Lent(engines[0])) as runtime:
-        profile = (await runtime.frontend()).profile()
-        assert profile.images
-        assert not profile.audio
-        answers = []
-        for _ in range(2):
-            told = [await said(runtime, *map(image, seen), model=by) for seen, by in asked]
-            answers.append(told)
-        assert answers[0] == answers[1]
-        assert len(set(answers[0])) == len(asked)
-        assert [await said(runtime, image(1)) for _ in range(2)] == [answers[0][1]] * 2
+    profile = (await alone.frontend()).profile()
+    assert profile.images
+    assert not profile.audio
+    answers = []
+    for _ in range(2):
+        told = [await said(alone, *map(image, seen), model=by) for seen, by in asked]
+        answers.append(told)
+    assert answers[0] == answers[1]
+    assert len(set(answers[0])) == len(asked)
+    assert [await said(alone, image(1)) for _ in range(2)] == [answers[0][1]] * 2
 
 
-async def test_an_image_from_a_tool_is_seen(engines: list[Executor]) -> None:
+async def test_an_image_from_a_tool_is_seen(alone: Runtime) -> None:
     call = ToolCall("draw", {}, "a")
     asked = {"id": "a", "type": "function", "function": {"name": "draw", "arguments": "{}"}}
     calling = {"role": "assistant", "content": "", "tool_calls": [asked]}
@@ -93,19 +99,19 @@ async def test_an_image_from_a_tool_is_seen(engines: list[Executor]) -> None:
         chat = [*asking(), calling, *results]
         return str(await ctx.llm(chat, max_tokens=TOKENS, ignore_eos=True))
 
-    async with Runtime(Lent(engines[0])) as runtime:
-        said_of = [await runtime.start(sees, seed).wait() for seed in (1, 2, 1)]
+    said_of = [await alone.start(sees, seed).wait() for seed in (1, 2, 1)]
     assert said_of[0] == said_of[2] != said_of[1]
 
 
 @pytest.mark.parametrize("router", ["round-robin", "cost"])
-async def test_replicas_say_what_one_engine_says(engines: list[Executor], router: str) -> None:
+async def test_replicas_say_what_one_engine_says(
+    alone: Runtime, engines: list[Executor], router: str
+) -> None:
     """The adapter's calls come apart from the model's own: on a CPU, vLLM adds the adapter to
     both where they share a batch.
     """
     seen, by = [image(seed) for seed in range(6)], (None, "tuned")
-    async with Runtime(Lent(engines[0])) as runtime:
-        expected = [[await said(runtime, one, model=name) for one in seen] for name in by]
+    expected = [[await said(alone, one, model=name) for one in seen] for name in by]
     lent = [Lent(engine) for engine in engines]
     replicas = ReplicaSet(lambda index: lent[index], 2, make_router(router))
     async with Runtime(replicas) as runtime:
@@ -137,16 +143,15 @@ async def test_contexts_are_of_the_adapter_that_they_name(engines: list[Executor
     assert chats[0] != chats[1]
 
 
-async def test_what_a_model_cannot_see_is_refused(engines: list[Executor]) -> None:
+async def test_what_a_model_cannot_see_is_refused(alone: Runtime) -> None:
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    async with Runtime(Lent(engines[0])) as runtime:
-        with pytest.raises(CallRejectedError, match="image"):
-            await said(runtime, broken)
-        with pytest.raises(CallRejectedError, match=r"[Aa]t most 2 image"):
-            await said(runtime, *map(image, range(3)))
-        with pytest.raises(NotServedError, match="tuned"):
-            await said(runtime, model="untuned")
-        assert await said(runtime)
+    with pytest.raises(CallRejectedError, match="image"):
+        await said(alone, broken)
+    with pytest.raises(CallRejectedError, match=r"[Aa]t most 2 image"):
+        await said(alone, *map(image, range(3)))
+    with pytest.raises(NotServedError, match="tuned"):
+        await said(alone, model="untuned")
+    assert await said(alone)
 
 
 Asked = tuple[str, dict[str, Any], Callable[[Any], str]]
@@ -180,10 +185,9 @@ def http_requests(picture: dict[str, Any], model: str) -> list[Asked]:
     ]
 
 
-async def test_http_says_what_programs_say(two: ReplicaSet, engines: list[Executor]) -> None:
+async def test_http_says_what_programs_say(two: ReplicaSet, alone: Runtime) -> None:
     """Each API, with the model and with its adapter, which is a model of its own to clients."""
-    async with Runtime(Lent(engines[0])) as runtime:
-        expected = {by: await said(runtime, image(1), model=by) for by in (None, "tuned")}
+    expected = {by: await said(alone, image(1), model=by) for by in (None, "tuned")}
     async with open_server(real=Lent(two)) as server:
         listed = (await server.client.get("/v1/models")).json()["data"]
         assert {one["id"] for one in listed} == {MODEL, "tuned"}
