@@ -110,7 +110,8 @@ def test_one_forward_gives_what_many_do(tiny: CausalModel, attention: Attention 
     ids, cache, slow = tokens(50), tiny.start(attention), tiny.start(attention)
     at_once = tiny.extend(cache, ids, len(ids))
     one_by_one = torch.cat([tiny.extend(slow, [token]) for token in ids])
-    torch.testing.assert_close(at_once, one_by_one, atol=1e-3, rtol=0)
+    # Sums are taken in another order, which on some processors makes a difference of .001.
+    torch.testing.assert_close(at_once, one_by_one, atol=3e-3, rtol=0)
     assert cache.positions == slow.positions
 
 
