@@ -29,6 +29,10 @@ settings.register_profile(
 )
 settings.load_profile("same")
 
+# Threads of torch that wait for each other spin, and tests share few cores with other processes:
+# a forward of a tiny model takes three times the processor time with two threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A fifth of the time that it takes to load all tests would go into collections that find nothing.
 gc.disable()
 
