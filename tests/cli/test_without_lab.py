@@ -36,7 +36,8 @@ async def one(ctx):
     return (await ctx.llm("well?")).text
 """
 IMPORT_ALL = """
-import importlib, pkgutil
+import gc, importlib, pkgutil
+gc.disable()  # a quarter of the time
 import agentrt
 
 def failed(name):
