@@ -91,6 +91,7 @@ async def front(
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("response", lambda r: said.append(f"{r.status} {r.request.method} {r.url}"))
     html = "<!doctype html><script type=module src=page.js></script><body></body>"
     await page.route(f"{origin}/**", lambda r: r.fulfill(content_type="text/html", body=html))
     script_type = "text/javascript; charset=utf-8"
@@ -99,7 +100,7 @@ async def front(
         await page.goto(f"{origin}/?{urlencode(asked)}")
         yield page
     except AssertionError as error:
-        error.add_note(f"the page: {await page.content()}\nits console: {said}")
+        error.add_note(f"the page: {await page.content()}\nwhat {name} said and got: {said}")
         raise
     finally:
         await context.close()
