@@ -111,6 +111,18 @@ async def say(page: Page, text: str) -> None:
     await page.keyboard.press("Enter")
 
 
+async def say_and_hear(page: Page, gate: str) -> str:
+    """Say something, and let the answer, which comes back, end only when its page hears it.
+
+    The newer hook listens when its run has begun, and shows nothing of one that is over by then.
+    """
+    await say(page, f"slowly {gate} please")
+    await GATES.reached(gate)
+    await expect(page.locator("p.ai").last).to_have_text("You said slow")
+    GATES.open(gate)
+    return f"You said slowly {gate} please, and I have heard you."
+
+
 async def opens(page: Page, api: str, key: str = "") -> Any:
     """Whether a WebSocket of the page's is let in; if not, the code that it is told."""
     url = f"{api.replace('http', 'ws', 1)}/threads/{uuid4()}/stream/events"
@@ -165,14 +177,15 @@ async def test_a_message_is_edited_from_its_checkpoint(
 ) -> None:
     async with front(browser, scripts, name, it.url) as page:
         texts = page.locator("p.ai")
-        for number, text in enumerate(("one", "two"), 1):
-            await say(page, text)
-            await expect(texts).to_have_count(number)
-            await idle(page)
+        first = await say_and_hear(page, f"edited-{name}")
+        await idle(page)
+        await say(page, "two")
+        await expect(texts).to_have_count(2)
+        await idle(page)
         await page.get_by_role("button", name="edit").last.click()
         await expect(texts.last).to_have_text("You said edited, and I have heard you.")
         await idle(page)
-        await expect(texts.first).to_have_text("You said one, and I have heard you.")
+        await expect(texts.first).to_have_text(first)
         await expect(page.locator("p")).to_have_count(4)
 
 
@@ -189,7 +202,6 @@ async def test_a_foreign_page_needs_cors_origin(
     it: Serving, browser: Browser, scripts: dict[str, str], tmp_path: Path
 ) -> None:
     """A stranger's page gets nothing, one that is named works, and with keys it needs its own."""
-    said = "You said hi, and I have heard you."
     async with front(browser, scripts, "use_stream", it.url, FOREIGN) as page:
         await say(page, "hi")
         await expect(page.locator("output")).to_contain_text("Failed to fetch")
@@ -204,7 +216,7 @@ async def test_a_foreign_page_needs_cors_origin(
     ) as keyed:
         for name in FRONTS:
             async with front(browser, scripts, name, keyed.url, FOREIGN, "acme") as page:
-                await say(page, "hi")
+                said = await say_and_hear(page, f"foreign-{name}")
                 await expect(page.locator("p.ai")).to_have_text(said)
                 await idle(page)
         async with front(browser, scripts, "use_stream", keyed.url, FOREIGN) as page:
