@@ -21,6 +21,7 @@ def import_vllm() -> None:
     """Import what takes seconds. Raises `ModelLoadError` where it is not installed."""
     try:
         with collections_paused():
+            # To have it loaded is all.
             import vllm.v1.engine.async_llm  # noqa: F401
     except ImportError as error:
         raise ModelLoadError(

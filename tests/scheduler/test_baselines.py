@@ -128,6 +128,7 @@ def test_a_program_that_was_away_saves_up_no_turns() -> None:
 def test_ended_programs_are_forgotten() -> None:
     harness = Harness("round-robin")
     harness.live("a", 3.0)
+    # The policy of this harness is known to be the one that has offsets.
     assert harness.queues.policy._offsets == {}  # type: ignore[attr-defined]
 
 

@@ -31,6 +31,7 @@ def test_settings_survive_json(beta: float) -> None:
 )
 def test_bad_settings_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
+        # The wrong types are the point.
         SchedulerConfig(**values)  # type: ignore[arg-type]
 
 
