@@ -153,11 +153,14 @@ def compute_from(scheduler: Scheduler, key: str) -> None:
             setattr(manager, name, _limited(look_up, key))
 
 
-def _limited(look_up: Callable[[Any], Any], key: str) -> Callable[[Any], Any]:
-    def limited(request: Request) -> Any:
+def _limited(look_up: Callable[..., Any], key: str) -> Callable[..., Any]:
+    def limited(request: Request, *longest: int | None) -> Any:
         most = extra_args(request).get(key)
-        # What was found is computed up to the last token but one.
-        return look_up(_Shorter(request, most + 1) if isinstance(most, int) else request)
+        if not isinstance(most, int):
+            return look_up(request, *longest)
+        # What was found is computed up to the last token but one, or up to what is given (0.33).
+        given = (None if one is None else min(one, most) for one in longest)
+        return look_up(_Shorter(request, most + 1), *given)
 
     return limited
 

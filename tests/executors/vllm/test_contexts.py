@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agentrt.executors.vllm._compat.prefixes import compute_from
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.executors.vllm.scored import COMPUTE_FROM
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
@@ -42,3 +44,22 @@ def test_a_prompt_is_computed_from_where_it_is_scored() -> None:
         e.add(f"from-{scored}", TRUNK[:160], 1, {COMPUTE_FROM: scored - 1})
         [step] = e.run()
         assert step.scheduled == {f"from-{scored}": computed}
+
+
+@pytest.mark.parametrize(
+    ("given", "longest"), [((), 39), ((None,), 39), ((100,), 39), ((20,), 20)], ids=str
+)
+def test_a_look_up_may_be_told_its_longest_hit(given: tuple[Any, ...], longest: int) -> None:
+    """As vLLM 0.33 tells it; the prompt has 160 tokens and is scored from the fortieth on."""
+
+    def look_up(request: Any, longest: int | None = None) -> int:
+        return int(request.num_tokens) - 1 if longest is None else longest
+
+    manager = SimpleNamespace(get_computed_blocks=look_up)
+    scheduler: Any = SimpleNamespace(kv_cache_manager=manager)
+    compute_from(scheduler, COMPUTE_FROM)
+    params = SimpleNamespace(extra_args={COMPUTE_FROM: 39})
+    request = SimpleNamespace(num_tokens=160, sampling_params=params)
+    assert manager.get_computed_blocks(request, *given) == longest
+    request.sampling_params = SimpleNamespace(extra_args=None)
+    assert manager.get_computed_blocks(request, *given) == (given[0] if given and given[0] else 159)
