@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.clients.processes import NODE_CLIENTS, Ended, environment, installed, run
 
@@ -57,15 +58,17 @@ async def codex(url: str, model: str, folder: Path, *arguments: str) -> Ended:
     )
 
 
-async def opencode(url: str, model: str, folder: Path, *arguments: str) -> Ended:
-    """OpenCode in ``folder``; what it prints is what it does."""
-    models = {model: {"limit": {"context": 200_000, "output": 2000}}}
+async def opencode(
+    url: str, model: str, folder: Path, *arguments: str, context: int = 200_000, **config: Any
+) -> Ended:
+    """OpenCode in ``folder``, with more of its ``config``; what it prints is what it does."""
+    models = {model: {"limit": {"context": context, "output": 2000}}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
         "models": models,
     }
-    config = {
+    config |= {
         "autoupdate": False,
         "share": "disabled",
         "model": f"agentrt/{model}",

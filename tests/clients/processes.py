@@ -81,15 +81,20 @@ class Script:
 
     async def play(self, scenario: str) -> Any:
         """What a scenario gives. Its prompts hold a word that no other has."""
+        answer = await self.ask(scenario)
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+    async def ask(self, scenario: str) -> dict[str, Any]:
+        """The same as ``result``, or the client's own ``error``."""
         pipe, out = self.process.stdin, self.process.stdout
         assert pipe is not None
         assert out is not None
         asked = {"scenario": scenario, "word": f"w{next(_WORDS)}"}
         pipe.write(json.dumps(asked).encode() + b"\n")
         line = await asyncio.wait_for(out.readline(), WAIT_S)
-        answer = json.loads(line or '{"error": "the script died"}')
-        assert "error" not in answer, answer["error"]
-        return answer["result"]
+        answer: dict[str, Any] = json.loads(line or '{"error": "the script died"}')
+        return answer
 
 
 @asynccontextmanager

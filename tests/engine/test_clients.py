@@ -1,5 +1,5 @@
-"""Coding agents on `agentrt serve` with the real engine: their requests are taken, and make one
-program each. What the small model says to them is its own affair.
+"""Coding agents and SDKs on `agentrt serve` with the real engine: their requests are taken, and
+make one program each. What the small model says to them is its own affair.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import pytest
 
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from tests.clients.agents import claude_code, codex
+from tests.clients.agents import claude_code, codex, opencode
+from tests.clients.processes import environment, script
 from tests.clients.wire import Chat, Messages, Responses, Wire, events_of, is_clean
 from tests.engine.forked import forked_python
 from tests.engine.served import url_of
@@ -111,6 +112,40 @@ async def test_codex(url: str, tmp_path: Path) -> None:
     await asyncio.wait([running])
     assert_one_after_the_other(ended)
     assert running.cancelled() or running.result().code == 0
+
+
+async def test_opencode(url: str, tmp_path: Path) -> None:
+    """With a prompt and a harmless tool that leave room in the model's context, and two turns."""
+    before = programs(url)
+    short = {"prompt": "Be brief.", "tools": {"*": False, "glob": True}, "steps": 2}
+    named = ("--title", "A greeting", ASK)
+    ended = await opencode(url, MODEL, tmp_path, *named, context=8192, agent={"build": short})
+    assert ended.code == 0, ended
+    assert_one_after_the_other(calls_of_the_new_program(url, before))
+
+
+SDKS = {
+    "python/openai_sdk": ("chat", "chat_stream", "completion", "responses"),
+    "python/anthropic_sdk": ("messages", "messages_stream"),
+    "python/agents_sdk": ("chat_tools", "responses_tools_stream"),
+    "python/pydantic_ai_sdk": ("chat_tools", "responses_tools"),
+    "litellm/litellm_sdk": ("chat_tools", "messages_tools"),
+    "litellm/instructor_sdk": ("by_tool",),
+    "node/openai_sdk": ("chat_stream", "responses"),
+    "node/anthropic_sdk": ("messages",),
+}
+
+
+@pytest.mark.parametrize("name", SDKS)
+async def test_an_sdk(url: str, tmp_path: Path, name: str) -> None:
+    """What it makes of an answer that is cut off, or of a tool called for ever, is its affair."""
+    told = {"AGENTRT_URL": url, "AGENTRT_MODEL": MODEL, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    async with script(name, environment(tmp_path, **told)) as played:
+        for scenario in SDKS[name]:
+            before = programs(url)
+            answer = await played.ask(scenario)
+            assert "status" not in answer.get("error", ""), answer
+            assert_one_after_the_other(calls_of_the_new_program(url, before))
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -10,6 +10,8 @@ from tests.clients.scripts.scenarios import MODEL, URL, serve
 
 OPENAI = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{URL}/v1", "api_key": "none"}
 ANTHROPIC = {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": "none"}
+MOST = 12
+"""Messages, after which a model that calls tools for ever is left."""
 TOOLS = [
     {
         "type": "function",
@@ -29,7 +31,7 @@ TOOLS = [
 def _loop(where: dict[str, str], word: str, **options: Any) -> Any:
     talk: list[Any] = [{"role": "user", "content": f"The weather in Paris and Rome, {word}?"}]
     called: list[Any] = []
-    while True:
+    while len(talk) < MOST:
         answer = litellm.completion(messages=talk, tools=TOOLS, max_tokens=500, **where, **options)
         if options.get("stream"):
             answer = litellm.stream_chunk_builder(list(answer), messages=talk)
@@ -40,6 +42,7 @@ def _loop(where: dict[str, str], word: str, **options: Any) -> Any:
         for call in message.tool_calls:
             called.append([call.function.name, call.function.arguments])
             talk.append({"role": "tool", "tool_call_id": call.id, "content": "21 degrees"})
+    return called
 
 
 def chat_tools(word: str) -> Any:
