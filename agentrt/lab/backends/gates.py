@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -179,43 +179,71 @@ def _resumed_first(one: _Program) -> tuple[int, int]:
     return (0 if one.reasoning else 2, one.tokens)
 
 
+class Door:
+    """Calls before a gate: which go on, and which are held until it says so."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._held: dict[str, list[tuple[LiveProgram, int]]] = {}
+        self._next_tick = gate.every_s
+
+    def lets_in(self, live: LiveProgram, index: int, now: float) -> bool:
+        """A program makes a call: whether it may go now; else it is held."""
+        program_id = live.row.program_id
+        if self._gate.called(program_id, len(live.prompt(index)), now):
+            return True
+        self._held.setdefault(program_id, []).append((live, index))
+        return False
+
+    def answered(self, live: LiveProgram, index: int, now: float) -> None:
+        tokens = len(live.prompt(index)) + live.shape.calls[index].output_tokens
+        self._gate.answered(live.row.program_id, tokens, now)
+
+    def ended(self, live: LiveProgram) -> Iterator[tuple[LiveProgram, int]]:
+        """A program ended. The calls that may go now."""
+        return self._freed(self._gate.ended(live.row.program_id))
+
+    @property
+    def next_tick(self) -> float:
+        """When it wants to be asked; inf while nobody waits for it."""
+        return self._next_tick if self._held else math.inf
+
+    def passed(self, moment: float) -> Iterator[tuple[LiveProgram, int]]:
+        """It is ``moment``. The calls that may go now."""
+        while self._next_tick <= moment:
+            yield from self._freed(self._gate.tick(self._next_tick))
+            self._next_tick += self._gate.every_s
+
+    def _freed(self, programs: Iterable[str]) -> Iterator[tuple[LiveProgram, int]]:
+        for program_id in programs:
+            yield from self._held.pop(program_id, ())
+
+
 class Gated(Virtual):
     """A virtual engine with vLLM's own scheduler behind a gate, which holds calls back."""
 
     def __init__(self, gate: Gate, options: VirtualOptions, step_time: StepTimeModel) -> None:
         super().__init__(Stock(), options, step_time)
-        self._gate = gate
-        self._held: dict[str, list[tuple[LiveProgram, int]]] = {}
-        self._next_tick = gate.every_s
+        self._door = Door(gate)
 
     def next_moment(self, arrival: float) -> float:
         moment = super().next_moment(arrival)
         # An engine that is idle may have to wait for the gate; a busy one asks after its step.
-        return min(moment, self._next_tick) if self._held and not self._stepping else moment
+        return moment if self._stepping else min(moment, self._door.next_tick)
 
     def serve(self, moment: float, ended: CallEnded) -> None:
         super().serve(moment, ended)
-        while self._next_tick <= moment:
-            self._release(self._gate.tick(self._next_tick))
-            self._next_tick += self._gate.every_s
+        for live, index in self._door.passed(moment):
+            super().submit(live, index)
 
     def submit(self, live: LiveProgram, index: int) -> None:
-        program_id = live.row.program_id
-        tokens = len(live.prompt(index))
-        if self._gate.called(program_id, tokens, self._now):
+        if self._door.lets_in(live, index, self._now):
             super().submit(live, index)
-        else:
-            self._held.setdefault(program_id, []).append((live, index))
 
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
-        tokens = len(live.prompt(index)) + live.shape.calls[index].output_tokens
-        self._gate.answered(live.row.program_id, tokens, self._now)
+        self._door.answered(live, index, self._now)
 
     def program_ended(self, live: LiveProgram) -> None:
         super().program_ended(live)
-        self._release(self._gate.ended(live.row.program_id))
-
-    def _release(self, programs: Iterable[str]) -> None:
-        for program_id in programs:
-            for live, index in self._held.pop(program_id, ()):
-                super().submit(live, index)
+        for held, index in self._door.ended(live):
+            super().submit(held, index)

@@ -15,13 +15,18 @@ from typing import Any
 
 from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import Interrupts
-from agentrt.executors.vllm.options import EngineOptions, check_model, prepare_environment
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.backends.real import run_real
 from agentrt.lab.bench.results import hardware
 from agentrt.lab.commands.bench.asked import Asked, Measured
 from agentrt.lab.commands.options import note
-from agentrt.lab.engine.engines import LabEngine, StockEngine, started
-from agentrt.lab.engine.shapes import FLAGS, shape_folder
+from agentrt.lab.engine.engines import (
+    LabEngine,
+    engine_options,
+    lab_engine,
+    model_in_words,
+    started,
+)
 from agentrt.lab.engine.virtual import StockPolicy
 from agentrt.lab.outcome import Ran
 from agentrt.lab.reports.policies import about_workload, vllm_version
@@ -67,7 +72,7 @@ class RealBench:
         groups = _groups(self.everyone)
         for repeat, seed in enumerate(self.seeds):
             for group in turns(groups, repeat):
-                engine = _engine(self.base, group[0])
+                engine = lab_engine(self.base, _scheduling(group[0]) or group[0].scheduler)
                 self.tell(len(self.results), "loading an engine")
                 async with self.open(engine):
                     await self._on(engine, turns(group, repeat), repeat, seed)
@@ -135,13 +140,6 @@ def _scheduling(one: Contender) -> StockPolicy | None:
     return None if one.stock is None else one.stock.scheduling
 
 
-def _engine(base: EngineOptions, one: Contender) -> LabEngine:
-    options = replace(base, scheduler=one.scheduler)
-    if one.stock is None:
-        return LabEngine(options)
-    return StockEngine(options, one.stock.scheduling)
-
-
 # -- the command -----------------------------------------------------------------------
 
 _SLOTS_ON_CPU = 4
@@ -165,19 +163,14 @@ def measure(asked: Asked) -> Measured:
 
 def _engine_options(asked: Asked) -> EngineOptions:
     """Checked before anything is loaded, as far as that can be."""
-    model, shape = asked.options["model"], asked.options["model_shape"]
-    flags = tuple(asked.flags)
-    if shape is not None:
-        model, flags = shape_folder(shape), (*FLAGS, *flags)
-    elif model is not None:
-        check_model(model)
-    prepare_environment(EngineOptions())
+    options, slots = asked.options, asked.options["max_num_seqs"]
+    base = engine_options(options["model"], options["model_shape"], slots, asked.flags)
+    prepare_environment(base)
     import torch
 
-    slots = asked.options["max_num_seqs"]
-    if slots is None and not torch.cuda.is_available() and "--max-num-seqs" not in flags:
-        slots = _SLOTS_ON_CPU
-    return EngineOptions(model, slots, flags=flags)
+    if slots is None and not torch.cuda.is_available() and "--max-num-seqs" not in base.flags:
+        return replace(base, max_num_seqs=_SLOTS_ON_CPU)
+    return base
 
 
 class _Told:
@@ -194,11 +187,7 @@ class _Told:
 
 
 def _named(asked: Asked) -> str:
-    options = asked.options
-    shape = options["model_shape"]
-    if shape is not None:
-        return f"a model of the shape {shape} with made-up weights"
-    return options["model"] or "the embedded default model"
+    return model_in_words(asked.options["model"], asked.options["model_shape"])
 
 
 def _about(asked: Asked, bench: RealBench, machine: str) -> dict[str, Any]:

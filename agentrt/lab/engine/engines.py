@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrt.cli.engine_log import EngineLog, root_cause
@@ -11,8 +12,9 @@ from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.base import Notification
 from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.lab.engine.probe import UTILITY
+from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.engine.virtual import PrioritizedCall, StockPolicy
 from agentrt.request import Call, CallReport
 from agentrt.scheduler.config import SchedulerConfig
@@ -40,6 +42,31 @@ async def started(engine: LabEngine, *, verbose: bool = False) -> AsyncIterator[
             ) from error
         finally:
             await engine.close()
+
+
+def engine_options(
+    model: str | None, shape: str | None, slots: int | None, flags: Sequence[str]
+) -> EngineOptions:
+    """Of a model, or of one that is a shape only. Checked before anything is loaded."""
+    if shape is not None:
+        model, flags = shape_folder(shape), (*FLAGS, *flags)
+    elif model is not None:
+        check_model(model)
+    return EngineOptions(model, slots, flags=tuple(flags))
+
+
+def model_in_words(model: str | None, shape: str | None) -> str:
+    """What a table's head calls it."""
+    if shape is not None:
+        return f"a model of the shape {shape} with made-up weights"
+    return model or "the embedded default model"
+
+
+def lab_engine(base: EngineOptions, scheduling: SchedulerConfig | StockPolicy) -> LabEngine:
+    """An engine under our scheduler with these settings, or under vLLM's own."""
+    if isinstance(scheduling, SchedulerConfig):
+        return LabEngine(replace(base, scheduler=scheduling))
+    return StockEngine(base, scheduling)
 
 
 _SCHEDULERS = "agentrt.lab.engine.schedulers"

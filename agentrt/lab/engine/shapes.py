@@ -31,6 +31,18 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 500000.0,
         "torch_dtype": "bfloat16",
     },
+    "small": {
+        **_LLAMA,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "bfloat16",
+    },
     "tiny": {
         **_LLAMA,
         "hidden_size": 64,
@@ -43,7 +55,10 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "torch_dtype": "float32",
     },
 }
-"""By name: Hugging Face configurations. ``llama-8b`` is the shape of Llama 3.1 8B."""
+"""By name: Hugging Face configurations. ``llama-8b`` is the shape of Llama 3.1 8B.
+
+On a CPU core 60 tokens of prompt take ``small`` as long as a step does, and cost ``tiny`` nothing.
+"""
 
 FLAGS = ("--load-format", "dummy", "--skip-tokenizer-init")
 """vLLM's flags for a model that is a shape only."""

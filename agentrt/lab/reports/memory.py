@@ -59,6 +59,7 @@ def table(seeds: Sequence[Found]) -> str:
     columns = [
         Column("ms/token", "ms_per_token", "{:.1f}"),
         Column("prefix hits", "hits", "{:.0%}"),
+        Column("prefill tokens", "prefill", "{:,.0f}", "-"),
         *(Column(f"{head} / stock", f"{one}_ratio", form, "-") for one, head in _RATIOS.items()),
     ]
     return measured.table(columns)
@@ -87,7 +88,8 @@ def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
         values = [cell[name]["ms_per_token"] / cell[STOCK]["ms_per_token"] for cell in cells]
         axes.bar(at, [one - 1 for one in values], 0.8 / len(names), bottom=1.0, label=name)
     axes.axhline(1.0, color="grey", lw=0.8)
-    axes.set_xticks(places, [f"{one['workload']}\n{one['memory']:g}" for one in cells])
+    labels = [f"{one['workload']}\n{one['memory']:g}\n{one.get('time', '')}" for one in cells]
+    axes.set_xticks(places, labels)
     axes.set_yscale("log")
     axes.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
     axes.minorticks_off()

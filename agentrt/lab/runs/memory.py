@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
 from agentrt.errors import ConfigError
-from agentrt.lab.bench.results import Figures
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
 from agentrt.lab.runs.machine import capacity_per_s
-from agentrt.lab.runs.rivals import CAP, rival
+from agentrt.lab.runs.rivals import CAP, Rival
 from agentrt.lab.runs.working_set import with_ample_memory
 from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import poisson
@@ -72,9 +71,40 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Runs cells. ``slots`` calls run at a time; None leaves what the workload says.
+class Load:
+    """What every contender of a cell serves with one seed, and the engine that it serves it on.
 
+    ``ample`` is stock's run in virtual time with memory for all; the programs together want
+    ``wants`` tokens at a time then. The KV cache holds some ``fit`` of them.
+    """
+
+    programs: Sequence[ProgramShape]
+    options: VirtualOptions
+    times: StepTimeModel
+    ample: Ran
+    wants: int
+    fit: float
+
+    def capped(self, shares: Sequence[float]) -> list[str]:
+        """Caps on programs at a time, given in multiples of those that fit."""
+        return [f"{CAP}:{n}" for n in sorted({max(1, round(one * self.fit)) for one in shares})]
+
+    def virtual(self, one: Rival) -> Ran:
+        """A contender's run in virtual time."""
+        return drive(one.virtual(self.options, self.times), self.programs)
+
+    def figures(self, ran: Ran) -> dict[str, float]:
+        """What came of a contender's run."""
+        blocks, size = self.options.kv_blocks, self.options.block_size
+        return {**figures(ran, self.ample), "blocks": blocks, "wanted": self.wants / size}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Makes cells' loads. ``slots`` calls run at a time; None leaves what the workload says.
+
+    ``scale`` multiplies the tokens of programs, and the longest context that is taken; blocks of
+    the KV cache have ``block_size`` of them.
     ``trace`` are recorded programs, which take the place of those of ``coding``; their gaps are
     in multiples of the median tool's.
     """
@@ -85,57 +115,53 @@ class Memory:
     count: int | None = None
     load: float | None = None
     trace: Sequence[ProgramShape] | None = None
+    scale: float = 1.0
+    block_size: int = BLOCK_SIZE
 
     def programs(self, cell: Cell, seed: int) -> list[ProgramShape]:
         """The programs of a cell, each at its time."""
         work = WORKS[cell.workload]
         count = self.count or work.programs
+        scale = Scales(self.scale, self.scale)
         if work.source == "coding" and self.trace is not None:
             drawn = _drawn(self.trace, count, seed)
-            made = [rescaled(one, Scales(gap=cell.tool_s), Counter()) for one in drawn]
+            made = [rescaled(one, replace(scale, gap=cell.tool_s), Counter()) for one in drawn]
         else:
+            scale = Scales(work.scale * self.scale, work.scale * self.scale)
             made = generate(work.source, count, seed)
-            if work.scale != 1:
-                scales = Scales(work.scale, work.scale)
-                made = [rescaled(one, scales, Counter()) for one in made]
+            if scale != Scales():
+                made = [rescaled(one, scale, Counter()) for one in made]
             made = with_tools(made, cell.tool_s, seed)
-        made = [Cut(tokens=work.tokens).of(one) for one in made]
+        made = [Cut(tokens=self.longest(cell)).of(one) for one in made]
         per_s = capacity_per_s(made, self.slots, self.step_time or work.step_time)
         return poisson(made, (self.load or work.load) * per_s, seed)
 
-    def run(
-        self,
-        cell: Cell,
-        seed: int,
-        names: Sequence[str],
-        caps: Sequence[float],
-        tell: Callable[[str], None],
-    ) -> dict[str, Figures]:
-        """Every contender's figures; ``caps`` are in multiples of the programs that fit."""
+    def longest(self, cell: Cell) -> int:
+        """The longest context that a cell's model takes, in tokens."""
+        return round(self.scale * WORKS[cell.workload].tokens)
+
+    def make(self, cell: Cell, seed: int) -> Load:
+        """The programs of a cell, and the engine whose KV cache holds a share of them."""
         programs = self.programs(cell, seed)
-        work = WORKS[cell.workload]
-        least = work.tokens // BLOCK_SIZE + 2
-        options = VirtualOptions(self.slots, least, BLOCK_SIZE, max_model_len=work.tokens)
+        work, most, size = WORKS[cell.workload], self.longest(cell), self.block_size
+        least = most // size + 2
+        options = VirtualOptions(self.slots, least, size, max_model_len=most)
         times = self.step_time or work.step_time
         wanted, live, ample = with_ample_memory(programs, options, times)
-        blocks = (
-            self.blocks or work.blocks or max(least, math.ceil(cell.memory * wanted / BLOCK_SIZE))
-        )
-        options = VirtualOptions(self.slots, blocks, BLOCK_SIZE, max_model_len=work.tokens)
-        fits = live * blocks * BLOCK_SIZE / wanted
-        tried = sorted({max(1, round(share * fits)) for share in caps})
-        found: dict[str, Figures] = {}
-        for name in [*names, *(f"{CAP}:{cap}" for cap in tried)]:
-            tell(f"  {name}")
-            ran = drive(rival(name)(options, times), programs)
-            size = {"blocks": blocks, "wanted": wanted / BLOCK_SIZE}
-            found[name] = {**figures(ran, ample), **size}
-        return found
+        fixed = (work.blocks or 0) * BLOCK_SIZE // size
+        share = max(least, math.ceil(cell.memory * wanted / size))
+        blocks = self.blocks or fixed or share
+        options = VirtualOptions(self.slots, blocks, size, max_model_len=most)
+        return Load(programs, options, times, ample, wanted, live * blocks * size / wanted)
 
 
 def figures(ran: Ran, ample: Ran) -> dict[str, float]:
-    """What came of a run. ``recomputed`` is the prefill beyond that with ample memory."""
+    """What came of a run. ``recomputed`` is the prefill beyond that with ample memory.
+
+    A program's time with the engine to itself is that of virtual time; no real engine knows it.
+    """
     summary, used, least = ran.summary(), ran.counts.usage, ample.counts.usage
+    alone = {one.program_id: one.ideal_s for one in ample.outcomes}
     prefill = used.uncached_tokens + used.recomputed_tokens
     return {
         "ms_per_token": 1e3 * summary.token_latency_s,
@@ -146,7 +172,7 @@ def figures(ran: Ran, ample: Ran) -> dict[str, float]:
         "makespan_s": summary.makespan_s,
         "prefill": prefill,
         "recomputed": max(0, prefill - least.uncached_tokens - least.recomputed_tokens),
-        "delay_s": max(one.latency_s - one.ideal_s for one in ran.outcomes),
+        "delay_s": max(one.latency_s - alone[one.program_id] for one in ran.outcomes),
     }
 
 

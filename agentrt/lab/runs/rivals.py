@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.backends.gates import Cap, Gated, ThunderAgent
+from agentrt.lab.backends.gates import Cap, Gate, Gated, ThunderAgent
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -24,29 +25,58 @@ HOW = (
     f"{_OURS}, {' and '.join(KNOWING)} (which know sizes) among the policies; "
     f"or any of these and {AMPLE}, with {_TIMES_AMPLE} times the memory"
 )
-Make = Callable[[VirtualOptions, StepTimeModel], Virtual]
 
 
-def rival(name: str) -> Make:
-    """What makes a contender's engine. Raises `ConfigError` for a name that says nothing."""
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A contender: who schedules its engine, behind which gate, with how much of the memory.
+
+    ``pins`` stands for Continuum's scheduler in place of ours.
+    """
+
+    scheduling: SchedulerConfig | Stock
+    gate: Callable[[VirtualOptions], Gate] | None = None
+    memory: int = 1
+    pins: bool = False
+
+    def sized(self, options: VirtualOptions) -> VirtualOptions:
+        """The engine's size for it."""
+        return replace(options, kv_blocks=self.memory * options.kv_blocks)
+
+    def virtual(self, options: VirtualOptions, times: StepTimeModel) -> Virtual:
+        """Its engine in virtual time."""
+        options = self.sized(options)
+        if self.gate is not None:
+            return Gated(self.gate(options), options, times)
+        pinning = _pinning() if self.pins else None
+        return Virtual(self.scheduling, options, times, scheduler_cls=pinning)
+
+    @property
+    def on_engines(self) -> bool:
+        """Whether a real engine can run it: none knows sizes, or has Continuum's scheduler."""
+        if isinstance(self.scheduling, Stock):
+            return True
+        return not self.pins and self.scheduling.policy not in KNOWING
+
+
+def rival(name: str) -> Rival:
+    """The contender of a name. Raises `ConfigError` for one that says nothing."""
     if name.endswith(AMPLE):
-        make = rival(name.removesuffix(AMPLE))
-        return lambda options, times: make(
-            replace(options, kv_blocks=_TIMES_AMPLE * options.kv_blocks), times
-        )
+        one = rival(name.removesuffix(AMPLE))
+        return replace(one, memory=_TIMES_AMPLE * one.memory)
     kind, _, number = name.partition(":")
     if kind == CAP and number.isdecimal() and int(number):
-        return lambda options, times: Gated(Cap(int(number)), options, times)
+        return Rival(Stock(), lambda options: Cap(int(number)))
     if name in (THUNDER, DECAY):
-        return lambda options, times: Gated(
-            ThunderAgent(options.kv_blocks * options.block_size, decay=name == DECAY),
-            options,
-            times,
+        return Rival(
+            Stock(),
+            lambda options: ThunderAgent(
+                options.kv_blocks * options.block_size, decay=name == DECAY
+            ),
         )
     if name == CONTINUUM:
-        return _continuum
-    scheduling = Stock() if name == STOCK else settings(name, HOW, policy_names())
-    return lambda options, times: Virtual(scheduling, options, times)
+        return Rival(SchedulerConfig(policy="program-fcfs"), pins=True)
+    return Rival(Stock() if name == STOCK else settings(name, HOW, policy_names()))
 
 
 def settings(
@@ -70,8 +100,7 @@ def settings(
     )
 
 
-def _continuum(options: VirtualOptions, times: StepTimeModel) -> Virtual:
+def _pinning() -> type[Any]:
     from agentrt.lab.engine.continuum import ContinuumScheduler
 
-    config = SchedulerConfig(policy="program-fcfs")
-    return Virtual(config, options, times, scheduler_cls=ContinuumScheduler)
+    return ContinuumScheduler

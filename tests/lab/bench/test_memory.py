@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,24 @@ import pytest
 
 from agentrt.cli.app import call
 from agentrt.errors import ConfigError
+from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.backends.gates import Cap, ThunderAgent
+from agentrt.lab.backends.real import run_real
+from agentrt.lab.bench import memory_engines
+from agentrt.lab.bench.memory_engines import Engines
+from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.reports.memory import as_json, draw, table, with_best_caps
-from agentrt.lab.runs.memory import GPU, Cell, Memory
+from agentrt.lab.runs.contenders import Stock
+from agentrt.lab.runs.memory import GPU, Cell, Load, Memory
+from agentrt.lab.runs.rivals import rival
 from agentrt.lab.runs.working_set import added_tokens, context_tokens, with_ample_memory
 from agentrt.lab.workloads.agents import TOOLS, with_tools
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.retention import Context
+from tests.lab.bench.test_policies import Engine
 
 NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+ample"
 
@@ -59,6 +68,24 @@ def test_one_cell_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     # Who knows sizes, and who has all the memory there could be.
     assert cell["srpt+cost+memory"]["mean_s"] < 0.9 * cell["adaptive+memory"]["mean_s"]
     assert cell["stock+ample"]["recomputed"] == 0 < stock["recomputed"]
+
+
+@pytest.mark.engine
+def test_real_engines_and_then_virtual_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Memory is short on both, and what is computed again is counted on both."""
+    times = tmp_path / "times.json"
+    StepTimeModel(2e-3, 1e-5, 1e-5, 0.0).save(times)
+    size = ["--workload", "bfcl", "--programs", "16", "--scale", "0.4", "--blocks", "45"]
+    who = ["--contender", "stock", "--caps", "0", "--repeat", "1", "--tools", "0.01"]
+    real = ["--real", "--model-shape", "tiny", "--step-time", str(times), "--json"]
+    assert call(["bench", "memory", *size, *who, *real]) == 0
+    cells = json.loads(capsys.readouterr().out.splitlines()[-1])["cells"]
+    assert [cell["time"] for cell in cells] == ["real engines", "virtual time"]
+    for cell in cells:
+        assert cell["stock"]["blocks"] == 45 < cell["stock"]["wanted"]
+        assert cell["stock"]["recomputed"] > 0.5 * cell["stock"]["prefill"]
 
 
 # -- rivals --------------------------------------------------------------------------------
@@ -124,6 +151,75 @@ def test_continuum_pins_for_as_long_as_it_pays() -> None:
     assert not policy.expired(context, 49.0)
     assert memoryfulness([5] * 3) == pytest.approx(1.0)
     assert memoryfulness([1, 40, 3, 80]) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--real", "--contender", "srpt+ample"), "'srpt+ample' runs in virtual time only"),
+        (("--real", "--contender", "continuum"), "'continuum' runs in virtual time only"),
+        (("--model-shape", "tiny"), "a model needs --real"),
+        (("--real", "--model", "m", "--model-shape", "tiny"), "give one of them"),
+        (("--real", "--model-shape", "huge"), "known: llama-8b, small, tiny"),
+    ],
+)
+def test_what_real_engines_cannot_do(
+    args: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["bench", "memory", *args]) == 2
+    assert words in capsys.readouterr().err
+
+
+class Reset(Engine):
+    """An engine that can be made as new."""
+
+    async def configure(self, config: SchedulerConfig) -> None:
+        self.told.append(config.policy)
+
+    async def forget_prefixes(self) -> None:
+        self.told.append("forget")
+
+
+@pytest.mark.engine
+async def test_an_engine_is_warm_and_knows_nothing_when_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[EngineOptions] = []
+    engine = Reset()
+
+    def made(base: EngineOptions, scheduling: object) -> Any:
+        asked.append(base)
+        return engine
+
+    monkeypatch.setattr(memory_engines, "lab_engine", made)
+    engines = Engines(EngineOptions("m", 4, flags=("--dtype", "float32")), "m", nullcontext)
+    chain = tuple(CallShape(1, 9 + n, after=(n - 1,) if n else ()) for n in range(5))
+    programs = [ProgramShape(name, "t", chain, arrives_s=0.01) for name in "abcd"]
+    size = VirtualOptions(2, 64, 32, max_model_len=400)
+    _, _, ample = with_ample_memory(programs, size, GPU)
+    load = Load(programs, size, GPU, ample, 2048, 4.0)
+    ran = await engines.run(load, rival("default+ample"))
+    assert load.figures(ran)["blocks"] == 64
+    warm_up = [note for note in engine.told if isinstance(note, str) and "warm-up" in note]
+    assert len(warm_up) == 3
+    assert sum("warm-up" in one.call_id for one in engine.calls) == 9
+    between = engine.told.index("stop") + 1
+    assert engine.told[between : between + 3] == ["adaptive", "forget", "start"]
+    assert len(ran.outcomes) == 4
+    (options,) = asked
+    assert (options.max_num_seqs, options.flags[:2]) == (2, ("--dtype", "float32"))
+    assert "--num-gpu-blocks-override 1024 --block-size 32" in " ".join(options.flags)
+    assert load.capped((0.5, 0.1, 1)) == ["cap:1", "cap:2", "cap:4"]
+
+
+async def test_a_gate_stands_before_a_real_engine() -> None:
+    """A program comes when the one before it has ended; nobody else knows when that is."""
+    engine = Engine()
+    calls = (CallShape(1, 4), CallShape(1, 8, after=(0,), extends=0))
+    programs = [ProgramShape(name, "t", calls) for name in "abc"]
+    ran = await run_real(engine, programs, stock=Stock(), gate=Cap(1))
+    assert [one.call_id for one in engine.calls] == [f"{p}/{n}" for p in "abc" for n in (0, 1)]
+    assert [one.program_id for one in ran.outcomes] == ["a", "b", "c"]
 
 
 # -- what is counted -----------------------------------------------------------------------

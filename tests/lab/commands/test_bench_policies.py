@@ -80,7 +80,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--scale", "0"], ["'--scale'", "x>0"]),
         (["--virtual", "--csv", "no/such/rows.csv"], ["--csv", "no folder"]),
         (["--virtual", "--plot", "curves.txt"], ["--plot", ".png"]),
-        (["--model-shape", "huge"], ["'huge'", "llama-8b, tiny"]),
+        (["--model-shape", "huge"], ["'huge'", "llama-8b, small, tiny"]),
         (["--model", "./no/such"], ["./no/such", "no such folder"]),
         (["--virtual", "--", "--dtype", "half"], ["'--dtype'", "--max-num-seqs"]),
         (["--virtual", "--", "--max-num-seqs", "x"], ["--max-num-seqs 'x'", "from 1 up"]),

@@ -100,7 +100,7 @@ policies_options = together(
     _engine(
         "--model-shape",
         metavar="NAME",
-        help="A model of this shape with made-up weights: llama-8b, tiny.",
+        help="A model of this shape with made-up weights: llama-8b, small, tiny.",
     ),
     _output(
         "--slo",
