@@ -7,7 +7,7 @@ import json
 import random
 import re
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,15 @@ from agentrt.testing.scripted import ScriptedExecutor
 
 
 def copy_from_the_question(call: Call) -> str | ToolCall:
+    """What `answer_to` has for its request."""
+    return answer_to(call.spec.request or {})
+
+
+def answer_to(request: Mapping[str, Any]) -> str | ToolCall:
     """Made-up text; under a schema a value that obeys it, with the question's own words.
 
     It uses a tool if it may, once: when the tool's result is there, it answers.
     """
-    request = call.spec.request or {}
     *_, last = request["messages"]
     question = str(last["content"])
     if request.get("tools") and last["role"] != "tool" and request.get("tool_choice") != "none":
