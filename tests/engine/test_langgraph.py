@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,29 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import uvicorn
+from deepagents import create_deep_agent
 from langchain.agents import create_agent
-from langchain.agents.middleware import ModelCallLimitMiddleware
+from langchain.agents.middleware import (
+    HumanInTheLoopMiddleware,
+    ModelCallLimitMiddleware,
+    SummarizationMiddleware,
+    TodoListMiddleware,
+)
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphRecursionError
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel.remote import RemoteGraph
 from langgraph.types import interrupt
+from langgraph.warnings import LangGraphDeprecatedSinceV10
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
+from langgraph_supervisor import create_supervisor
+from langgraph_swarm import create_handoff_tool, create_swarm
 from pydantic import BaseModel
 
 from agentrt import Runtime
+from agentrt.graph import NodeKind
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
 from agentrt.runtime.run import RunState
@@ -103,6 +118,51 @@ async def test_the_engine_forgets_them(runtime: Runtime) -> None:
     async with asyncio.timeout(60):
         while (await runtime.executor.snapshot())["programs"]:
             await asyncio.sleep(0)
+
+
+def middleware(model: ChatAgentRT) -> Any:
+    """LangChain's own, all three that the model has to act by."""
+    acts: Any = [
+        SummarizationMiddleware(model, trigger=("messages", 3), keep=("messages", 1)),
+        TodoListMiddleware(),
+        HumanInTheLoopMiddleware({"add": True}),
+        ModelCallLimitMiddleware(run_limit=TURNS, exit_behavior="end"),
+    ]
+    return create_agent(model, TOOLS, middleware=acts, checkpointer=InMemorySaver())
+
+
+def supervised(model: ChatAgentRT) -> Any:
+    return create_supervisor([create_agent(model, TOOLS, name="adder")], model=model).compile()
+
+
+def swarm(model: ChatAgentRT) -> Any:
+    alice = create_agent(model, [create_handoff_tool(agent_name="bob")], name="alice")
+    bob = create_agent(model, TOOLS, name="bob")
+    return create_swarm([alice, bob], default_active_agent="alice").compile()
+
+
+def extractor(model: ChatAgentRT) -> Any:
+    with warnings.catch_warnings():  # it still imports from where LangGraph once had it
+        warnings.simplefilter("ignore", LangGraphDeprecatedSinceV10)
+        from trustcall import create_extractor
+    return create_extractor(model, tools=[Verdict], tool_choice="Verdict")
+
+
+@pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
+@pytest.mark.parametrize("make", [middleware, create_deep_agent, supervised, swarm, extractor])
+async def test_agents_of_others_run_as_they_are(runtime: Runtime, make: Any) -> None:
+    """What so small a model has them do is its own affair: it may call tools until it is stopped.
+    Each run is one program, and no call of it is refused.
+    """
+    graph = make(ChatAgentRT(runtime=runtime, max_tokens=32))
+    config: Any = {"configurable": {"thread_id": "1"}, "recursion_limit": 24}
+    chat = [HumanMessage("Hi."), AIMessage("Hello."), HumanMessage("What is 3 + 4?")]
+    with watched() as runs, contextlib.suppress(GraphRecursionError):
+        await graph.ainvoke({"messages": chat}, config)
+    [run] = runs
+    calls = [node for node in run.dag.nodes() if node.kind is NodeKind.CALL]
+    assert [call.error for call in calls] == [None] * len(calls) != []
+    assert all(call.report is not None and call.report.output_tokens > 0 for call in calls)
 
 
 # -- a server -------------------------------------------------------------------------------
