@@ -111,7 +111,9 @@ async def test_codex(url: str, tmp_path: Path) -> None:
     running.cancel()
     await asyncio.wait([running])
     assert_one_after_the_other(ended)
-    assert running.cancelled() or running.result().code == 0
+    if not running.cancelled():
+        end = running.result()
+        assert end.code == 0 or "max_output_tokens" in end.err, "an answer may be cut off by MOST"
 
 
 async def test_opencode(url: str, tmp_path: Path) -> None:
