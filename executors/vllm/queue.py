@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from agentrt.executors.vllm._compat.requests import Request
 from agentrt.executors.vllm._compat.scheduling import RequestQueue
@@ -97,7 +97,7 @@ class LevelRequestQueue(RequestQueue):
 
 
 def put_in_order(
-    running: list[Request], moved: Iterable[QueuedCall], calls: Mapping[str, QueuedCall]
+    running: list[Request], moved: Sequence[QueuedCall], calls: Mapping[str, QueuedCall]
 ) -> None:
     """Sort what is ``running`` by its ``calls``' keys; only those that ``moved`` can stand wrong.
 
@@ -107,11 +107,21 @@ def put_in_order(
     def key(request: Request) -> Key:
         return calls[request.request_id].key
 
-    stray = [call.item for call in dict.fromkeys(moved) if call.item in running]
-    if len(stray) > _FEW_MOVED:
+    if len(moved) > _FEW_MOVED:
         running.sort(key=key)
         return
-    for request in stray:
-        running.remove(request)
+    stray = [call.item for call in moved if take_out(running, call.item)]
     for request in stray:
         insort(running, request, key=key)
+
+
+def take_out(running: list[Request], request: Request) -> bool:
+    """Remove a request; False if it is not there. Those that are to be mostly stand at the end.
+
+    A list's own methods would ask requests whether they are equal, in Python.
+    """
+    for index in range(len(running) - 1, -1, -1):
+        if running[index] is request:
+            del running[index]
+            return True
+    return False

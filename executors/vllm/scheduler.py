@@ -47,7 +47,7 @@ from agentrt.executors.vllm.processes import (
     keep_heap_frozen,
     leave_interrupts_to_parent,
 )
-from agentrt.executors.vllm.queue import LevelRequestQueue, put_in_order
+from agentrt.executors.vllm.queue import LevelRequestQueue, put_in_order, take_out
 from agentrt.executors.vllm.retention import Retainer
 from agentrt.executors.vllm.scored import COMPUTE_FROM
 from agentrt.scheduler.admission import Admission, Capacity, make_admission
@@ -203,7 +203,7 @@ class ProgramScheduler(AsyncScheduler):
 
     def _preempt(self, call: QueuedCall, now: float) -> None:
         request = call.item
-        self.running.remove(request)
+        take_out(self.running, request)
         queue = self.waiting
         assert isinstance(queue, LevelRequestQueue)
         # vLLM keeps its own victims out of the step that preempts them; ours are
