@@ -38,6 +38,8 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
     _lists: dict[Context, FreeKVCacheBlockQueue]
     _asked: tuple[float, int, int] | None
     _worth: bool
+    _least: tuple[float, Context] | None
+    """Whose blocks went last, and when: those that are left go next, while nothing changes."""
 
     @classmethod
     def adopt(
@@ -51,7 +53,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         queue.yielded = queue._protected = 0
         queue._owner, queue._listed = [None] * blocks, [None] * blocks
         queue._used, queue._lists = [0.0] * blocks, {}
-        queue._asked, queue._worth = None, False
+        queue._asked, queue._worth, queue._least = None, False, None
         return queue
 
     def leave(self) -> None:
@@ -69,6 +71,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         shared: Callable[[], Context],
     ) -> None:
         """``context`` used these cached blocks; what another used before, ``shared()`` holds."""
+        self._least = None
         owners, used, now = self._owner, self._used, self.now
         for block in blocks:
             at = block.block_id
@@ -81,7 +84,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
 
     def changed(self, context: Context) -> None:
         """Something happened to a context: it stands elsewhere, or its blocks are released."""
-        self._asked = None
+        self._asked = self._least = None
         if context.released:
             self.release(context)
         elif context in self._lists:
@@ -89,6 +92,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
 
     def release(self, context: Context) -> None:
         """Protect a context's free blocks no longer; they are the next after the unused."""
+        self._least = None
         own = self._lists.pop(context, None)
         if own is None:
             return
@@ -148,7 +152,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         if self.retention.expires:
             self._release_expired()
         plain = min(n, self.num_free_blocks - self._protected)
-        taken: list[KVCacheBlock] = super().popleft_n(plain)
+        taken: list[KVCacheBlock] = super().popleft_n(plain) if plain else []
         while len(taken) < n:
             taken += self._yield_blocks(n - len(taken))
         owner = self._owner
@@ -170,6 +174,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         self.append_n([block])
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        self._least = None
         plain: list[KVCacheBlock] = []
         owners = [self._owner[block.block_id] for block in blocks]
         end = 0
@@ -215,9 +220,12 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
 
     def _yield_blocks(self, n: int) -> list[KVCacheBlock]:
         """Up to ``n`` blocks of the context that is worth the least."""
-        context = self.ranking.first(self.now)
-        if context is None:
-            raise InvariantError(f"{self._protected} blocks are protected, and not ranked")
+        if self._least is None or self._least[0] != self.now:
+            first = self.ranking.first(self.now)
+            if first is None:
+                raise InvariantError(f"{self._protected} blocks are protected, and not ranked")
+            self._least = self.now, first
+        _, context = self._least
         own = self._lists[context]
         blocks: list[KVCacheBlock] = own.popleft_n(min(n, own.num_free_blocks))
         for block in blocks:
@@ -232,8 +240,10 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         if not own.num_free_blocks:
             del self._lists[context]
             self.ranking.discard(context)
+            self._least = None
         elif context.shared:
             self._age(context, own)
+            self._least = None
 
     def _age(self, context: Context, own: FreeKVCacheBlockQueue) -> None:
         """A shared context is as old as its block that was used the longest ago."""
