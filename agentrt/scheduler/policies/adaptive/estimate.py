@@ -84,10 +84,10 @@ class History:
         if asked is None:
             asked = self._asked[row.program_id] = {}
         aged, factor, by_node = max(path_s, SMALLEST_S), 1.0, f"node {node}"
-        for what in ("", *_hint(row), _turn(row.finished_calls), by_node):
+        for what in (*_always(row), _turn(row.finished_calls), by_node):
             key = (row.tenant, row.type, age, what)
-            if key not in asked and len(asked) < _ASKED:
-                asked[key] = row.attained_s  # the program was there
+            if len(asked) < _ASKED:
+                asked.setdefault(key, row.attained_s)  # the program was there
             if (cell := self._cells.get(key)) is None:
                 continue
             refined = cell.refine(aged)
@@ -100,7 +100,7 @@ class History:
     def usual(self, row: ProgramRow) -> float | None:
         """The mean service of a whole program like it (seconds); None where few have ended."""
         usual = None
-        for what in ("", *_hint(row)):
+        for what in _always(row):
             cell = self._cells.get((row.tenant, row.type, 0, what))
             usual = cell.mean_s if cell is not None and cell.n >= _FEW else usual
         return usual
@@ -109,7 +109,7 @@ class History:
         """A program ended: what was still to come wherever it came by is known now."""
         total = row.service_s
         asked = self._asked.pop(row.program_id, {})
-        always = ("", *_hint(row))
+        always = _always(row)
         for age in range(age_bin(total) + 1):
             for what in always:
                 asked.setdefault((row.tenant, row.type, age, what), bin_edge(age))
@@ -163,11 +163,15 @@ def _turn(finished_calls: int) -> str:
     return f"turn {int(2.0 * math.log2(finished_calls + 1))}"
 
 
-def _hint(row: ProgramRow) -> list[str]:
-    """The hint of its size, to a factor of two; nothing where it is no positive number."""
-    hint = row.size_hint
-    sound = isinstance(hint, int | float) and 0.0 < hint < math.inf
-    return [f"hint {math.floor(math.log2(hint))}"] if hint is not None and sound else []
+def _always(row: ProgramRow) -> tuple[str, ...]:
+    """What a program is looked up by wherever it is: its type, and its size as far as it is known.
+
+    A hint counts to a factor of two, and not at all where it is no positive number.
+    """
+    hint: object = row.size_hint
+    if isinstance(hint, int | float) and 0.0 < hint < math.inf:
+        return ("", f"hint {math.floor(math.log2(hint))}")
+    return ("",)
 
 
 def _read(tenant: Any, type: Any, age: Any, what: Any, n: Any, mean_s: Any) -> tuple[Key, Cell]:

@@ -56,9 +56,9 @@ class Adaptive(Policy):
             expected = min(expected, max(_CAP * usual, attained))
         size = math.floor(math.log2(attained * expected) / 2.0)
         return Priority(
-            level=math.floor(_LEVELS_PER_DOUBLING * math.log2(expected)),
-            quantum_s=max(_SHORTEST_QUANTUM_S, max(attained, expected) / _QUANTA_OF_LIFE),
-            order=size * _SIZE_STRIDE + row.started_at,
+            math.floor(_LEVELS_PER_DOUBLING * math.log2(expected)),
+            max(_SHORTEST_QUANTUM_S, max(attained, expected) / _QUANTA_OF_LIFE),
+            size * _SIZE_STRIDE + row.started_at,
         )
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
