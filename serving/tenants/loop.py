@@ -165,10 +165,13 @@ _TURN: ContextVar[_Turn | None] = ContextVar("agentrt_turn", default=None)
 
 
 async def pause() -> None:
-    """Between pieces of work for the request under way: where it is a large one, others go on."""
+    """Between pieces of work for the request under way: where it is a large one, others go on.
+
+    Those of one tenant go in step: to do the same piece for each that came takes much less of the
+    processor, whose caches have its code, than to do one request's pieces after another.
+    """
     turn = _TURN.get()
-    if turn is not None:
-        await turn.pause()
+    await (asyncio.sleep(0) if turn is None else turn.pause())
 
 
 class Stepped:

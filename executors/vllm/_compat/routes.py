@@ -58,7 +58,7 @@ class ShortRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_short = FIELDS in scope and scope["path"] in self._routes
-        if not is_short or any(name == b"origin" for name, _ in scope["headers"]):
+        if not is_short or b"origin" in dict(scope["headers"]):
             await self._app(scope, receive, send)
             return
         scope["app"] = self._app
@@ -68,6 +68,7 @@ class ShortRoutes:
             scope[_ERROR] = error
             await self._refuse(scope, receive, send)
         else:
+            await self._rest()
             await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:

@@ -86,6 +86,7 @@ class ProgramEngineClient(EngineClient):
     ) -> AsyncGenerator[Any, None]:
         if not (isinstance(prompt, dict) and "type" in prompt):
             prompt = await render_prompt(self.renderer, self.model_config, prompt)
+        await asyncio.sleep(0)  # calls that came together begin right after each other
         made = self._one if getattr(params, "n", 1) == 1 else self._several
         try:
             async with contextlib.aclosing(made(who, prompt, params, options)) as chunks:

@@ -19,6 +19,7 @@ from agentrt.executors.vllm.frontend.long_prompts import (
     AHEAD,
     LONG,
     MANY,
+    SHORT,
     check_tokens,
     work_apart,
 )
@@ -75,6 +76,13 @@ class Renderer:
 
     def render_messages(self, messages: Any, params: Any) -> str:
         return threading.current_thread().name
+
+    async def render_chat_async(self, chats: Any, params: Any, **options: Any) -> str:
+        return "vLLM's"
+
+    def render_chat(self, chats: Any, params: Any, **options: Any) -> tuple[str, Any]:
+        self.order.append(chats[0][0]["content"])
+        return threading.current_thread().name, options
 
 
 def params(**more: Any) -> Any:
@@ -143,6 +151,35 @@ async def test_a_chat_of_many_messages_is_read_beside_the_event_loop() -> None:
         long = await renderer.render_messages_async([one] * (MANY + 1), plain)
         assert long.startswith("long-prompts")
     assert await renderer.render_messages_async([*[user] * MANY, loads], plain) == "vLLM's"
+
+
+async def test_a_chat_of_a_few_words_is_rendered_and_tokenized_in_the_event_loop() -> None:
+    """Those that came together right after each other: each goes on when all have been."""
+    renderer, here = work_apart(Renderer(), MOST), threading.current_thread().name
+
+    async def rendered(text: str) -> Any:
+        user = {"role": "user", "content": text}
+        found = await renderer.render_chat_async([[user]], chat(tools=None), skip=True)
+        renderer.order.append(f"{text} goes on")
+        return found
+
+    assert await asyncio.gather(rendered("a"), rendered("b")) == [(here, {"skip": True})] * 2
+    assert renderer.order == ["a", "b", "a goes on", "b goes on"]
+
+
+async def test_other_chats_go_through_vllms_tasks_and_thread() -> None:
+    renderer, user = work_apart(Renderer(), MOST), {"role": "user", "content": "hi"}
+    fits = {**user, "content": "x" * (SHORT - len("user"))}
+    assert await renderer.render_chat_async([[fits]], chat()) != "vLLM's"
+    long = {**fits, "content": f"x{fits['content']}"}
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
+    parts = {**user, "content": [{"type": "text", "text": "hi"}]}
+    for one in (long, calls, parts, "hi" * SHORT):
+        assert await renderer.render_chat_async([[user, one]], chat()) == "vLLM's"
+    assert await renderer.render_chat_async([[user], [user]], chat()) == "vLLM's"
+    assert await renderer.render_chat_async([[user]], chat(tools=[{}])) == "vLLM's"
+    slow = work_apart(Renderer(), MOST, may_be_slow=True)
+    assert await slow.render_chat_async([[user]], chat()) == "vLLM's"
 
 
 @pytest.mark.parametrize(
