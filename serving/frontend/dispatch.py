@@ -101,11 +101,12 @@ class FrontendApp:
             await response(request.scope, request.receive, send)
             return
         body = await request.body() if request.method == "POST" else b""
-        fields = _fields(request, body)
+        kind = request.headers.get("content-type", "")
+        fields = _fields(kind, body)
         await pause()
         for known in self._known[:1]:  # all front ends have the same routes
             known.check(path, fields)
-        model = await _model(request, fields)
+        model = await _model(request, kind, fields)
         front = self._front(path, tenant, model)
         WORKS_FOR.set(tenant)
         token = ASKING.set(Asking(tenant, len(body), model))
@@ -160,13 +161,13 @@ class FrontendApp:
         raise NotServedError(f"this server does not serve model {name!r}; it serves {served}")
 
 
-def _fields(request: Request, body: bytes) -> Mapping[str, Any]:
+def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
     """The fields of a JSON body; none where vLLM will refuse it, or where it is a form.
 
     Raises `ApiError` for JSON that has NaN, half surrogates, or no end to its depth: Python's own
     parser takes these, and what works with them fails later.
     """
-    if not body or "json" not in request.headers.get("content-type", ""):
+    if not body or "json" not in kind:
         return {}
     try:
         fields = from_json(body, allow_inf_nan=False)
@@ -175,10 +176,10 @@ def _fields(request: Request, body: bytes) -> Mapping[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-async def _model(request: Request, fields: Mapping[str, Any]) -> str | None:
+async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str | None:
     """The model that a request names, in its body or form."""
     model = fields.get("model")
-    if request.headers.get("content-type", "").startswith("multipart/"):
+    if kind.startswith("multipart/"):
         async with request.form() as form:
             model = form.get("model")
     return model if isinstance(model, str) else None

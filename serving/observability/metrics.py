@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
@@ -16,7 +17,6 @@ from prometheus_client.registry import Collector
 from agentrt.graph import Node, NodeKind
 from agentrt.request import Usage
 from agentrt.runtime.run import Run
-from agentrt.scheduler.table import ProgramRow
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)
 _LABELS = ("tenant", "type")
@@ -34,7 +34,9 @@ _SUMS = {
     "interrupt_s": ("agentrt_interrupt_seconds", "Seconds in tools and with humans."),
 }
 """Sums over a program, each with its counter and what it counts."""
-_USED = tuple(field.name for field in fields(Usage) if field.name in _SUMS)
+_USED = {field.name for field in fields(Usage)}
+_sums_of = attrgetter(*(f"usage.{name}" if name in _USED else name for name in _SUMS))
+"""Those of a program's row."""
 
 
 class Labels:
@@ -72,7 +74,7 @@ class LabelledMetrics:
     """
 
     labels: tuple[str, str]
-    sums: dict[str, Counter]
+    sums: tuple[Counter, ...]
     hits: Counter
     service: Histogram
     waiting: Histogram
@@ -89,7 +91,7 @@ class Counted:
     """
 
     metrics: LabelledMetrics | None = None
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
+    sums: tuple[float, ...] = (0.0,) * len(_SUMS)
 
 
 class Metrics:
@@ -98,7 +100,7 @@ class Metrics:
     def __init__(self, labels: Labels | None = None) -> None:
         self.labels = labels or Labels()
         self.registry = CollectorRegistry(auto_describe=True)
-        self._sums = {field: self._counter(name, text) for field, (name, text) in _SUMS.items()}
+        self._sums = [self._counter(name, text) for name, text in _SUMS.values()]
         self._hits = self._counter(
             "agentrt_prefix_hits", "Calls that found some of their prompt cached."
         )
@@ -158,11 +160,11 @@ class Metrics:
         """Add what the program's row has more than was counted."""
         metrics = counted.metrics = counted.metrics or self._metrics_of(run)
         sums = _sums_of(run.row)
-        for name, counter in metrics.sums.items():
-            value = sums[name]
-            if more := value - counted.sums[name]:
-                counter.inc(more)
-                counted.sums[name] = value
+        if sums != counted.sums:
+            for counter, now, before in zip(metrics.sums, sums, counted.sums, strict=True):
+                if now != before:
+                    counter.inc(now - before)
+            counted.sums = sums
         return metrics
 
     def _metrics_of(self, run: Run) -> LabelledMetrics:
@@ -170,22 +172,12 @@ class Metrics:
         if labels not in self._labelled:
             self._labelled[labels] = LabelledMetrics(
                 labels,
-                {name: counter.labels(*labels) for name, counter in self._sums.items()},
+                tuple(counter.labels(*labels) for counter in self._sums),
                 self._hits.labels(*labels),
                 self._call_service.labels(*labels),
                 self._call_waiting.labels(*labels),
             )
         return self._labelled[labels]
-
-
-def _sums_of(row: ProgramRow) -> dict[str, float]:
-    return {
-        "finished_calls": row.finished_calls,
-        "service_s": row.service_s,
-        "waiting_s": row.waiting_s,
-        "interrupt_s": row.interrupt_s,
-        **{name: getattr(row.usage, name) for name in _USED},
-    }
 
 
 class TenantMetrics(Collector):

@@ -150,10 +150,10 @@ class ClientPrograms:
         if program.run.ended_at is not None:
             return  # it was ended meanwhile, and its tenant may be forgotten
         own = self._tenants[program.tenant]
-        nodes = [scope.frontier.ids for scope in entry.scopes]
         for scope in entry.scopes:
             program.frontier.join(scope.frontier)
         if entry.call is not None:
+            nodes = (scope.frontier.ids for scope in entry.scopes)
             program.ends[entry.call] = tuple(sorted(set(joined.from_iterable(nodes))))
         elif tools and entry.scopes:
             self._begin_gap(program, entry.scopes[0], tools)
