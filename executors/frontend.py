@@ -88,14 +88,24 @@ def caller() -> Caller:
     return found
 
 
-@contextlib.contextmanager
-def calling(who: Caller) -> Iterator[None]:
+class _Calling(contextlib.AbstractContextManager[None]):
+    """A class, and no generator: this is done for every piece of an output."""
+
+    __slots__ = ("_token", "_who")
+
+    def __init__(self, who: Caller) -> None:
+        self._who = who
+
+    def __enter__(self) -> None:
+        self._token = CALLER.set(self._who)
+
+    def __exit__(self, *error: object) -> None:
+        CALLER.reset(self._token)
+
+
+def calling(who: Caller) -> contextlib.AbstractContextManager[None]:
     """The calls that the body makes are those of ``who``."""
-    token = CALLER.set(who)
-    try:
-        yield
-    finally:
-        CALLER.reset(token)
+    return _Calling(who)
 
 
 async def stepped(who: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
