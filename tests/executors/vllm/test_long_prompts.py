@@ -159,12 +159,14 @@ async def test_a_chat_of_a_few_words_is_rendered_and_tokenized_in_the_event_loop
 
     async def rendered(text: str) -> Any:
         user = {"role": "user", "content": text}
+        renderer.order.append(f"{text} asks")
         found = await renderer.render_chat_async([[user]], chat(tools=None), skip=True)
         renderer.order.append(f"{text} goes on")
         return found
 
-    assert await asyncio.gather(rendered("a"), rendered("b")) == [(here, {"skip": True})] * 2
-    assert renderer.order == ["a", "b", "a goes on", "b goes on"]
+    found = await asyncio.gather(rendered("a"), rendered("b"))
+    assert list(found) == [(here, {"skip": True})] * 2
+    assert renderer.order == ["a asks", "b asks", "a", "b", "a goes on", "b goes on"]
 
 
 async def test_other_chats_go_through_vllms_tasks_and_thread() -> None:

@@ -61,9 +61,13 @@ def application() -> FastAPI:
     return app
 
 
+rested: list[int] = []
+"""The pauses of the last request."""
+
+
 def asked(app: FastAPI, path: str, fields: Any, headers: Any = None) -> httpx.Response:
     """The answer to a request whose body is broken, and was parsed by somebody else."""
-    rested: list[int] = []
+    rested.clear()
 
     async def rest() -> None:
         rested.append(1)
@@ -94,6 +98,11 @@ def asked(app: FastAPI, path: str, fields: Any, headers: Any = None) -> httpx.Re
 def test_a_parsed_body_is_not_parsed_again(fields: Any, status: int, says: Any) -> None:
     answer = asked(application(), "/short", fields)
     assert (answer.status_code, answer.json()) == (status, says)
+
+
+def test_others_go_on_between_checking_making_and_sending() -> None:
+    asked(application(), "/short", {"count": 2})
+    assert len(rested) == 3
 
 
 @pytest.mark.parametrize("swallows", [False, True])
