@@ -163,7 +163,9 @@ class Crowd(Admitting):
         members = {name for name, told in self.told.items() if self.set.has(name)}
         shared = {self.told[name].kind: self.told[name].shared for name in members}
         claims = sum(self.told[name].blocks(budget) for name in members)
+        idle = sum(self.told[name].blocks(budget) for name in members if not self.told[name].own)
         assert self.set.members == len(members)
+        assert self.set.claimed - self.set.in_use == idle
         assert (
             claims
             <= self.set.claimed
@@ -188,7 +190,7 @@ def through(seed: int, policy: str, target: float | None, programs: int) -> Crow
         if left:
             assert program in crowd.stuck, f"{program} never went on"
             crowd.give_up(program)
-    assert crowd.set.members == crowd.set.claimed == len(crowd.admission) == 0
+    assert crowd.set.members == crowd.set.claimed == crowd.set.in_use == len(crowd.admission) == 0
     assert len(crowd.queues) == 0
     if target is not None:
         assert crowd.longest_s <= target + 1.0

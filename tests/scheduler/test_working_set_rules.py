@@ -225,6 +225,19 @@ def test_a_program_with_another_call_there_goes_on_though_the_set_has_outgrown_t
     assert engine.inside() == {"a"}
 
 
+@pytest.mark.parametrize(("away", "goes_on"), [(True, True), (False, False)])
+def test_who_comes_back_goes_on_if_those_that_have_calls_fit(away: bool, goes_on: bool) -> None:
+    engine = Counted()
+    calls = {name: engine.wants(name, 31) for name in "abc"}
+    engine.step()
+    engine.end(calls["a"], output=0)
+    if away:
+        engine.end(calls["c"], output=0)
+        engine.admission.interrupt_began("c", "tool", None, engine.now)
+    engine.arrive("a", 30 * BLOCK)
+    assert engine.working.has("a") is goes_on
+
+
 def test_nobody_gives_way_to_nobody_to_who_fits_or_to_its_own_level() -> None:
     alone, beside, equal = Turns(), Turns(), Turns(100.0)
     for engine in (alone, beside, equal):

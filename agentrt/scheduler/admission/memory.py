@@ -5,8 +5,8 @@ type; what all of a type share is counted once. It comes in, in the order of the
 its claim fits beside those of the members, or when a slot of the batch is free and programs of its
 type branch. Where the first does not come in though a slot is free, a few after it are looked at.
 It leaves when it ends, when a human is asked, when it is in a tool for longer than its blocks are
-worth and others want in, and between two calls when the set has outgrown the cache, or when one of
-a better level waits and it had its turn.
+worth and others want in, and between two calls when those that have calls have outgrown the cache,
+or when one of a better level waits and it had its turn.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _SLACK = 64
 class _Program:
     """A program: the ``context`` it comes back for, and what each of its calls adds (tokens).
 
-    ``claim`` are the blocks that it counts with. It ``returned`` when it was in the set before;
+    ``claim`` are the blocks that it counts with, ``in_use`` those of a member that has calls. It
+    ``returned`` when it was in the set before;
     ``fifo`` says that it came in for its age, and is not asked to give way; ``away`` counts the
     moments at which it went to wait for something else than a call.
     """
@@ -55,6 +56,7 @@ class _Program:
     context: int = 0
     own: dict[str, int] = field(default_factory=dict)
     claim: int = 0
+    in_use: int = 0
     member: bool = False
     returned: bool = False
     fifo: bool = False
@@ -66,7 +68,8 @@ class _Program:
 class WorkingSet(Admission):
     """The members' claims stay within the KV cache, up to what they outgrow it by.
 
-    ``claimed`` are their blocks; ``came_in`` counts the programs that ever became members.
+    ``claimed`` are their blocks, ``in_use`` those of members that have calls: what the others have
+    kept is given up block by block. ``came_in`` counts the programs that ever became members.
     """
 
     name: ClassVar[str] = "memory"
@@ -76,7 +79,7 @@ class WorkingSet(Admission):
         super().__init__(config, capacity)
         self.growth = Growth()
         self.costs = StepCost()
-        self.claimed = self.came_in = 0
+        self.claimed = self.in_use = self.came_in = 0
         self._budget = int(capacity.blocks * (1.0 - _HEADROOM))
         self._programs: dict[str, _Program] = {}
         self._members: set[_Program] = set()
@@ -195,7 +198,7 @@ class WorkingSet(Admission):
             return False
         if len(program.own) > 1 or len(self._members) == 1:
             return True
-        if self.claimed > self.capacity.blocks or self._gives_way(program, call):
+        if self.in_use > self.capacity.blocks or self._gives_way(program, call):
             self._leave(program)
         return program.member
 
@@ -329,6 +332,13 @@ class WorkingSet(Admission):
         if program.member:
             self.claimed += claim - program.claim
         program.claim = claim
+        self._use(program)
+
+    def _use(self, program: _Program) -> None:
+        """Count anew what it takes of the cache for its calls, as long as it is a member."""
+        in_use = program.claim if program.member and program.own else 0
+        self.in_use += in_use - program.in_use
+        program.in_use = in_use
 
     def _join(self, program: _Program) -> None:
         if program.member:
@@ -338,10 +348,11 @@ class WorkingSet(Admission):
         self._nobody_at = None
         self.came_in += 1
         self.claimed += program.claim
+        self._use(program)
         self.changed[program.row.program_id] = True
         if program.shared:
             sharers, blocks = self._sharers.get(program.kind, (0, self._blocks(program.shared)))
-            self.claimed += 0 if sharers else blocks
+            self._share(0 if sharers else blocks)
             self._sharers[program.kind] = sharers + 1, blocks
 
     def _leave(self, program: _Program) -> None:
@@ -351,13 +362,19 @@ class WorkingSet(Admission):
         self._members.discard(program)
         self._nobody_at = None
         self.claimed -= program.claim
+        self._use(program)
         self.changed[program.row.program_id] = False
         if program.shared:
             sharers, blocks = self._sharers.pop(program.kind)
             if sharers > 1:
                 self._sharers[program.kind] = sharers - 1, blocks
             else:
-                self.claimed -= blocks
+                self._share(-blocks)
+
+    def _share(self, blocks: int) -> None:
+        """A type's prefix came in, or left: it counts once, and as used."""
+        self.claimed += blocks
+        self.in_use += blocks
 
     def _blocks(self, tokens: int) -> int:
         return math.ceil(tokens / self.capacity.block_size)
