@@ -103,23 +103,6 @@ class CallSpec:
         """The chat of a ``request``."""
         return tuple((self.request or {}).get("messages") or ())
 
-    @property
-    def tools(self) -> tuple[ToolSpec, ...]:
-        """The functions that a ``request`` lets the model call."""
-        tools = [tool.get("function") for tool in (self.request or {}).get("tools") or ()]
-        return tuple(
-            ToolSpec(one["name"], one.get("description") or "", one.get("parameters") or {})
-            for one in tools
-            if one
-        )
-
-    @property
-    def schema(self) -> Mapping[str, Any] | None:
-        """The JSON schema that the answer to a ``request`` obeys."""
-        response_format = (self.request or {}).get("response_format") or {}
-        schema: Mapping[str, Any] | None = (response_format.get("json_schema") or {}).get("schema")
-        return schema
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:

@@ -53,9 +53,10 @@ def shopper(*actions: ToolCall | str, answer: dict[str, Any]) -> Callable[[Call]
     left = list(actions)
 
     def say(call: Call) -> str | ToolCall:
-        if call.spec.tools:
+        request = call.spec.request or {}
+        if request.get("tools"):
             return left.pop(0)
-        return "I need a fact." if call.spec.schema is None else json.dumps(answer)
+        return json.dumps(answer) if "response_format" in request else "I need a fact."
 
     return say
 
@@ -180,8 +181,8 @@ async def test_mcts_fans_out_and_joins() -> None:
 
 async def test_mcts_finds_what_the_model_leads_it_to() -> None:
     def say(call: Call) -> str:
-        assert call.spec.schema is not None
-        fields = call.spec.schema["properties"]
+        assert call.spec.request is not None
+        fields = call.spec.request["response_format"]["json_schema"]["schema"]["properties"]
         if "verdict" in fields:
             good = str(call.spec.messages).count("6 and 4")
             return json.dumps({"why": "", "verdict": "sure" if good else "impossible"})

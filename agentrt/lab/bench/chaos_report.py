@@ -46,7 +46,7 @@ class CallAudit:
         self.delivered[call.call_id] += 1
         if self.delivered[call.call_id] > 1:
             self.faults.append(f"{call.call_id} was delivered twice")
-        if streamed != chunk.reply.text and not call.spec.tools:
+        if streamed != chunk.reply.text and not (call.spec.request or {}).get("tools"):
             self.faults.append(f"{call.call_id} streamed other text than its reply has")
 
 

@@ -170,43 +170,12 @@ class ProgramEngineClient(EngineClient):
         return self._setup.tasks
 
     @property
-    def is_running(self) -> bool:
-        return self._executor.alive()
-
-    @property
-    def is_stopped(self) -> bool:
-        return not self._executor.alive()
-
-    @property
     def errored(self) -> bool:
         # Replicas come back: a call waits for one, or its own error says that there is none.
         return False
 
-    @property
-    def dead_error(self) -> BaseException:
-        return as_vllm(EngineDiedError("no engine is left"))
-
-    async def check_health(self) -> None:
-        if not self._executor.alive():
-            raise self.dead_error
-
-    async def is_tracing_enabled(self) -> bool:
-        return False
-
-    async def is_sleeping(self) -> bool:
-        return False
-
-    async def is_paused(self) -> bool:
-        return False
-
-    async def do_log_stats(self) -> None:
-        """The server has metrics of its own."""
-
     async def abort(self, request_id: Any) -> None:
         """Closing a call's output aborts it."""
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """The runtime owns the engines."""
 
 
 async def _merged(queue: asyncio.Queue[tuple[int, Any]], params: Any) -> AsyncGenerator[Any, None]:
