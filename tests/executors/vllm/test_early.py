@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +60,34 @@ def test_it_runs_what_it_is_given_as_the_parent_is_by_then(
     assert found["variable"] == "set later"
     assert str(tmp_path) in found["path"]
     assert found["frozen"]
+
+
+SCRIPT = """
+from agentrt.executors.vllm.early import EarlyCore
+
+def work(answer):
+    print(__name__, answer, flush=True)
+
+print("runs", flush=True)
+if __name__ == "__main__":
+    core = EarlyCore((), {})
+    core.give(%s, %s).start()
+    core.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "given", "printed"),
+    [("print", "{}", "runs\n\n"), ("work", '{"answer": 42}', "runs\nruns\n__mp_main__ 42\n")],
+    ids=["of a library", "of the script"],
+)
+def test_a_script_is_run_again_only_for_what_is_its_own(
+    tmp_path: Path, work: str, given: str, printed: str
+) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT % (work, given))
+    run = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == (printed, "")
 
 
 def test_nothing_stays_frozen_in_the_parent() -> None:
