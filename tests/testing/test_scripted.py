@@ -49,7 +49,7 @@ def spec(**options: Any) -> CallSpec:
 async def ask(executor: Executor, given: CallSpec, call_id: str = "p/0") -> Reply:
     async for chunk in executor.generate(Call(Identity(call_id, "p", "demo"), given), stream=False):
         if chunk.reply is not None:
-            reply = reply_of(chunk.output, as_json=given.schema is not None)
+            reply = reply_of(chunk.output, as_json="response_format" in (given.request or {}))
             return replace(reply, report=chunk.reply.report)
     raise AssertionError("no reply")
 
