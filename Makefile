@@ -62,8 +62,8 @@ test-differential: $(INSTALLED) ## Compare with vLLM's own server once more, wit
 record-reference: $(INSTALLED)
 	$(BIN)/python -m tests.serving.langgraph.corpus $(URL)
 
-test-next: $(NEXT_INSTALLED) ## Run the tests that touch vLLM on its next version
-	$(NEXT_BIN)/pytest tests/executors tests/serving tests/lab/engine tests/engine
+test-next: $(NEXT_INSTALLED) $(CLIENTS) test-needs ## Run the tests that touch vLLM on its next version
+	$(NEXT_BIN)/pytest tests/executors tests/serving tests/contexts tests/integrations/langchain tests/lab/engine tests/engine
 
 fuzz: $(INSTALLED) ## Try many more made-up bodies and orders of requests than the tests do
 	AGENTRT_EXAMPLES=20000 $(BIN)/pytest tests/serving/frontend/test_any_bodies.py tests/serving/test_any_order.py
