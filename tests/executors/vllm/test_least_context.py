@@ -1,0 +1,109 @@
+"""Whose blocks go next is asked anew after whatever may change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from agentrt.executors.vllm._compat.pool import FreeKVCacheBlockQueue, KVCacheBlock
+from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.retention import Context, Ranking
+from agentrt.scheduler.retention.policies import Cost
+
+BLOCKS = 4
+
+
+class Three:
+    """Contexts of four free blocks each, which go in the order of ``ranks``; one comes late."""
+
+    def __init__(self) -> None:
+        self.by_age = False
+        self.blocks = [KVCacheBlock(at) for at in range(3 * BLOCKS)]
+        names = ("least", "other", "late")
+        self.contexts = {n: Context((n,), "type", shared=True, programs={n}) for n in names}
+        self.ranks = {"late": 0.0, "least": 1.0, "other": 2.0}
+        self.queue = ProtectedFreeQueue.adopt(
+            FreeKVCacheBlockQueue(list(self.blocks)),
+            len(self.blocks),
+            Ranking(lambda context, now: (self.rank(context, now),)),
+            Cost(SchedulerConfig()),
+        )
+        self.queue.popleft_n(len(self.blocks))
+        for name in names:
+            self.mark(name)
+        self.free("least")
+        self.free("other")
+
+    def rank(self, context: Context, now: float) -> float:
+        if self.by_age:
+            return context.since
+        return self.ranks[context.key[0]] if now == 0 else -self.ranks[context.key[0]]
+
+    def of(self, name: str) -> list[KVCacheBlock]:
+        at = ("least", "other", "late").index(name) * BLOCKS
+        return self.blocks[at : at + BLOCKS]
+
+    def mark(self, name: str) -> None:
+        context = self.contexts[name]
+        self.queue.mark(self.of(name), context, lambda: context)
+
+    def free(self, name: str) -> None:
+        self.queue.append_n(self.of(name))
+
+    def prefer(self, name: str) -> None:
+        self.ranks[name] = 9.0
+
+    def taken(self) -> str:
+        block = self.queue.popleft()
+        return next(name for name in self.contexts if block in self.of(name))
+
+
+def _stands_elsewhere(three: Three) -> None:
+    three.prefer("least")
+    three.queue.changed(three.contexts["least"])
+
+
+def _uses_more(three: Three) -> None:
+    three.prefer("least")
+    three.mark("late")
+
+
+def _time_passes(three: Three) -> None:
+    three.queue.now = 1.0
+
+
+def _is_released(three: Three) -> None:
+    three.queue.release(three.contexts["least"])
+    three.queue.popleft_n(three.queue.unprotected)
+
+
+@pytest.mark.parametrize(
+    ("change", "next_one"),
+    [
+        (lambda three: None, "least"),
+        (_stands_elsewhere, "other"),
+        (_uses_more, "other"),
+        (_time_passes, "other"),
+        (_is_released, "other"),
+        (lambda three: three.free("late"), "late"),
+    ],
+)
+def test_the_context_that_is_worth_the_least_loses_its_blocks(
+    change: Callable[[Three], None], next_one: str
+) -> None:
+    three = Three()
+    for context in three.contexts.values():
+        context.shared = False
+    assert three.taken() == "least"
+    change(three)
+    assert three.taken() == next_one
+
+
+def test_a_shared_context_is_as_old_as_its_oldest_block() -> None:
+    three = Three()
+    three.by_age = True
+    three.queue._used[:] = [0.0, 5.0, 5.0, 5.0, *[3.0] * 8]
+    three.contexts["least"].since, three.contexts["other"].since = 0.0, 3.0
+    assert [three.taken(), three.taken()] == ["least", "other"]
