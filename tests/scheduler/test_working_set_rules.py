@@ -129,18 +129,6 @@ def test_who_comes_back_goes_before_new_ones_of_its_level_and_the_engine_is_told
     assert engine.inside() == {"a"}
 
 
-def test_with_nothing_running_the_first_comes_in_beside_who_is_in_a_tool() -> None:
-    engine = Counted()
-    call = engine.wants("a", 60)
-    engine.step(0.0)
-    engine.end(call, output=0)
-    engine.wants("b", 60)
-    engine.let_in(1)
-    assert engine.inside() == {"a"}
-    engine.let_in(0)
-    assert engine.inside() == {"a", "b"}
-
-
 def test_the_target_counts_from_a_calls_own_arrival() -> None:
     engine = Counted(ttft_target=10.0)
     engine.wants("a", 60)

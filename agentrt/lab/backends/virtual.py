@@ -32,7 +32,10 @@ from agentrt.scheduler.table import ProgramRow, ProgramTotals
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """An engine, and its step under way; ``stepping`` while one is or is about to begin."""
+    """An engine, and its step under way; ``stepping`` while one is or is about to begin.
+
+    One that stands still, since its calls may not begin yet, looks again at every moment.
+    """
 
     engine: VirtualEngine
     stream: KVEventStream = field(default_factory=KVEventStream)
@@ -95,11 +98,14 @@ class Virtual(Backend):
         self._serial = 0
         self._stepping: list[tuple[float, int, _Lane]] = []
         self._beginning: list[_Lane] = []
+        self._still: list[_Lane] = []
         self._live: dict[str, tuple[LiveProgram, int]] = {}
 
     # -- time --------------------------------------------------------------------------
 
     def next_moment(self, arrival: float) -> float:
+        still = [lane.engine.stands_until for lane in self._still]
+        arrival = min([arrival, *(moment for moment in still if moment is not None)])
         if not self._stepping:
             return arrival
         end = self._stepping[0][0]
@@ -109,6 +115,10 @@ class Virtual(Backend):
         self._now = max(self._now, moment)
         while self._stepping and self._stepping[0][0] <= moment:
             self._end_step(heapq.heappop(self._stepping)[2], ended)
+        still, self._still = self._still, []
+        for lane in still:
+            lane.engine.wait_until(self._now)
+            self._beginning.append(lane)
 
     def _end_step(self, lane: _Lane, ended: CallEnded) -> None:
         if self._replicas is not None:
@@ -129,6 +139,9 @@ class Virtual(Backend):
         beginning, self._beginning = self._beginning, []
         for lane in beginning:
             lane.reports = lane.engine.step()
+            if lane.engine.stands_until is not None:
+                self._still.append(lane)
+                continue
             self._serial += 1
             heapq.heappush(self._stepping, (lane.engine.now, self._serial, lane))
 

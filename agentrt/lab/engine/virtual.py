@@ -7,6 +7,7 @@ vLLM's. A `StepTimeModel` says how long each step would have taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from agentrt.lab.engine.probe import Probe
 
 _STUCK_STEPS = 64
+_RETRIED = 1
+"""Empty steps after which another may hold calls: those that were preempted in one."""
 
 StockPolicy = Literal["fcfs", "priority"]
 """What vLLM's own scheduler can order its waiting calls by: ``scheduling_policy``."""
@@ -148,10 +151,22 @@ class VirtualEngine:
     def busy(self) -> bool:
         return bool(self._engine.requests)
 
+    @property
+    def stands_until(self) -> float | None:
+        """When calls may begin that cannot now, if nothing happens till then.
+
+        None while it is idle or goes on, and where it is stuck.
+        """
+        admission = getattr(self.scheduler, "admission", None)
+        if self._empty_steps <= _RETRIED or admission is None:
+            return None
+        moment: float = admission.next_moment()
+        return None if moment == math.inf else moment
+
     def wait_until(self, now: float) -> None:
-        """Let the clock of an idle engine jump forward."""
-        if self.busy:
-            raise InvariantError("only an idle virtual engine can wait")
+        """Let the clock of an engine jump forward that is idle or stands still."""
+        if self.busy and self.stands_until is None:
+            raise InvariantError("a virtual engine that has something to do cannot wait")
         self._engine.now = max(self.now, now)
 
     def add(self, call: Call, prompt: Sequence[int]) -> None:

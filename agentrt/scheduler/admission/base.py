@@ -7,6 +7,7 @@ wait outside, in an order of their own. Pure and synchronous: time comes with th
 from __future__ import annotations
 
 import heapq
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -89,7 +90,7 @@ class Admission(ABC):
         """Whether the program of a call outside becomes a member now.
 
         ``running`` calls are inside, those that could begin among them. Asked of the first one,
-        until it says no; where nothing is running it has to say yes.
+        until it says no; where nothing is running it has to say yes, or `next_moment` when it will.
         """
 
     # -- those outside -----------------------------------------------------------------
@@ -130,6 +131,10 @@ class Admission(ABC):
         if call is None or not self.admits(call, now, running):
             return []
         return self.take(call.program.program_id)
+
+    def next_moment(self) -> float:
+        """When somebody may come in at the earliest, if nothing happens till then; or inf."""
+        return math.inf
 
     def take(self, program_id: str) -> list[QueuedCall]:
         """A program's calls, which are outside no longer."""

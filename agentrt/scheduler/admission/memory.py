@@ -4,18 +4,19 @@ A program claims blocks for its context and for what its calls are expected to a
 type; what all of a type share is counted once. It comes in, in the order of the policy, when
 its claim fits beside those of the members, or when a slot of the batch is free and programs of its
 type branch. Where the first does not come in though a slot is free, a few after it are looked at.
-It leaves when it ends, when a human is asked, when it is in a tool for longer than its blocks are
-worth and others want in, and between two calls when those that have calls have outgrown the cache,
-or when one of a better level waits and it had its turn.
+Where nothing runs, the first comes in whatever it needs, but not before a member had the time to
+come back. It leaves when it ends, when a human is asked, when it is in a tool for longer than its
+blocks are worth and others want in, and between two calls when those that have calls have outgrown
+the cache, or when one of a better level waits and it had its turn.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from agentrt.scheduler.admission.away import Away, Program
 from agentrt.scheduler.admission.base import Admission, Capacity, Rank
 from agentrt.scheduler.admission.learned import Growth, Kind, StepCost
 from agentrt.scheduler.config import SchedulerConfig
@@ -38,31 +39,8 @@ So a program is passed by at most so many others for each that waited before it,
 LOOKED_AT = 8
 """Programs that are asked whether they have room, the first in the order among them."""
 _SLACK = 64
-
-
-@dataclass(slots=True, eq=False)
-class _Program:
-    """A program: the ``context`` it comes back for, and what each of its calls adds (tokens).
-
-    ``claim`` are the blocks that it counts with, ``in_use`` those of a member that has calls. It
-    ``returned`` when it was in the set before;
-    ``fifo`` says that it came in for its age, and is not asked to give way; ``away`` counts the
-    moments at which it went to wait for something else than a call.
-    """
-
-    row: ProgramRow
-    kind: Kind
-    shared: int
-    context: int = 0
-    own: dict[str, int] = field(default_factory=dict)
-    claim: int = 0
-    in_use: int = 0
-    member: bool = False
-    returned: bool = False
-    fifo: bool = False
-    served_s: float = 0.0
-    tools: int = 0
-    away: int = 0
+_STILL = 2.0
+"""The engine stands still for a member at most so many times what the newcomer takes to compute."""
 
 
 class WorkingSet(Admission):
@@ -81,15 +59,19 @@ class WorkingSet(Admission):
         self.costs = StepCost()
         self.claimed = self.in_use = self.came_in = 0
         self._budget = int(capacity.blocks * (1.0 - _HEADROOM))
-        self._programs: dict[str, _Program] = {}
-        self._members: set[_Program] = set()
+        self._programs: dict[str, Program] = {}
+        self._members: set[Program] = set()
         self._sharers: dict[Kind, tuple[int, int]] = {}
         """By type: how many members share a prefix, and the blocks that it is counted with."""
-        self._leaving: list[tuple[float, int, int, _Program]] = []
+        self._away = Away()
         self._line: list[tuple[float, int, QueuedCall]] = []
         self._serial = 0
         self._nobody_at: int | None = None
         """So many calls ran when nobody could come in, and nothing has changed since."""
+        self._still_since: float | None = None
+        """Since when nothing runs though somebody waits outside."""
+        self._looks_at = math.inf
+        """When the first of them has been kept waiting for long enough."""
 
     @property
     def members(self) -> int:
@@ -138,7 +120,7 @@ class WorkingSet(Admission):
         self._reckon(program)
         self._goes_away(program, None, now)
 
-    def _adds(self, program: _Program, call: QueuedCall, found: int) -> int:
+    def _adds(self, program: Program, call: QueuedCall, found: int) -> int:
         return max(call.prompt_tokens - found, 0) + int(_OUTPUT * self.growth.output(program.kind))
 
     # -- programs ----------------------------------------------------------------------
@@ -169,7 +151,7 @@ class WorkingSet(Admission):
     def step(self, seconds: float, tokens: int, calls: int) -> None:
         self.costs.step(seconds, tokens, calls)
 
-    def _goes_away(self, program: _Program, seconds: float | None, now: float) -> None:
+    def _goes_away(self, program: Program, seconds: float | None, now: float) -> None:
         """It waits for something else than a call: until when its blocks are kept at the least.
 
         Kept, they cost as much as computing them again once the whole cache could have been
@@ -180,9 +162,7 @@ class WorkingSet(Admission):
             return
         worth_s = self.capacity.blocks * self.capacity.block_size * self.costs.token_s
         until = now if seconds is not None and seconds > worth_s else now + worth_s
-        program.away += 1
-        self._serial += 1
-        heapq.heappush(self._leaving, (until, self._serial, program.away, program))
+        self._away.add(program, until)
 
     # -- what is asked -----------------------------------------------------------------
 
@@ -202,7 +182,7 @@ class WorkingSet(Admission):
             self._leave(program)
         return program.member
 
-    def _gives_way(self, program: _Program, call: QueuedCall) -> bool:
+    def _gives_way(self, program: Program, call: QueuedCall) -> bool:
         """Whether a program between two calls leaves for the first of those outside."""
         rival = self.first()
         if rival is None or program.fifo or self._fits(self._program(rival.program)):
@@ -216,16 +196,16 @@ class WorkingSet(Admission):
     def admits(self, call: QueuedCall, now: float, running: int) -> bool:
         program = self._program(call.program)
         if (
-            not running
-            or self._overdue(call, now)
+            self._overdue(call, now)
             or self._has_room(program, now)
             or self._fills_slot(program, running)
+            or not (running or self._stands_still(program, now))
         ):
             program.fifo = self._for_age
             self._join(program)
         return program.member
 
-    def _fills_slot(self, program: _Program, running: int) -> bool:
+    def _fills_slot(self, program: Program, running: int) -> bool:
         """Whether a program without room comes in, since a slot of the batch is free.
 
         One that branches does: most of its branches end soon, and what they push out is not missed.
@@ -233,19 +213,31 @@ class WorkingSet(Admission):
         """
         return running < self.capacity.slots and self.growth.branches(program.kind)
 
-    def _has_room(self, program: _Program, now: float) -> bool:
-        while not self._fits(program):
-            if not self._leaving or self._leaving[0][0] > now:
-                return False
-            _, _, away, other = heapq.heappop(self._leaving)
-            if other.away == away and not other.own:
-                self._leave(other)
+    def _stands_still(self, program: Program, now: float) -> bool:
+        """Whether nothing runs yet, though the program has no room, for who comes back in a moment.
+
+        Let in, it would push out a member, which would push out another when it is back: each would
+        be computed again at every turn. Nobody is waited for longer than `_STILL` times what the
+        newcomer takes to compute, nor when the members' times in their tools are up.
+        """
+        still_s = _STILL * self._needs(program) * self.capacity.block_size * self.costs.token_s
+        until = (now if self._still_since is None else self._still_since) + still_s
+        if until <= now or self._away.next_moment() == math.inf:
+            return False
+        self._looks_at = min(self._looks_at, until)
         return True
 
-    def _fits(self, program: _Program) -> bool:
+    def _has_room(self, program: Program, now: float) -> bool:
+        while not self._fits(program):
+            if (other := self._away.due(now)) is None:
+                return False
+            self._leave(other)
+        return True
+
+    def _fits(self, program: Program) -> bool:
         return self.claimed + self._needs(program) <= self._budget
 
-    def _needs(self, program: _Program) -> int:
+    def _needs(self, program: Program) -> int:
         """The blocks that it would bring: its claim, and its type's prefix where that is not in."""
         if program.shared and program.kind not in self._sharers:
             return program.claim + self._blocks(program.shared)
@@ -253,7 +245,7 @@ class WorkingSet(Admission):
 
     def _overdue(self, call: QueuedCall, now: float) -> bool:
         target, since = self.config.ttft_target, call.since
-        return target is not None and since is not None and now - since >= target
+        return target is not None and since is not None and now >= since + target
 
     # -- those outside -----------------------------------------------------------------
 
@@ -275,9 +267,13 @@ class WorkingSet(Admission):
         self._nobody_at = None
 
     def let_in(self, now: float, running: int) -> list[QueuedCall]:
-        may_leave = self._leaving and self._leaving[0][0] <= now
-        if running == self._nobody_at and not may_leave and self.config.ttft_target is None:
+        if running == self._nobody_at and now < self.next_moment():
             return []
+        if running or not self.held:
+            self._still_since = None
+        elif self._still_since is None:
+            self._still_since = now
+        self._looks_at = math.inf
         calls = self._look(now, running)
         self._nobody_at = None if calls else running
         return calls
@@ -306,6 +302,12 @@ class WorkingSet(Admission):
             heapq.heappush(self._heap, entry)
         return let_in
 
+    def next_moment(self) -> float:
+        moment, target = min(self._looks_at, self._away.next_moment()), self.config.ttft_target
+        if target is not None and (oldest := self._oldest()) is not None:
+            moment = min(moment, (oldest.since or 0.0) + target)
+        return moment
+
     def first(self) -> QueuedCall | None:
         return self._oldest() if self._for_age else super().first()
 
@@ -316,15 +318,15 @@ class WorkingSet(Admission):
 
     # -- the set -----------------------------------------------------------------------
 
-    def _program(self, row: ProgramRow) -> _Program:
+    def _program(self, row: ProgramRow) -> Program:
         program = self._programs.get(row.program_id)
         if program is None:
             kind = (row.tenant, row.type)
-            program = _Program(row, kind, self.growth.shared(kind))
+            program = Program(row, kind, self.growth.shared(kind))
             self._programs[row.program_id] = program
         return program
 
-    def _reckon(self, program: _Program) -> None:
+    def _reckon(self, program: Program) -> None:
         """Claim anew what a program needs."""
         self._nobody_at = None
         tokens = max(program.context + sum(program.own.values()) - program.shared, 0)
@@ -334,13 +336,13 @@ class WorkingSet(Admission):
         program.claim = claim
         self._use(program)
 
-    def _use(self, program: _Program) -> None:
+    def _use(self, program: Program) -> None:
         """Count anew what it takes of the cache for its calls, as long as it is a member."""
         in_use = program.claim if program.member and program.own else 0
         self.in_use += in_use - program.in_use
         program.in_use = in_use
 
-    def _join(self, program: _Program) -> None:
+    def _join(self, program: Program) -> None:
         if program.member:
             return
         program.member, program.served_s = True, program.row.attained_s
@@ -355,7 +357,7 @@ class WorkingSet(Admission):
             self._share(0 if sharers else blocks)
             self._sharers[program.kind] = sharers + 1, blocks
 
-    def _leave(self, program: _Program) -> None:
+    def _leave(self, program: Program) -> None:
         if not program.member:
             return
         program.member, program.returned, program.fifo = False, True, False

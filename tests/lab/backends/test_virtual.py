@@ -90,3 +90,21 @@ def test_engines_run_side_by_side() -> None:
         latest.append(max(ends(run).values()))
         assert math.fsum(run.busy_s) == 10.0
     assert latest == [10.0, 5.0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("gap_s", "kept"), [(0.5, True), (3.0, False)])
+def test_an_engine_stands_still_for_who_is_soon_back(
+    replicas: int, gap_s: float, kept: bool
+) -> None:
+    """Each of two agents fills a cache by itself; to compute one again takes half a second."""
+    times = StepTimeModel(0.0, 1e-3, 1e-3, 0.0)
+    options = VirtualOptions(max_num_seqs=2, kv_blocks=41, max_model_len=640)
+    ours = SchedulerConfig("fcfs", admission="memory", retention="lru")
+    first = CallShape(output_tokens=4, prompt_tokens=496)
+    second = CallShape(4, 510, after=(0,), gap_s=gap_s, extends=0, tool="search")
+    agents = [ProgramShape(name, "t", (first, second)) for name in "abcd"[: 2 * replicas]]
+    router = None if replicas == 1 else "round-robin"
+    run = drive(Virtual(ours, options, times, replicas=replicas, router=router), agents)
+    assert run.counts.usage.returned_tokens > 0
+    assert (run.counts.usage.lost_tokens == 0) is kept
