@@ -11,8 +11,9 @@ from agentrt.cli.engines import engine_options
 from agentrt.cli.load import Found, GraphTarget, load_all, project_of
 from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools, read_triggers
 from agentrt.cli.traces import read_traces
-from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.errors import ProgramLoadError
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.serving.langgraph.connections import Address
 from agentrt.serving.lifetimes import Lifetimes, read_lifetimes
 from agentrt.serving.origins import Origins, read_cors, read_hosts, read_origins
 from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram
@@ -49,8 +50,7 @@ class ServeJob:
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
     """What the command line asks for. Raises `UsageError` for what cannot be."""
     engine = engine_options(options, flags, metrics=True)
-    if not options["database"].startswith(("sqlite:", "postgresql://")):
-        raise ConfigError(f"--database {options['database']!r}: give sqlite:FILE or postgresql://…")
+    Address.parse(options["database"])  # before an engine starts for it
     served: dict[str, Any] = {}
     for target in targets:
         for name, one in served_of(target, load_all(target)).items():
