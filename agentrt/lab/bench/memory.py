@@ -274,4 +274,4 @@ def _about(bench: Memory, engines: Engines) -> str:
 def _head(key: Key, found: Sequence[Found]) -> str:
     (cell, on), stock = key, found[0][STOCK]
     size = f"{stock['blocks']:.0f} of {stock['wanted']:.0f} blocks"
-    return f"**{cell}**, {on}: {size}, {len(found)} seeds"
+    return f"**{cell}**, {on}: {size}, {len(found)} {'seed' if len(found) == 1 else 'seeds'}"

@@ -25,6 +25,8 @@ _RATIOS = {
     "delay_s": "longest delay",
 }
 _PLAIN = "{:.2f}"
+_COLORS = 10
+"""Of matplotlib's cycle."""
 _TICKS = (0.25, 0.5, 1, 2, 4, 8)
 Found = Mapping[str, Figures]
 """A contender's figures on one cell with one seed."""
@@ -86,7 +88,9 @@ def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
     for number, name in enumerate(names):
         at = [place + (number + 0.5 - len(names) / 2) * 0.8 / len(names) for place in places]
         values = [cell[name]["ms_per_token"] / cell[STOCK]["ms_per_token"] for cell in cells]
-        axes.bar(at, [one - 1 for one in values], 0.8 / len(names), bottom=1.0, label=name)
+        heights, width = [one - 1 for one in values], 0.8 / len(names)
+        hatch = "////" if number >= _COLORS else None  # colours come again
+        axes.bar(at, heights, width, bottom=1.0, label=name, hatch=hatch, edgecolor="white", lw=0)
     axes.axhline(1.0, color="grey", lw=0.8)
     labels = [f"{one['workload']}\n{one['memory']:g}\n{one.get('time', '')}" for one in cells]
     axes.set_xticks(places, labels)
