@@ -19,7 +19,7 @@ from agentrt.serving.langgraph.tables import CONTAINS, dumps, json_contains
 
 READS, _WRITES = 4, 8
 """Connections that read; that write to PostgreSQL. SQLite has one writer."""
-_FORMS = "--database takes sqlite:FILE, and postgresql://USER@HOST/NAME"
+_FORMS = "give sqlite:FILE or postgresql://USER@HOST/NAME"
 _DEADLINE = "agentrt_deadline"
 _STEPS = 10_000
 """So many steps of SQLite's virtual machine pass until it is asked whether it may go on."""

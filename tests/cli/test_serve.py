@@ -43,7 +43,10 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
         (("--port", "70000"), "70000 is not in the range"),
         (("--host", "nowhere.invalid"), "--host 'nowhere.invalid': no such address"),
         (("--policy", "magic"), "magic"),
-        (("--database", "mysql://x"), "--database takes sqlite:FILE, and postgresql://"),
+        (
+            ("--database", "mysql://x"),
+            "'mysql://x': give sqlite:FILE or postgresql://USER@HOST/NAME",
+        ),
         (("--database", "sqlite:none/a.db"), "there is no folder 'none'; make it"),
         (("--database", "sqlite:."), "that is a folder; name a file"),
         (("--api-key-file", "no.json"), "make a key: agentrt keys new TENANT --file no.json"),

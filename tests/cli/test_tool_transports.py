@@ -19,13 +19,13 @@ from tests.cli.conftest import Invoke, Write
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
 
-class Shelf(ToolTransport):
-    """Another package's transport: a shelf of this name has one tool."""
+class ListedTools(ToolTransport):
+    """Another package's transport: a list of this name has one tool."""
 
     def __init__(self, url: str) -> None:
         self.name = url.partition("://")[2]
         if not self.name:
-            raise ConfigError("a shelf has a name")
+            raise ConfigError("a list has a name")
 
     async def tools(self) -> Sequence[Tool]:
         return [Tool("fetch", spec=ToolSpec("fetch", "", {"type": "object"}), transport=self)]
@@ -37,8 +37,8 @@ class Shelf(ToolTransport):
 @pytest.fixture(autouse=True)
 def points(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [
-        EntryPoint("shelf", f"{__name__}:Shelf", ENTRY_POINT_GROUP),
-        EntryPoint("absent", "agentrt.no_such_module:Shelf", ENTRY_POINT_GROUP),
+        EntryPoint("listed", f"{__name__}:ListedTools", ENTRY_POINT_GROUP),
+        EntryPoint("absent", "agentrt.no_such_module:ListedTools", ENTRY_POINT_GROUP),
         EntryPoint("text", "builtins:str", ENTRY_POINT_GROUP),
     ]
 
@@ -61,7 +61,7 @@ def test_another_packages_transport_brings_its_tools(
     write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two have a tool of one name: each is found by its transport's."""
-    given = ("--tools", "shelf://lab", "--tools", "shelf://attic")
+    given = ("--tools", "listed://lab", "--tools", "listed://attic")
     assert invoke("run", write(FETCH), *given) == 0
     out = capsys.readouterr().out
     assert "lab__fetch" in out
@@ -72,12 +72,12 @@ def test_another_packages_transport_brings_its_tools(
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("rack://lab", "no transport of tools is named 'rack' (known: absent, shelf, text); MCP"),
+        ("rack://lab", "no transport of tools is named 'rack' (known: absent, listed, text); MCP"),
         ("lab", "--tools 'lab': give a URL, as in lab://…"),
-        ("absent://x", "(agentrt.no_such_module:Shelf) does not load: ModuleNotFoundError: No"),
+        ("absent://x", "(agentrt.no_such_module:ListedTools) does not load: ModuleNotFound"),
         ("text://x", "transport 'text' (builtins:str) gives no agentrt.interrupts.ToolTransport"),
-        ("shelf://", "--tools 'shelf://': a shelf has a name"),
-        ("shelf://process", "each transport of tools needs a name of its own: thread, process"),
+        ("listed://", "--tools 'listed://': a list has a name"),
+        ("listed://process", "each transport of tools needs a name of its own: thread, process"),
     ],
 )
 def test_a_url_that_leads_nowhere_is_refused(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentrt.lab.backends.base import CallEnded
+from agentrt.lab.backends.base import Backend, CallEnded
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -179,7 +179,7 @@ def _resumed_first(one: _Program) -> tuple[int, int]:
     return (0 if one.reasoning else 2, one.tokens)
 
 
-class Door:
+class HeldCalls:
     """Calls before a gate: which go on, and which are held until it says so."""
 
     def __init__(self, gate: Gate) -> None:
@@ -219,31 +219,42 @@ class Door:
             yield from self._held.pop(program_id, ())
 
 
-class Gated(Virtual):
+class BehindGate(Backend):
+    """Before another backend in a class's bases: a gate holds its programs' calls back.
+
+    Who is one sets ``held`` before anything happens.
+    """
+
+    held: HeldCalls
+    _at = 0.0
+
+    def serve(self, moment: float, ended: CallEnded) -> None:
+        self._at = moment
+        super().serve(moment, ended)  # type: ignore[safe-super]  # the next base's
+        for live, index in self.held.passed(moment):
+            super().submit(live, index)  # type: ignore[safe-super]
+
+    def submit(self, live: LiveProgram, index: int) -> None:
+        if self.held.lets_in(live, index, self._at):
+            super().submit(live, index)  # type: ignore[safe-super]
+
+    def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
+        self.held.answered(live, index, self._at)
+
+    def program_ended(self, live: LiveProgram) -> None:
+        super().program_ended(live)
+        for waiting, index in self.held.ended(live):
+            super().submit(waiting, index)  # type: ignore[safe-super]
+
+
+class Gated(BehindGate, Virtual):
     """A virtual engine with vLLM's own scheduler behind a gate, which holds calls back."""
 
     def __init__(self, gate: Gate, options: VirtualOptions, step_time: StepTimeModel) -> None:
         super().__init__(Stock(), options, step_time)
-        self._door = Door(gate)
+        self.held = HeldCalls(gate)
 
     def next_moment(self, arrival: float) -> float:
         moment = super().next_moment(arrival)
         # An engine that is idle may have to wait for the gate; a busy one asks after its step.
-        return moment if self._stepping else min(moment, self._door.next_tick)
-
-    def serve(self, moment: float, ended: CallEnded) -> None:
-        super().serve(moment, ended)
-        for live, index in self._door.passed(moment):
-            super().submit(live, index)
-
-    def submit(self, live: LiveProgram, index: int) -> None:
-        if self._door.lets_in(live, index, self._now):
-            super().submit(live, index)
-
-    def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
-        self._door.answered(live, index, self._now)
-
-    def program_ended(self, live: LiveProgram) -> None:
-        super().program_ended(live)
-        for held, index in self._door.ended(live):
-            super().submit(held, index)
+        return moment if self._stepping else min(moment, self.held.next_tick)

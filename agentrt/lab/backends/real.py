@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from agentrt.executors.base import Chunk, Notification, last_reply
 from agentrt.lab.backends.base import Backend, CallEnded
-from agentrt.lab.backends.gates import Door, Gate
+from agentrt.lab.backends.gates import BehindGate, Gate, HeldCalls
 from agentrt.lab.driver import Driver
 from agentrt.lab.engine.virtual import EngineCounts, tokens
 from agentrt.lab.outcome import Outcome, Ran
@@ -163,34 +163,15 @@ class Real(Backend):
         return replace(ran, outcomes=outcomes, engines=[counts])
 
 
-class _Gated(Real):
+class _Gated(BehindGate, Real):
     """A started engine behind a gate."""
 
     def __init__(self, gate: Gate, engine: Watched, stock: Stock | None, run: str) -> None:
         super().__init__(engine, stock, run)
-        self._door = Door(gate)
-        self._now = 0.0
+        self.held = HeldCalls(gate)
 
     def next_moment(self, arrival: float) -> float:
-        return min(arrival, self._door.next_tick)
-
-    def serve(self, moment: float, ended: CallEnded) -> None:
-        self._now = moment
-        super().serve(moment, ended)
-        for live, index in self._door.passed(moment):
-            super().submit(live, index)
-
-    def submit(self, live: LiveProgram, index: int) -> None:
-        if self._door.lets_in(live, index, self._now):
-            super().submit(live, index)
-
-    def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
-        self._door.answered(live, index, self._now)
-
-    def program_ended(self, live: LiveProgram) -> None:
-        super().program_ended(live)
-        for held, index in self._door.ended(live):
-            super().submit(held, index)
+        return min(arrival, self.held.next_tick)
 
 
 def _words(name: str, count: int) -> list[int]:
