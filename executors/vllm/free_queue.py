@@ -214,8 +214,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         self._protected += len(blocks)
         self.num_free_blocks += len(blocks)
         if own.num_free_blocks == len(blocks):
-            if context.shared:
-                self._age(context, own)
+            self._age(context, own)
             self.ranking.put(context)
 
     def _yield_blocks(self, n: int) -> list[KVCacheBlock]:
@@ -241,13 +240,15 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
             del self._lists[context]
             self.ranking.discard(context)
             self._least = None
-        elif context.shared:
+        elif context.shared or context.branches:
             self._age(context, own)
             self._least = None
 
     def _age(self, context: Context, own: FreeKVCacheBlockQueue) -> None:
-        """A shared context is as old as its block that was used the longest ago."""
-        context.since = self._used[first_free_block(own)]
+        """A context's oldest block is the one that it loses first; a shared one is as old."""
+        context.oldest = self._used[first_free_block(own)]
+        if context.shared:
+            context.since = context.oldest
 
     def _release_expired(self) -> None:
         while (context := self.ranking.first(self.now)) is not None:

@@ -7,8 +7,9 @@ gives the time with each event.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrt.errors import ConfigError
@@ -139,6 +140,12 @@ class Retainer:
         most = (request.num_prompt_tokens - 1) // self._block_size
         known = self._history.known(key_of(row), request.block_hashes)
         return min(known, most) * self._block_size
+
+    def beside_tokens(self, request: Request, others: Iterable[Request]) -> int:
+        """Leading tokens of a call's prompt that one of the ``others``, in the engine, has too."""
+        hashes = request.block_hashes
+        common = (_common_values(hashes, other.block_hashes) for other in others)
+        return max(common, default=0) * self._block_size
 
     def blocks_freed(self, request: Request, context: Context | None) -> None:
         """A request's blocks are about to be freed, as it ends or is preempted.
@@ -327,3 +334,9 @@ def _common(chain: bytearray, hashes: Sequence[bytes]) -> int:
             high = index
         index = (low + high) // 2
     return low
+
+
+def _common_values(hashes: Sequence[bytes], others: Sequence[bytes]) -> int:
+    """How many leading values are the same: equal at an index means equal before it."""
+    both = range(min(len(hashes), len(others)))
+    return bisect_left(both, True, key=lambda at: hashes[at] != others[at])

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from agentrt.executors.identity import RequestIdentity, from_extra_args
@@ -61,6 +62,8 @@ from agentrt.scheduler.victims import Room
 SETTINGS = "agentrt"
 _STALE_CHECK_STEPS = 256
 _KEPT_REPORTS = 1024
+_BESIDE = 8
+"""Calls of its program that a new one is compared with, the latest of those in the engine."""
 
 install_control()
 read_together()
@@ -301,7 +304,9 @@ class ProgramScheduler(AsyncScheduler):
             prompt_tokens=request.num_prompt_tokens,
         )
         if self.admission is not None:
-            self.admission.call_arrived(call, account.returned_tokens, now)
+            others = (self.requests[one] for one in reversed(row.calls) if one in self.requests)
+            beside = self.retainer.beside_tokens(request, islice(others, _BESIDE))
+            self.admission.call_arrived(call, account.returned_tokens, beside, now)
 
     def _leaves(self, program_id: str, now: float) -> None:
         if self.admission is not None:

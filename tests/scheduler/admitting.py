@@ -31,14 +31,19 @@ class Admitting:
         self.contexts: dict[str, int] = {}
         self.slots, self.now, self._named = slots, 0.0, 0
 
-    def arrive(self, program: str, tokens: int, type: str = "t", *, fresh: bool = False) -> str:
-        """A call adds ``tokens`` of prompt to its program's context; ``fresh``, it shares none."""
+    def arrive(
+        self, program: str, tokens: int, type: str = "t", *, fresh: bool = False, beside: int = 0
+    ) -> str:
+        """A call adds ``tokens`` of prompt to its program's context; ``fresh``, it shares none.
+
+        Its first ``beside`` are another call's of its program, in the engine now, too.
+        """
         row = self.table.get(program) or self.table.start_program(program, type, self.now)
         call_id, known = f"{program}/{self._named}", 0 if fresh else self.contexts.get(program, 0)
         self._named += 1
         self.table.call_arrived(row, call_id, self.now)
         call = self.queues.add(call_id, row, None, None, self.now, "", known + tokens)
-        self.admission.call_arrived(call, known, self.now)
+        self.admission.call_arrived(call, known, beside, self.now)
         self.queues.put(call, held=not self.admission.goes_on(call, self.now))
         return call_id
 

@@ -158,6 +158,20 @@ def test_ttl_expires_what_was_not_heard_of() -> None:
     assert not retention.expired(context, 1e6)
 
 
+def test_branches_are_worth_less_the_longer_their_oldest_block_is_unused() -> None:
+    book = Contexts(policy())
+    chain, branching = (called(book, name, 0.0) for name in ("chain", "branching"))
+    for context in (chain, branching):
+        book.call_arrived(row(context.key[-1]), 10.0)
+        assert not context.branches
+    assert book.call_arrived(row("branching"), 10.0) is branching
+    assert (branching.branches, branching.ages, chain.ages) == (True, True, False)
+    # What was just used is as dear as what a running call will need again, and cheaper later.
+    branching.oldest = 10.0
+    assert book.rank(branching, 10.0) == book.rank(chain, 10.0)
+    assert order(book, [chain, branching], 20.0) == ["branching", "chain"]
+
+
 def test_a_shared_prefix_stays_while_it_is_used() -> None:
     book = Contexts(policy())
     contexts = [called(book, f"p{n}", 0.0) for n in range(4)]
@@ -266,6 +280,8 @@ class Reference:
         away_s = now - context.since
         if context.shared:
             return token_s * (peers or 0.5) / max(away_s, 0.05)
+        if context.branches:
+            return token_s / max(now - context.oldest, 0.05)
         if context.calls:
             return token_s / 0.05
         assert self.gaps is not None
@@ -328,6 +344,7 @@ def happen(
         session = f"s{number}" if number % 3 == 0 else None
         context = contexts[number] = book.call_arrived(row(program, type_, session), now)
         context.tokens += 500 * number
+        context.oldest = now - number
     elif event == "over" and number in contexts and contexts[number].calls:
         book.call_ended(contexts[number], now)
     elif event == "tool":

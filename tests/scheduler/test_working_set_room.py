@@ -16,9 +16,9 @@ from tests.scheduler.admitting import BLOCK, KIND, Admitting, Counted
 
 
 @pytest.mark.parametrize(
-    ("branches", "running", "comes_in"), [(False, 1, False), (True, 7, True), (True, 8, False)]
+    ("branches", "running", "comes_in"), [(False, 1, False), (True, 3, True), (True, 4, False)]
 )
-def test_a_program_without_room_fills_a_free_slot_if_its_type_branches(
+def test_a_program_without_room_fills_half_of_the_batch_if_its_type_branches(
     branches: bool, running: int, comes_in: bool
 ) -> None:
     engine = Counted()
@@ -39,6 +39,29 @@ def test_a_type_branches_if_more_than_a_quarter_of_its_calls_come_beside_another
         found.append(growth.branches(KIND))
     assert found == [False, False, False, False, True]
     assert not growth.branches(("other", KIND[1]))
+
+
+def test_branches_are_counted_each_and_what_they_share_once() -> None:
+    engine = Counted()
+    claims = []
+    for tokens, beside in ((10, 0), (20, 0), (16, 15)):
+        engine.arrive("a", tokens * BLOCK, beside=beside * BLOCK)
+        engine.step()
+        claims.append(engine.working.claimed)
+    # A block more for the rest of each call; 15 of the third one's are the second one's, too.
+    assert claims == [10 + 1, 30 + 2, 31 + 3]
+
+
+def test_a_chain_is_counted_with_what_it_comes_back_for() -> None:
+    engine = Counted()
+    call = engine.arrive("a", 10 * BLOCK)
+    engine.step()
+    engine.end(call, output=0)
+    assert engine.working.claimed == 10
+    engine.arrive("a", 2 * BLOCK, beside=0)
+    assert engine.working.claimed == 12 + 1
+    engine.arrive("a", 4 * BLOCK, fresh=True)
+    assert engine.working.claimed == 12 + 4 + 2
 
 
 # -- who is looked at ------------------------------------------------------------------

@@ -49,8 +49,11 @@ class Admission(ABC):
 
     # -- what happens ------------------------------------------------------------------
 
-    def call_arrived(self, call: QueuedCall, known: int, now: float) -> None:
-        """A call came; its program's own calls had computed its prompt's first ``known`` tokens."""
+    def call_arrived(self, call: QueuedCall, known: int, beside: int, now: float) -> None:
+        """A call came; its program's own calls had computed its prompt's first ``known`` tokens.
+
+        So many are in the prompt of another call, ``beside`` it in the engine now, too.
+        """
 
     def call_began(self, call: QueuedCall, cached: int, now: float) -> None:
         """It began to run, and found so many tokens ``cached``; or went on after a preemption."""

@@ -2,7 +2,7 @@
 
 A program claims blocks for its context and for what its calls are expected to add, learned per
 type; what all of a type share is counted once. It comes in, in the order of the policy, when
-its claim fits beside those of the members, or when a slot of the batch is free and programs of its
+its claim fits beside those of the members, or when half of the batch is free and programs of its
 type branch. Where the first does not come in though a slot is free, a few after it are looked at.
 Where nothing runs, the first comes in whatever it needs, but not before a member had the time to
 come back. It leaves when it ends, when a human is asked, when it is in a tool for longer than its
@@ -16,7 +16,7 @@ import heapq
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from agentrt.scheduler.admission.away import Away, Program
+from agentrt.scheduler.admission.away import Away, Own, Program
 from agentrt.scheduler.admission.base import Admission, Capacity, Rank
 from agentrt.scheduler.admission.learned import Growth, Kind, StepCost
 from agentrt.scheduler.config import SchedulerConfig
@@ -38,6 +38,8 @@ So a program is passed by at most so many others for each that waited before it,
 """
 LOOKED_AT = 8
 """Programs that are asked whether they have room, the first in the order among them."""
+_FILLED = 0.5
+"""Programs that branch come in without room as long as less of the batch is taken."""
 _SLACK = 64
 _STILL = 2.0
 """The engine stands still for a member at most so many times what the newcomer takes to compute."""
@@ -84,12 +86,13 @@ class WorkingSet(Admission):
 
     # -- calls -------------------------------------------------------------------------
 
-    def call_arrived(self, call: QueuedCall, known: int, now: float) -> None:
+    def call_arrived(self, call: QueuedCall, known: int, beside: int, now: float) -> None:
         program = self._program(call.program)
         program.away += 1
         program.context = max(program.context, known)
         self.growth.call_arrived(program.kind, beside=bool(program.own))
-        program.own[call.call_id] = self._adds(program, call, known)
+        holds = self._adds(program, call, max(beside, program.shared))
+        program.own[call.call_id] = Own(self._adds(program, call, known), holds)
         self._reckon(program)
 
     def call_began(self, call: QueuedCall, cached: int, now: float) -> None:
@@ -100,10 +103,10 @@ class WorkingSet(Admission):
             return
         if not call.program.finished_calls and len(program.own) == 1:
             self.growth.first_call(program.kind, cached)
-        adds = self._adds(program, call, cached)
-        if adds < program.own.get(call.call_id, 0):
+        own, adds = program.own.get(call.call_id), self._adds(program, call, cached)
+        if own is not None and adds < own.adds:
             program.context = max(program.context, cached)
-            program.own[call.call_id] = adds
+            program.own[call.call_id] = own._replace(adds=adds)
             self._reckon(program)
 
     def call_preempted(self, call: QueuedCall, now: float) -> None:
@@ -206,12 +209,13 @@ class WorkingSet(Admission):
         return program.member
 
     def _fills_slot(self, program: Program, running: int) -> bool:
-        """Whether a program without room comes in, since a slot of the batch is free.
+        """Whether a program without room comes in, since few slots of the batch are taken.
 
         One that branches does: most of its branches end soon, and what they push out is not missed.
         Others come back for all that they had, and would push it out again at each other's turns.
         """
-        return running < self.capacity.slots and self.growth.branches(program.kind)
+        few = running < _FILLED * self.capacity.slots
+        return few and self.growth.branches(program.kind)
 
     def _stands_still(self, program: Program, now: float) -> bool:
         """Whether nothing runs yet, though the program has no room, for who comes back in a moment.
@@ -329,8 +333,7 @@ class WorkingSet(Admission):
     def _reckon(self, program: Program) -> None:
         """Claim anew what a program needs."""
         self._nobody_at = None
-        tokens = max(program.context + sum(program.own.values()) - program.shared, 0)
-        claim = min(self._blocks(tokens) + len(program.own), self._budget)
+        claim = min(self._blocks(program.tokens) + len(program.own), self._budget)
         if program.member:
             self.claimed += claim - program.claim
         program.claim = claim

@@ -34,7 +34,9 @@ class Context:
     it waits for (a tool, or one of this module's names), None while nothing is awaited;
     ``since`` is when that began (seconds, the caller's clock). A ``shared`` context holds
     what several programs of a type use; its ``since`` is when its oldest block was used. One that
-    is ``outside`` belongs to a program whose calls may not run now (`Admission`).
+    is ``outside`` belongs to a program whose calls may not run now (`Admission`). One that
+    ``branches`` had several calls at a time: some of its blocks may never be used again while it
+    lives. ``oldest`` is when the free block that it would lose first was used.
     """
 
     key: Key
@@ -42,6 +44,8 @@ class Context:
     tenant: str = "default"
     session: bool = False
     shared: bool = False
+    branches: bool = False
+    oldest: float = 0.0
     programs: set[str] = field(default_factory=set)
     tokens: int = 0
     calls: int = 0
@@ -66,7 +70,7 @@ class Context:
     @property
     def ages(self) -> bool:
         """Whether its worth changes as time passes: not while a call of it is in the engine."""
-        return self.shared or not self.calls
+        return self.branches or self.shared or not self.calls
 
     @property
     def released(self) -> bool:

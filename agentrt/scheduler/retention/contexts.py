@@ -61,6 +61,7 @@ class Contexts:
         context = self._open(row)
         if not context.tools:
             self._close_gap(context, now, returned=True)
+        context.branches |= context.calls > 0
         context.calls += 1
         return context
 

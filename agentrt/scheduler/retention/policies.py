@@ -125,6 +125,10 @@ class Cost(Retention):
         if context.shared:
             # Each of its users comes back for it, about as often as it was used.
             return token_s * (peers or _UNUSED_CHANCE) / max(elapsed, SHORTEST_S)
+        if context.branches:
+            # Branches that ended are never gone on from, and look like those that will be: what
+            # was not used for long is as likely as not to be used no sooner.
+            return token_s / max(now - context.oldest, SHORTEST_S)
         if context.calls:
             return token_s / SHORTEST_S
         forecast = self._forecast(context, now)

@@ -160,6 +160,24 @@ def test_requests_without_a_program_are_not_protected() -> None:
     assert not ours(e).retainer._history._chains
 
 
+def test_a_branch_that_ended_goes_before_what_others_used_since() -> None:
+    """30 blocks: two branches of p have 8 each and b has 8; p goes on from one, and then come 7."""
+    e = engine()
+    for n in (1, 2):
+        e.add(f"p/{n}", text(n, 8), 1, of("p"))
+    e.run()
+    e.now += 200.0
+    call(e, "b/1", text(3, 8))
+    e.add("p/3", [*text(2, 8), *text(4, 1)], 40, of("p"))
+    e.add("c/1", text(5, 7), 1, of("c"))
+    assert {k: v["lost_tokens"] for step in e.run() for k, v in step.reports.items()} == {
+        "p/3": 0,
+        "c/1": 0,
+    }
+    assert call(e, "b/2", [*text(3, 8), 5])["lost_tokens"] == 0
+    assert call(e, "p/4", [*text(1, 8), 5])["lost_tokens"] > 0
+
+
 def test_a_shared_prefix_counts_once_and_outlives_its_first_user() -> None:
     e = engine()
     system = text(9, 3)
