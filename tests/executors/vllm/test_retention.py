@@ -20,6 +20,7 @@ from agentrt.lab.engine.headless import (
     make_request,
     make_scheduler,
 )
+from agentrt.scheduler.admission.memory import WorkingSet
 from tests.executors.vllm.storms import check_free_queue
 from tests.lab.engine.recording import Recorder
 from tests.lab.engine.replaying import replay
@@ -158,6 +159,20 @@ def test_requests_without_a_program_are_not_protected() -> None:
     e.run()
     assert queue(e).unprotected == 30
     assert not ours(e).retainer._history._chains
+
+
+@pytest.mark.parametrize(("common", "claimed"), [(0, 2 * 18 + 2), (8, 2 * 18 - 8 + 2)])
+def test_what_branches_have_in_common_is_claimed_once(common: int, claimed: int) -> None:
+    """Each has 10 blocks, is expected to put out 256 tokens, and claims half and a block more."""
+    settings = {"policy": "fcfs", "retention": "cost", "admission": "memory"}
+    made = make_scheduler(ProgramScheduler, max_num_seqs=4, blocks=101, settings=settings)
+    e = HeadlessEngine(made)
+    for n in (1, 2):
+        e.add(f"p/{n}", [*text(9, common), *text(n, 10 - common)], 40, of("p"))
+    e.step()
+    admission = ours(e).admission
+    assert isinstance(admission, WorkingSet)
+    assert admission.claimed == claimed
 
 
 def test_a_branch_that_ended_goes_before_what_others_used_since() -> None:
