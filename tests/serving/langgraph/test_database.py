@@ -26,11 +26,11 @@ from tests.serving.langgraph.serve import serving
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ("sqlite:", "takes sqlite:FILE, and postgresql:"),
-        ("sqlite::memory:", "takes sqlite:FILE"),
-        ("sqlite:///x.db", "takes sqlite:FILE"),
-        ("mysql://x", "takes sqlite:FILE"),
-        ("agentrt.db", "takes sqlite:FILE"),
+        ("sqlite:", "give sqlite:FILE or postgresql:"),
+        ("sqlite::memory:", "give sqlite:FILE"),
+        ("sqlite:///x.db", "give sqlite:FILE"),
+        ("mysql://x", "give sqlite:FILE"),
+        ("agentrt.db", "give sqlite:FILE"),
         ("sqlite:/no/such/folder/x.db", "there is no folder '/no/such/folder'; make it"),
         ("sqlite:/", "that is a folder"),
     ],
