@@ -235,12 +235,30 @@ async def test_calls_take_turns(executor: TransformersExecutor) -> None:
     prompts = [tuple(range(start, start + 20)) for start in (1, 50, 90, 130)]
     alone = [(await reply(executor, ids)).token_ids for ids in prompts]
     executor.prefixes.entries.clear()
-    every = [reply(executor, ids, name=f"p{n}/0") for n, ids in enumerate(prompts)]
+    calls = [call(ids, name=f"p{n}/0") for n, ids in enumerate(prompts)]
+    # Streams: a whole call may take several steps before the next one has arrived.
+    every = [last_reply(executor.generate(one, stream=True)) for one in calls]
     done = await asyncio.gather(*every)
     assert [one.token_ids for one in done] == alone
     ends = [one.report.finished_step for one in done]
     assert ends[2] - ends[0] <= 2  # none of the first three waited for another's end
     assert done[3].report.arrived_step > min(ends)
+
+
+async def test_a_whole_call_beside_another_gives_way_after_each_step(
+    executor: TransformersExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that is alone takes its steps at once, here however long they last. A short one
+    that comes while another is under way ends before a long whole one that came earlier."""
+    monkeypatch.setattr("agentrt.executors.transformers.executor._ALONE_S", 1e9)
+    other = executor.generate(call(name="q/0", max_tokens=200), stream=True)
+    async with contextlib.aclosing(other):
+        await anext(other)
+        long = asyncio.ensure_future(reply(executor, name="p/0", max_tokens=200))
+        while not any(one["call_id"] == "p/0" for one in (await executor.snapshot())["running"]):
+            await asyncio.sleep(0)
+        short = await reply(executor, name="r/0", max_tokens=2)
+        assert short.report.finished_step < (await long).report.finished_step
 
 
 async def test_a_call_that_is_broken_off_holds_nothing(executor: TransformersExecutor) -> None:
