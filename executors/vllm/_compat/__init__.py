@@ -15,6 +15,7 @@ One module for each thing of vLLM's that is reached into, and a new line belongs
 - `logits`: what each model runner takes as a logits processor (a documented plug-in).
 - `stats`: vLLM's own metrics, and where they are registered.
 - `cut_off`: how the front end reads whole outputs that were cut off, beside its parsers.
+- `complete_calls`: what its parsers leave out of a stream and read in the whole output.
 - `parsing`: what a tool parser is made of (a documented plug-in), and what it reads and gives.
 
 Callers import names from the modules, so their imports say what of vLLM they lean on; the

@@ -17,6 +17,8 @@ from vllm.entrypoints.generate.base.protocol import FunctionCall, ToolCall
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.renderers.chat_utils import make_tool_call_id
 
+from agentrt.executors.vllm._compat.complete_calls import completing
+
 _HEADER = re.compile(
     r"(<\|start\|>(assistant)?)?( to(=[^\s<]*)?)?(<\|channel\|>\w*)?( to(=[^\s<]*)?)?"
     r"( ?(<\|constrain\|>)?\w*)?"
@@ -48,9 +50,12 @@ def _ends(model_config: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
-    """A class of parsers like ``parser`` that reads what was cut off as its stream."""
+    """A class of parsers like ``parser`` that reads what was cut off as its stream.
 
-    class Reader(parser):
+    And completes a stream's calls, if it was not (`complete_calls`).
+    """
+
+    class Reader(completing(parser, ends)):  # type: ignore[misc]
         cut_calls: Sequence[FunctionCall] = ()
         _prompt: Sequence[int] = ()
 

@@ -152,6 +152,13 @@ CALLED = {
             "self engine_core_outputs engine_core_timestamp iteration_stats weight_version"
         ),
     },
+    "complete_calls": {
+        "parser.abstract_parser:DelegatingParser.parse_delta": (
+            "self delta_text delta_token_ids request prompt_token_ids finished"
+        ),
+        "parser.abstract_parser:DelegatingParser._make_tool_call_id": "self function_name",
+        "parser.abstract_parser:StreamState.commit": "self current_text current_token_ids",
+    },
     "parsing": {
         "renderers.chat_utils:make_tool_call_id": "id_type func_name idx",
         "tool_parsers.utils:get_function_tools": "tools",

@@ -34,7 +34,6 @@ RESPONSE: Any = ResponsesRequest.model_validate({"input": "?", "tools": FLAT})
 KNOWN = {
     ("hermes", "broken"): "whole, it is text; streamed, a call",
     ("llama", "broken"): "whole, it is text; streamed, a call",
-    ("llama", "several"): "streamed, the last call lacks its arguments",
     ("qwen3_coder", "one"): "whole, the text beside a call loses the blanks around it",
 }
 """Where vLLM reads an output that is complete in two ways. Reading the whole one as a stream
@@ -72,7 +71,11 @@ def pieces(ids: list[int]) -> list[str]:
 
 
 def streamed(family: str, request: Any, ids: list[int], texts: list[str]) -> Read:
-    parser = reader(family)(tokenizer(), request.tools)
+    return read_stream(reader(family), request, ids, texts)
+
+
+def read_stream(of: Any, request: Any, ids: list[int], texts: list[str]) -> Read:
+    parser = of(tokenizer(), request.tools)
     reasoning, text = "", ""
     calls: dict[int, list[str]] = {}
     for index, (piece, token) in enumerate(zip(texts, ids, strict=True)):
@@ -138,6 +141,57 @@ def test_a_complete_output_is_read_alike_but_for_what_is_known() -> None:
         if streamed(family, CHAT, ids, texts) != whole(family, CHAT, ids, texts):
             differ.add((family, kind))
     assert differ == KNOWN.keys()
+
+
+LLAMAS = [
+    '{"name": "time", "parameters": {}}',
+    '{"name": "weather", "parameters": {"city": "Rome"}}',
+]
+
+
+@pytest.mark.parametrize("between", ["; ", ";", "\n", ";\n"])
+@pytest.mark.parametrize("order", ["0", "00", "01", "10", "001", "110", "0101"])
+def test_a_stream_of_llama_has_all_calls_with_their_arguments(order: str, between: str) -> None:
+    """vLLM's own parser leaves "{}" out, and what follows another separator than "; "."""
+    said = between.join(LLAMAS[int(one)] for one in order)
+    ids = tokenizer().encode(said, add_special_tokens=False)
+    texts = [*pieces(ids), ""]
+    ids.append(tokenizer().eos_token_id)
+    names = [("time", "{}"), ("weather", '{"city": "Rome"}')]
+    assert streamed("llama", CHAT, ids, texts) == ("", "", [names[int(one)] for one in order])
+
+
+@pytest.mark.parametrize("order", ["0", "1", "01", "11"])
+def test_a_stream_has_calls_of_which_its_parser_streams_nothing(order: str) -> None:
+    """phi4_mini_json's; an answer and a thought that look like calls are none."""
+    calls = [LLAMAS[int(one)] for one in order]
+    said = f"functools[{', '.join(calls)}]"
+    names = [("time", "{}"), ("weather", '{"city": "Rome"}')]
+    parser = ParserManager.get_parser("phi4_mini_json", "qwen3", enable_auto_tools=True)
+    completed = cut_off.reader_of(parser, frozenset([tokenizer().eos_token_id]))
+    for text, expected in (
+        (f"<think>\nHm.\n</think>\n\n{said}", [names[int(one)] for one in order]),
+        (f"<think>\nHm. {said}", []),
+    ):
+        ids = tokenizer().encode(text, add_special_tokens=False)
+        texts = [*pieces(ids), ""]
+        ids.append(tokenizer().eos_token_id)
+        assert read_stream(completed, CHAT, ids, texts)[2] == expected
+
+
+def test_a_stream_that_did_not_end_by_itself_stays_as_it_is() -> None:
+    ids = tokenizer().encode(LLAMAS[0], add_special_tokens=False)
+    assert streamed("llama", CHAT, ids, pieces(ids))[2] == [("time", "")]
+
+
+def test_a_streamed_answer_gets_no_calls() -> None:
+    """Its text is out already: a call beside it would say the same twice."""
+    said = f"Look: {LLAMAS[1]}"
+    ids = tokenizer().encode(said, add_special_tokens=False)
+    texts = [*pieces(ids), ""]
+    ids.append(tokenizer().eos_token_id)
+    assert streamed("llama", CHAT, ids, texts) == ("", said, [])
+    assert whole("llama", CHAT, ids, texts)[2] == [("weather", '{"city": "Rome"}')]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
