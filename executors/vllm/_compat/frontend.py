@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _METRICS = "PrometheusInstrumentatorMiddleware"
+_MESSAGES = "vllm.entrypoints.anthropic.api_router"
 
 
 def make_arg_parser(parser: Any) -> Any:
@@ -38,7 +40,19 @@ async def make_app(
         own = [one for one in app.user_middleware if getattr(one.cls, "__name__", "") != _METRICS]
         app.user_middleware, app.middleware_stack = own, None  # made at the first request
     await init_app_state(client, app.state, args, tasks)
+    logging.getLogger(_MESSAGES).addFilter(_is_no_refusal)
     return app
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """Whether a record of the Messages API is none of a request that is answered with 4xx.
+
+    Each prompt that is too long would leave a traceback of 60 lines; the other APIs log nothing.
+    """
+    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, Exception) or create_error_response(error).error.code >= 500
 
 
 def make_renderer(vllm_config: Any) -> tuple[Any, Any]:

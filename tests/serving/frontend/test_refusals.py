@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -97,6 +98,24 @@ async def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_know(p
             assert error["message"].startswith("prompt is too long")
         else:
             assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_the_log_has_what_an_engine_did_and_no_prompt_that_was_too_long(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's logs of the Messages API had a traceback for each of these."""
+    told: list[logging.LogRecord] = []
+    log = logging.getLogger("vllm.entrypoints.anthropic.api_router")
+    monkeypatch.setattr(log, "callHandlers", told.append)
+    async with open_server() as local:
+        refused = await local.client.post(path, json=ask(path, "word " * 9000))
+    assert (refused.status_code, told) == (400, [])
+    try:
+        raise RuntimeError("it broke")
+    except RuntimeError:
+        log.exception("Error in create_messages")
+    assert [record.getMessage() for record in told] == ["Error in create_messages"]
 
 
 @pytest.mark.parametrize("path", APIS)
