@@ -1,63 +1,11 @@
-"""What the working set keeps of a program, and who of its members waits for something else."""
+"""Who of the working set's members waits for something else than a call."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from agentrt.scheduler.admission.learned import Kind
-from agentrt.scheduler.table import ProgramRow
-
-
-class Own(NamedTuple):
-    """What a call ``adds`` to its program's context, and ``holds`` beside others of it (tokens)."""
-
-    adds: int
-    holds: int
-
-
-@dataclass(slots=True, eq=False)
-class Program:
-    """A program: the ``context`` it comes back for (tokens), and its ``own`` calls.
-
-    ``claim`` are the blocks that it counts with, ``in_use`` those of a member that has calls. It
-    ``returned`` when it was in the set before;
-    ``fifo`` says that it came in for its age, and is not asked to give way; ``away`` counts the
-    moments at which it went to wait for something else than a call.
-    """
-
-    row: ProgramRow
-    kind: Kind
-    shared: int
-    context: int = 0
-    own: dict[str, Own] = field(default_factory=dict)
-    claim: int = 0
-    in_use: int = 0
-    member: bool = False
-    returned: bool = False
-    fifo: bool = False
-    served_s: float = 0.0
-    tools: int = 0
-    away: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """What it takes of the cache, each token once, beside what its type shares.
-
-        A chain goes on from its context. Branches have contexts of their own, and each that runs
-        is counted; one that waits for a tool is not.
-        """
-        own = [*self.own.values()]
-        if len(own) == 1:
-            return max(self.context + own[0].adds - self.shared, 0)
-        return max(self.context - self.shared, sum(one.holds for one in own), 0)
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is a member that has no call now."""
-        return self.member and not self.own
+from agentrt.scheduler.admission.claims import Program
 
 
 class Away:

@@ -16,9 +16,10 @@ import heapq
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from agentrt.scheduler.admission.away import Away, Own, Program
+from agentrt.scheduler.admission.away import Away
 from agentrt.scheduler.admission.base import Admission, Capacity, Rank
-from agentrt.scheduler.admission.learned import Growth, Kind, StepCost
+from agentrt.scheduler.admission.claims import Claims, Own, Program
+from agentrt.scheduler.admission.learned import Growth, StepCost
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramRow
 
@@ -48,8 +49,7 @@ _STILL = 2.0
 class WorkingSet(Admission):
     """The members' claims stay within the KV cache, up to what they outgrow it by.
 
-    ``claimed`` are their blocks, ``in_use`` those of members that have calls: what the others have
-    kept is given up block by block. ``came_in`` counts the programs that ever became members.
+    ``came_in`` counts the programs that ever became members.
     """
 
     name: ClassVar[str] = "memory"
@@ -59,12 +59,9 @@ class WorkingSet(Admission):
         super().__init__(config, capacity)
         self.growth = Growth()
         self.costs = StepCost()
-        self.claimed = self.in_use = self.came_in = 0
-        self._budget = int(capacity.blocks * (1.0 - _HEADROOM))
+        self.came_in = 0
+        self._claims = Claims(int(capacity.blocks * (1.0 - _HEADROOM)), capacity.block_size)
         self._programs: dict[str, Program] = {}
-        self._members: set[Program] = set()
-        self._sharers: dict[Kind, tuple[int, int]] = {}
-        """By type: how many members share a prefix, and the blocks that it is counted with."""
         self._away = Away()
         self._line: list[tuple[float, int, QueuedCall]] = []
         self._serial = 0
@@ -78,7 +75,17 @@ class WorkingSet(Admission):
     @property
     def members(self) -> int:
         """How many programs are in the set."""
-        return len(self._members)
+        return len(self._claims.members)
+
+    @property
+    def claimed(self) -> int:
+        """The blocks that the members claim."""
+        return self._claims.claimed
+
+    @property
+    def in_use(self) -> int:
+        """The blocks that members with calls claim."""
+        return self._claims.in_use
 
     def has(self, program_id: str) -> bool:
         """Whether a program is in the set."""
@@ -111,7 +118,7 @@ class WorkingSet(Admission):
 
     def call_preempted(self, call: QueuedCall, now: float) -> None:
         program = self._program(call.program)
-        if len(program.own) <= 1 < len(self._members):
+        if len(program.own) <= 1 < self.members:
             self._leave(program)
 
     def call_ended(self, call: QueuedCall, tokens: int, now: float) -> None:
@@ -179,7 +186,7 @@ class WorkingSet(Admission):
         program = self._program(call.program)
         if not program.member:
             return False
-        if len(program.own) > 1 or len(self._members) == 1:
+        if len(program.own) > 1 or self.members == 1:
             return True
         if self.in_use > self.capacity.blocks or self._gives_way(program, call):
             self._leave(program)
@@ -188,11 +195,11 @@ class WorkingSet(Admission):
     def _gives_way(self, program: Program, call: QueuedCall) -> bool:
         """Whether a program between two calls leaves for the first of those outside."""
         rival = self.first()
-        if rival is None or program.fifo or self._fits(self._program(rival.program)):
+        if rival is None or program.fifo or self._claims.fits(self._program(rival.program)):
             return False
         if not (self._for_age or rival.level < call.level):
             return False
-        beside = min(len(self._members), self.capacity.slots)
+        beside = min(self.members, self.capacity.slots)
         reload_s = program.context * self.costs.token_s
         return program.row.attained_s - program.served_s >= _TURN * reload_s * beside
 
@@ -224,7 +231,9 @@ class WorkingSet(Admission):
         be computed again at every turn. Nobody is waited for longer than `_STILL` times what the
         newcomer takes to compute, nor when the members' times in their tools are up.
         """
-        still_s = _STILL * self._needs(program) * self.capacity.block_size * self.costs.token_s
+        still_s = (
+            _STILL * self._claims.needs(program) * self.capacity.block_size * self.costs.token_s
+        )
         until = (now if self._still_since is None else self._still_since) + still_s
         if until <= now or self._away.next_moment() == math.inf:
             return False
@@ -232,20 +241,11 @@ class WorkingSet(Admission):
         return True
 
     def _has_room(self, program: Program, now: float) -> bool:
-        while not self._fits(program):
+        while not self._claims.fits(program):
             if (other := self._away.due(now)) is None:
                 return False
             self._leave(other)
         return True
-
-    def _fits(self, program: Program) -> bool:
-        return self.claimed + self._needs(program) <= self._budget
-
-    def _needs(self, program: Program) -> int:
-        """The blocks that it would bring: its claim, and its type's prefix where that is not in."""
-        if program.shared and program.kind not in self._sharers:
-            return program.claim + self._blocks(program.shared)
-        return program.claim
 
     def _overdue(self, call: QueuedCall, now: float) -> bool:
         target, since = self.config.ttft_target, call.since
@@ -331,55 +331,20 @@ class WorkingSet(Admission):
         return program
 
     def _reckon(self, program: Program) -> None:
-        """Claim anew what a program needs."""
         self._nobody_at = None
-        claim = min(self._blocks(program.tokens) + len(program.own), self._budget)
-        if program.member:
-            self.claimed += claim - program.claim
-        program.claim = claim
-        self._use(program)
-
-    def _use(self, program: Program) -> None:
-        """Count anew what it takes of the cache for its calls, as long as it is a member."""
-        in_use = program.claim if program.member and program.own else 0
-        self.in_use += in_use - program.in_use
-        program.in_use = in_use
+        self._claims.reckon(program)
 
     def _join(self, program: Program) -> None:
         if program.member:
             return
-        program.member, program.served_s = True, program.row.attained_s
-        self._members.add(program)
         self._nobody_at = None
+        self._claims.add(program)
         self.came_in += 1
-        self.claimed += program.claim
-        self._use(program)
         self.changed[program.row.program_id] = True
-        if program.shared:
-            sharers, blocks = self._sharers.get(program.kind, (0, self._blocks(program.shared)))
-            self._share(0 if sharers else blocks)
-            self._sharers[program.kind] = sharers + 1, blocks
 
     def _leave(self, program: Program) -> None:
         if not program.member:
             return
-        program.member, program.returned, program.fifo = False, True, False
-        self._members.discard(program)
         self._nobody_at = None
-        self.claimed -= program.claim
-        self._use(program)
+        self._claims.remove(program)
         self.changed[program.row.program_id] = False
-        if program.shared:
-            sharers, blocks = self._sharers.pop(program.kind)
-            if sharers > 1:
-                self._sharers[program.kind] = sharers - 1, blocks
-            else:
-                self._share(-blocks)
-
-    def _share(self, blocks: int) -> None:
-        """A type's prefix came in, or left: it counts once, and as used."""
-        self.claimed += blocks
-        self.in_use += blocks
-
-    def _blocks(self, tokens: int) -> int:
-        return math.ceil(tokens / self.capacity.block_size)
