@@ -7,8 +7,7 @@ gives the time with each event.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.executors.vllm.host_tier import ProgramCachePolicy
+from agentrt.executors.vllm.prefix_history import PrefixHistory, common
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.retention import (
     Context,
@@ -36,20 +36,13 @@ from agentrt.scheduler.retention import (
     key_of,
     make_retention,
 )
-from agentrt.scheduler.retention.context import Key
 from agentrt.scheduler.retention.gaps import Gaps
 from agentrt.scheduler.table import ProgramRow
 
 _HEADROOM = 0.1
 """Share of the cache that new calls leave to what the programs that are there will add."""
-_SHORT = 8
-"""Bytes of a block's hash that are kept."""
-_CHAINS = 8
-"""Calls of a program that are remembered: parallel branches return to different ones."""
 _CALLS = 2048
 """Calls whose blocks are remembered, in case that their programs drop them."""
-_PROGRAMS = 8192
-"""Programs and sessions that are remembered; the longest unheard-of are forgotten."""
 
 
 class Retainer:
@@ -144,8 +137,8 @@ class Retainer:
     def beside_tokens(self, request: Request, others: Iterable[Request]) -> int:
         """Leading tokens of a call's prompt that one of the ``others``, in the engine, has too."""
         hashes = request.block_hashes
-        common = (_common_values(hashes, other.block_hashes) for other in others)
-        return max(common, default=0) * self._block_size
+        counts = (common(hashes, other.block_hashes) for other in others)
+        return max(counts, default=0) * self._block_size
 
     def blocks_freed(self, request: Request, context: Context | None) -> None:
         """A request's blocks are about to be freed, as it ends or is preempted.
@@ -274,69 +267,3 @@ class Retainer:
         self._history.clear()
         if self.queue is not None:
             self.queue.release_all()
-
-
-class PrefixHistory:
-    """How much of a returning program's prompt its own calls had computed before.
-
-    Of each program (or session) the chains of block hashes of its last few calls are kept,
-    eight bytes a block. A hash stands for all tokens up to its block, so what a new prompt
-    has in common with a chain is found by bisection.
-    """
-
-    def __init__(self) -> None:
-        self._chains: OrderedDict[Key, deque[bytearray]] = OrderedDict()
-
-    def known(self, key: Key, hashes: Sequence[bytes]) -> int:
-        """How many leading blocks of a prompt with these hashes were computed before."""
-        chains = self._chains.get(key)
-        return max([_common(chain, hashes) for chain in chains]) if chains else 0
-
-    def note(self, key: Key, hashes: Sequence[bytes], computed: int) -> None:
-        """A call ended that had computed the first ``computed`` blocks of these."""
-        if computed <= 0:
-            return
-        chains = self._chains.setdefault(key, deque(maxlen=_CHAINS))
-        self._chains.move_to_end(key)
-        at, common = -1, 0
-        for index, chain in enumerate(chains):
-            shared = _common(chain, hashes)
-            if shared > common:
-                at, common = index, shared
-        common = min(common, computed)
-        if common and len(chains[at]) == common * _SHORT:  # the call goes on from there
-            chain = chains[at]
-            del chains[at]
-        else:
-            chain = chains[at][: common * _SHORT] if common else bytearray()
-        chain += b"".join([value[:_SHORT] for value in hashes[common:computed]])
-        chains.append(chain)
-        if len(self._chains) > _PROGRAMS:
-            self._chains.popitem(last=False)
-
-    def forget(self, key: Key) -> None:
-        """Its program ended."""
-        self._chains.pop(key, None)
-
-    def clear(self) -> None:
-        """The cache was emptied on purpose: nothing of it counts as lost."""
-        self._chains.clear()
-
-
-def _common(chain: bytearray, hashes: Sequence[bytes]) -> int:
-    """The length of the common beginning; equal at an index means equal before it."""
-    low, high = 0, min(len(chain) // _SHORT, len(hashes))
-    index = high - 1  # the first look: mostly a program's call goes on from its last
-    while low < high:
-        if hashes[index].startswith(chain[index * _SHORT : (index + 1) * _SHORT]):
-            low = index + 1
-        else:
-            high = index
-        index = (low + high) // 2
-    return low
-
-
-def _common_values(hashes: Sequence[bytes], others: Sequence[bytes]) -> int:
-    """How many leading values are the same: equal at an index means equal before it."""
-    both = range(min(len(hashes), len(others)))
-    return bisect_left(both, True, key=lambda at: hashes[at] != others[at])
