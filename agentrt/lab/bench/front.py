@@ -27,6 +27,8 @@ from agentrt.lab.runs.grid import turns
 CALLS = {"calls": 100, "streams": 24}
 """So many in a turn."""
 _CLIENTS = 16
+_IDLE_S = 2.0
+"""A connection that was idle for so long is not used again: vLLM's server closes it after 5 s."""
 _CALL_S = 60.0
 COLUMNS = (
     Column("functions a call", "called", WHOLE),
@@ -145,7 +147,9 @@ async def opened(name: str) -> AsyncIterator[Front]:
         url = (await process.stdout.readline()).decode().strip()
         if not url:
             raise EngineStartError(f"the front end of {name} ended before it served")
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_S
+        )
         async with httpx.AsyncClient(
             base_url=f"{url}/v1", timeout=_CALL_S, limits=limits
         ) as client:
