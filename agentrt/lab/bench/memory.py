@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -137,7 +138,7 @@ def memory(**options: Any) -> None:
         cells = {key: found for key, found in measured.items() if found}
         tables = [f"{_head(key, found)}\n\n{table(found)}" for key, found in cells.items()]
         told = [
-            as_json({**asdict(cell), "time": on, "seeds": len(found)}, found)
+            as_json({**asdict(_as_served(cell, found)), "time": on, "seeds": len(found)}, found)
             for (cell, on), found in cells.items()
         ]
         show([*about, *tables] if tables else "", {"cells": told}, as_json=options["as_json"])
@@ -274,4 +275,11 @@ def _about(bench: Memory, engines: Engines) -> str:
 def _head(key: Key, found: Sequence[Found]) -> str:
     (cell, on), stock = key, found[0][STOCK]
     size = f"{stock['blocks']:.0f} of {stock['wanted']:.0f} blocks"
-    return f"**{cell}**, {on}: {size}, {len(found)} {'seed' if len(found) == 1 else 'seeds'}"
+    seeds = f"{len(found)} {'seed' if len(found) == 1 else 'seeds'}"
+    return f"**{_as_served(cell, found)}**, {on}: {size}, {seeds}"
+
+
+def _as_served(cell: Cell, found: Sequence[Found]) -> Cell:
+    """A cell with the share of the working set that the KV cache had: blocks may be given."""
+    shares = [one[STOCK]["blocks"] / one[STOCK]["wanted"] for one in found]
+    return replace(cell, memory=round(median(shares), 2))

@@ -58,6 +58,7 @@ def test_one_cell_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert (cell["workload"], cell["seeds"]) == ("chat", 1)
     stock, cap = cell["stock"], cell["best_cap"]
     assert stock["blocks"] == 300 < stock["wanted"]
+    assert cell["memory"] == round(300 / stock["wanted"], 2) != 0.25  # the share that there was
     # Each of these needs its rule: to hold programs back, to rank them, both, and to pin them.
     assert cap["recomputed"] < 0.7 * stock["recomputed"]
     assert cell["thunderagent"]["hits"] > 2 * stock["hits"]
