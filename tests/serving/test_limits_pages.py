@@ -1,4 +1,4 @@
-"""The numbers in the tables of limits of docs/limits.md and docs/tenants.md are the code's."""
+"""The numbers in the tables of docs/tenants.md are the code's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LIMITS = {
     "chats of more than 64 messages": [long_prompts.MANY, 1],
     "a tenant's use of the event loop": [loop.BUSY, loop.FREE],
     "choices of one request": [1],
-    "a tenant's calls in the engine": [1, fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
+    "a tenant's calls in the engine": [fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
     "schemas that are read at once": [1],
     "grammars of a tenant that are compiled at once": [grammars.AT_ONCE],
     "compiling one grammar": [compiling.SLOW_S, compiling.LONGEST_S],
@@ -99,10 +99,10 @@ def numbers(text: str) -> list[float]:
 @pytest.mark.parametrize(
     ("page", "head", "limits"),
     [
-        ("limits.md", "| what | limit |", LIMITS),
+        ("tenants.md", "| what | limit |", LIMITS),
         ("tenants.md", "| what | bound |", TENANTS),
     ],
-    ids=["security", "tenants"],
+    ids=["a client", "a request"],
 )
 def test_a_limit_on_the_page_is_the_codes(
     page: str, head: str, limits: dict[str, list[float]]

@@ -1,6 +1,6 @@
 """The differences from the reference that are meant to be: what, and why.
 
-`docs/langgraph-differences.md` shows them. A place is the request, where in the answer, what is
+`docs/langgraph-reference.md` shows them. A place is the request, where in the answer, what is
 there, and what is here; ``*`` stands for anything.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tests.serving.langgraph.corpus.differences import Difference
 
-PAGE = Path(__file__).parents[4] / "docs/langgraph-differences.md"
+PAGE = Path(__file__).parents[4] / "docs/langgraph-reference.md"
 Place = tuple[str, str, str, str]
 
 
