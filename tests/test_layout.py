@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKED_ROOMS = ("executors", "graph", "integrations", "serving")
-CODE_FOLDERS = ("agentrt", *LINKED_ROOMS, "tests", "demos")
+CODE_FOLDERS = ("agentrt", *LINKED_ROOMS, "benchmarks", "tests", "demos")
 MAX_LINES = 400
 
 

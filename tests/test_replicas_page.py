@@ -14,14 +14,15 @@ from agentrt.cli.engines import each_engine, read_fleet
 from agentrt.cli.run import run
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.chaos import chaos
 from agentrt.testing.scripted import ScriptedExecutor
+from benchmarks.chaos.command import chaos
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = (DOCS / "replicas.md").read_text("utf-8")
 BOTH = [PAGE, *((DOCS / name).read_text("utf-8") for name in ("ray.md", "results/chaos.md"))]
-COMMANDS = [line for page in BOTH for line in re.findall(r"^    agentrt (.+)$", page, re.MULTILINE)]
-KNOWN: dict[str, click.Command] = {"run": run, "bench chaos": chaos}
+SHOWN = re.compile(r"^    ((?:agentrt|python -m benchmarks) .+)$", re.MULTILINE)
+COMMANDS = [line for page in BOTH for line in SHOWN.findall(page)]
+KNOWN: dict[str, click.Command] = {"agentrt run": run, "python -m benchmarks chaos": chaos}
 
 
 def parsed(line: str) -> tuple[str, dict[str, Any]]:
@@ -33,7 +34,7 @@ def parsed(line: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_is_understood(line: str) -> None:
     name, options = parsed(line)
-    if name == "run":
+    if name == "agentrt run":
         fleet = read_fleet(options)
         assert fleet.size == len(each_engine(EngineOptions(options["model"]), fleet)) > 1
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from math import nan
 from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
 from agentrt.cli.faults import StoppedError
-from agentrt.lab.bench import results, scheduler
+from agentrt.lab.bench import results
 from agentrt.lab.bench.results import Column, Results, in_turns, ratios, run_shown
 
 
@@ -55,22 +54,6 @@ def test_it_is_told_before_a_slow_end_is_cut_short(monkeypatch: pytest.MonkeyPat
     told: list[str] = []
     run_shown(failing(), lambda: told.append("a table"), told.append)
     assert told == ["a table", "by force"]
-
-
-def test_a_benchmark_that_is_stopped_prints_its_table_so_far(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measure(*asked: object) -> Iterator[tuple[str, dict[str, float]]]:
-        yield "stock", {"step_us": 7.0}
-        signal.raise_signal(signal.SIGINT)
-        yield "stock", {"step_us": 9.0}
-
-    monkeypatch.setattr(scheduler, "measure", measure)
-    sizes = ["--cases", "fcfs", "--running", "2", "--waiting", "3,4"]
-    assert call(["bench", "scheduler", *sizes]) == 128 + signal.SIGINT
-    said = capsys.readouterr()
-    assert "| 2       | 3       | stock | 8         |" in said.out
-    assert "interrupted" in said.err
 
 
 def test_nothing_is_shown_where_nothing_was_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "from 1 up"]),
         (["--virtual", "0.9"], ["'0.9'", "commas", "memory"]),
         (["memroy"], ["'memroy'", "did you mean 'memory'"]),
-        (["--virtual", "serve"], ["--virtual", "'serve'"]),
+        (["--virtual", "paper"], ["--virtual", "'paper'"]),
         (["--vitual"], ["--vitual", "--virtual"]),
     ],
 )
