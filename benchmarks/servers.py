@@ -18,7 +18,7 @@ import psutil
 
 from agentrt.errors import EngineStartError
 from agentrt.executors.vllm.options import EngineOptions, engine_args
-from agentrt.testing.ports import reserved_port
+from tests.doubles.ports import reserved_port
 
 _HOST = "127.0.0.1"
 _START_S, _REQUEST_S = 300.0, 10.0

@@ -14,8 +14,8 @@ from agentrt.cli.engines import each_engine, read_fleet
 from agentrt.cli.run import run
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.testing.scripted import ScriptedExecutor
 from benchmarks.chaos.command import chaos
+from tests.doubles.scripted import ScriptedExecutor
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = (DOCS / "replicas.md").read_text("utf-8")

@@ -33,10 +33,10 @@ from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.lab.reports.tables import percentile
 from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
-from agentrt.testing.tinymodel import tiny_model
 from benchmarks.attack.attacker import Spec, attacked
 from benchmarks.attack.attacks import ATTACKS, Attack
 from benchmarks.servers import AgentrtServer
+from tests.doubles.tinymodel import tiny_model
 
 IDLE = "none"
 SLOTS = 16

@@ -110,7 +110,7 @@ def chaos(**options: Any) -> int:
 
 @contextlib.contextmanager
 def _tiny_model() -> Iterator[str]:
-    from agentrt.testing.tinymodel import tiny_model
+    from tests.doubles.tinymodel import tiny_model
 
     with tempfile.TemporaryDirectory(prefix="agentrt-tiny-") as folder:
         yield str(tiny_model(Path(folder)))
@@ -130,7 +130,7 @@ def _apart_from_logs() -> Iterator[Progress]:
 
 
 def _cluster(engines: int) -> contextlib.AbstractContextManager[Any]:
-    from agentrt.testing.raycluster import LocalCluster
+    from tests.doubles.raycluster import LocalCluster
 
     note("starting two Ray nodes on loopback")
     return LocalCluster(nodes=2, cpus=(engines + 1) // 2)

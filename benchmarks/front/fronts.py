@@ -37,8 +37,8 @@ from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.listen import Listener
 from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
-from agentrt.testing.scripted_engine import ScriptedEngine
 from benchmarks.servers import PARSER, Server
+from tests.doubles.scripted_engine import ScriptedEngine
 
 SAYS = [300 + i * 37 % 5000 for i in range(64)]
 _HOST = "127.0.0.1"

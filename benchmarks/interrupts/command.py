@@ -28,8 +28,8 @@ from agentrt.lab.bench.results import (
 )
 from agentrt.lab.commands.options import ManyCommand, count_option, json_option, many, note
 from agentrt.lab.runs.grid import turns
-from agentrt.testing.scripted import ScriptedExecutor
 from benchmarks.interrupts.transports import TRANSPORTS, Call
+from tests.doubles.scripted import ScriptedExecutor
 
 TURN = 10
 """So many calls of one side, then as many of the other."""

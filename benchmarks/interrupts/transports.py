@@ -20,9 +20,9 @@ from typing import Any
 
 from agentrt.interrupts import Tool, ToolTransport
 from agentrt.interrupts.process import ProcessTransport
-from agentrt.testing.ports import reserved_port
 from benchmarks.interrupts import echo
 from benchmarks.interrupts.echo import AT_ONCE, TOPIC
+from tests.doubles.ports import reserved_port
 
 Call = Callable[[int], Awaitable[Any]]
 Pair = tuple[Call, Tool | str, list[ToolTransport]]

@@ -41,11 +41,11 @@ from agentrt.lab.bench.results import (
 )
 from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
 from agentrt.lab.runs.grid import turns
-from agentrt.testing.tinymodel import tiny_model
 from benchmarks.servers import StockServer
 from benchmarks.techniques.attention import ATTENTIONS, PlainModel, PlainThread
 from benchmarks.techniques.table import OF_A_TRAINED_MODEL, TECHNIQUES, Technique
 from benchmarks.techniques.threads import GREEN, HttpClient, HttpThread, OurThread, Thread
+from tests.doubles.tinymodel import tiny_model
 
 COLUMNS = (
     Column("steps", "steps", WHOLE),

@@ -18,10 +18,10 @@ from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.replicas import Health
 from agentrt.executors.vllm.processes import cpu_seconds
 from agentrt.request import Call, CallSpec, Identity, Reply
-from agentrt.testing.scripted import ScriptedExecutor
 from benchmarks.chaos.command import Chaos, ChaosConfig
 from benchmarks.chaos.programs import ChaosPrograms
 from benchmarks.chaos.report import CallAudit
+from tests.doubles.scripted import ScriptedExecutor
 
 LIVES = "import time\nwhile True: time.sleep(3600)"
 CORES: list[subprocess.Popen[bytes]] = []

@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("vllm")
 
 from agentrt.lab.bench.results import Figures, Results
-from agentrt.testing.scripted_engine import ScriptedEngine
 from benchmarks.front import command as front
 from benchmarks.front import fronts
 from benchmarks.front.command import COLUMNS, measure
 from benchmarks.serve import SINGLES, Turn, user
 from benchmarks.servers import Server
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.serving.local import WAIT_S, engine_and_fronts
 
 

@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from agentrt import Context, Runtime, program
 from agentrt.executors.transformers import TransformersExecutor
 from agentrt.lab.bench.results import Results
-from agentrt.testing.tinymodel import tiny_model
 from benchmarks.techniques.attention import ATTENTIONS, PlainModel, PlainThread
 from benchmarks.techniques.command import Bench, ours, techniques
 from benchmarks.techniques.table import TECHNIQUES, Technique
 from benchmarks.techniques.threads import HttpClient, HttpThread, OurThread, Thread
 from tests.contexts.real import fresh
+from tests.doubles.tinymodel import tiny_model
 
 IN_THE_ENGINE = "watermarking"
 """It needs a logits processor, which the shared engine has not loaded."""

@@ -22,8 +22,8 @@ from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.info import ExecutorInfo, display_name
 from agentrt.request import Call, CallReport, CallSpec, Reply, ToolCall
 from agentrt.scheduler.table import ProgramTotals
-from agentrt.testing.choices import Choice, Output, pieces_of, tokens_of
-from agentrt.testing.madeup import made_up_output, made_up_text
+from tests.doubles.choices import Choice, Output, pieces_of, tokens_of
+from tests.doubles.madeup import made_up_output, made_up_text
 
 _MADE_UP_WORDS = 8
 

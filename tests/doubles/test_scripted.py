@@ -19,9 +19,9 @@ from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import NodeState, check_integrity
 from agentrt.program.options import make_request
 from agentrt.request import Call, CallReport, CallSpec, Identity
-from agentrt.testing.choices import Output
-from agentrt.testing.madeup import made_up_value
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.choices import Output
+from tests.doubles.madeup import made_up_value
+from tests.doubles.scripted import ScriptedExecutor
 
 TREE: dict[str, Any] = {
     "$defs": {
