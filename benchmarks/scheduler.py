@@ -21,15 +21,7 @@ from typing import Any
 import click
 
 from agentrt.executors.identity import to_extra_args
-from agentrt.lab.bench.results import (
-    Column,
-    Figures,
-    Results,
-    no_collections,
-    ratios,
-    run_shown,
-    show,
-)
+from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -44,6 +36,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_schedul
 from agentrt.lab.runs.grid import turns
 from agentrt.lab.runs.rivals import settings
 from agentrt.request import Identity
+from benchmarks.sides import no_collections, ratios
 
 STOCK = "stock"
 CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost", "adaptive+cost+memory")

@@ -25,13 +25,13 @@ from agentrt.cli.engine_log import EngineLog
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, ratios, run_shown, show
+from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
 from agentrt.lab.commands.options import count_option, model_option, note
-from agentrt.lab.reports.tables import percentile
 from agentrt.lab.runs.grid import turns
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 from benchmarks.servers import PARSER, AgentrtServer, Server, StockServer
+from benchmarks.sides import WHOLE, percentile, ratios
 
 CALLS = 3
 TOKENS = 8

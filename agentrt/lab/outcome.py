@@ -20,7 +20,6 @@ class Outcome:
 
     program_id: str
     type: str
-    tenant: str
     arrived_s: float
     ended_s: float
     ideal_s: float
@@ -154,13 +153,11 @@ class Ran:
     """What came of a run: its programs in the order of their ends, and what engines counted.
 
     Of each engine there are its counts, if it has any, and the seconds that it was busy.
-    ``events`` is how much there was to do: arrivals, and services that were over.
     """
 
     outcomes: list[Outcome]
     engines: list[EngineCounts]
     busy_s: list[float]
-    events: int = 0
 
     @property
     def counts(self) -> EngineCounts:

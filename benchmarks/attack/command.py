@@ -21,21 +21,14 @@ import click
 import httpx
 
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import (
-    Column,
-    Results,
-    no_collections,
-    ratios,
-    run_shown,
-    show,
-)
+from agentrt.lab.bench.results import Column, Results, run_shown, show
 from agentrt.lab.commands.options import count_option, json_option, note
-from agentrt.lab.reports.tables import percentile
 from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
 from benchmarks.attack.attacker import Spec, attacked
 from benchmarks.attack.attacks import ATTACKS, Attack
 from benchmarks.servers import AgentrtServer
+from benchmarks.sides import no_collections, percentile, ratios
 from tests.doubles.tinymodel import tiny_model
 
 IDLE = "none"

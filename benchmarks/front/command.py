@@ -19,10 +19,11 @@ import click
 import httpx
 
 from agentrt.errors import EngineStartError
-from agentrt.lab.bench.results import WHOLE, Column, Figures, Results, ratios, run_shown, show
+from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
 from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.lab.runs.grid import turns
 from benchmarks.serve import SERVERS, SINGLES, Turn, user
+from benchmarks.sides import WHOLE, ratios
 
 CALLS = {"calls": 100, "streams": 24}
 """So many in a turn."""

@@ -17,18 +17,11 @@ import click
 
 from agentrt import Context, Runtime, program
 from agentrt.interrupts import Tool
-from agentrt.lab.bench.results import (
-    SPREAD,
-    Column,
-    Figures,
-    Results,
-    no_collections,
-    run_shown,
-    show,
-)
+from agentrt.lab.bench.results import SPREAD, Column, Figures, Results, run_shown, show
 from agentrt.lab.commands.options import ManyCommand, count_option, json_option, many, note
 from agentrt.lab.runs.grid import turns
 from benchmarks.interrupts.transports import TRANSPORTS, Call
+from benchmarks.sides import no_collections
 from tests.doubles.scripted import ScriptedExecutor
 
 TURN = 10

@@ -86,11 +86,6 @@ class Backend(ABC):
     def busy_s(self) -> list[float]:
         return []
 
-    @property
-    def events(self) -> int:
-        """How many services have ended, or were interrupted."""
-        return 0
-
 
 class Replicas:
     """The router before several engines: where each call went, and who has served whom."""

@@ -12,7 +12,7 @@ import pytest
 
 from agentrt.cli.faults import StoppedError
 from agentrt.lab.bench import results
-from agentrt.lab.bench.results import Column, Results, in_turns, ratios, run_shown
+from agentrt.lab.bench.results import Column, Results, run_shown
 
 
 async def stopped_by(number: int) -> None:
@@ -63,17 +63,12 @@ def test_nothing_is_shown_where_nothing_was_measured(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == ""
 
 
-def test_every_repeat_begins_with_another_side() -> None:
-    turns = list(in_turns("abc", 2))
-    assert turns == [(0, "a"), (0, "b"), (0, "c"), (1, "b"), (1, "c"), (1, "a")]
-
-
 def test_a_figure_that_one_repeat_lacks_is_not_shown() -> None:
     measured = Results({"side": "", "size": "size"})
     measured.expect([("b", 2), ("a", 1)])
     for known in (1.0, 3.0):
         measured.add("a", 1, figures={"s": known, "steps": nan if known > 1 else 2.0})
-        measured.add("b", 2, figures={"s": 2 * known, **ratios({"s": 4.0}, None, ["s"], "_to_a")})
+        measured.add("b", 2, figures={"s": 2 * known})
     columns = (
         Column("s", "s"),
         Column("in all", "s", "{total:.0f}"),
