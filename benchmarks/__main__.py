@@ -37,7 +37,7 @@ Examples:
 
 \b
 Run from the root of a checkout, with the Python of .venv. Tables go to stdout, as Markdown,
-all else to stderr; Ctrl-C keeps what is done. 'python -m benchmarks NAME --help' tells the rest.
+all else to stderr; Ctrl-C keeps what is done. 'python -m benchmarks NAME --help' has the rest.
 Exit codes: 0 done; 1 something failed; 2 bad usage; 130 Ctrl-C.
 """
 

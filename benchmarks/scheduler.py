@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from agentrt.executors.identity import to_extra_args
-from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
+from agentrt.lab.bench.results import Column, Figures, Results
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -36,7 +36,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_schedul
 from agentrt.lab.runs.grid import turns
 from agentrt.lab.runs.rivals import settings
 from agentrt.request import Identity
-from benchmarks.sides import no_collections, ratios
+from benchmarks.harness import no_collections, ratios, run_with_table
 
 STOCK = "stock"
 CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost", "adaptive+cost+memory")
@@ -87,10 +87,7 @@ def scheduler(**options: Any) -> None:
                 measured.add(*size, name, figures=figures)
                 await asyncio.sleep(0)  # where a signal stops it
 
-    def tell() -> None:
-        show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
-
-    run_shown(work(), tell)
+    run_with_table(work(), measured, COLUMNS, as_json=options["as_json"])
 
 
 def measure(

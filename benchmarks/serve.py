@@ -30,8 +30,8 @@ from agentrt.lab.commands.options import count_option, model_option, note
 from agentrt.lab.runs.grid import turns
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
+from benchmarks.harness import WHOLE, percentile, ratios
 from benchmarks.servers import PARSER, AgentrtServer, Server, StockServer
-from benchmarks.sides import WHOLE, percentile, ratios
 
 CALLS = 3
 TOKENS = 8
@@ -99,11 +99,11 @@ def serve(**options: Any) -> None:
     policy_class(options["policy"])
     bench = ServingBench(options["clients"], options["minutes"] * 30 / options["repeat"], note)
 
-    def tell() -> None:
+    def print_tables() -> None:
         tables = ((bench.measured, COLUMNS), (bench.cpu, CPU), (bench.footprints, FOOTPRINT))
         show([results.table(columns) for results, columns in tables], None)
 
-    run_shown(_measure(bench, options), tell)
+    run_shown(_measure(bench, options), print_tables)
 
 
 async def _measure(bench: ServingBench, options: dict[str, Any]) -> None:
@@ -194,21 +194,21 @@ class ServingBench:
             for repeat in range(repeats):
                 found = {}
                 for name in turns(SERVERS, repeat):
-                    told = f"repeat {repeat + 1} of {repeats}: {name}"
-                    found[name] = await self.once(servers[name], told)
+                    what = f"repeat {repeat + 1} of {repeats}: {name}"
+                    found[name] = await self.once(servers[name], what)
                 self.keep(found)
                 await self._look(ours)
 
-    async def once(self, server: Server, told: str) -> dict[int | str, Figures]:
+    async def once(self, server: Server, what: str) -> dict[int | str, Figures]:
         """What each load comes to on a server, by its clients or by what is asked for."""
         found: dict[int | str, Figures] = {}
         part = self._seconds / _PARTS
         for clients in dict.fromkeys((1, self._clients)):
             seconds = part if clients == 1 else part * _OF_ALL_CLIENTS
-            self._progress(f"{told}, {clients} clients, {seconds:.0f} s")
+            self._progress(f"{what}, {clients} clients, {seconds:.0f} s")
             found[clients] = (await self.turn(server.base_url, clients, seconds)).figures()
         for asked, tokens in SINGLES.items():
-            self._progress(f"{told}, CPU time of {asked}, {part:.0f} s")
+            self._progress(f"{what}, CPU time of {asked}, {part:.0f} s")
             before = server.cpu_s()
             turn = await self.turn(server.base_url, _SINGLES_CLIENTS, part, asked)
             calls = len(turn.latencies)

@@ -26,7 +26,7 @@ _OURS = ("model", "served_model_name", "scheduler_cls", "additional_config")
 """What an embedded engine gets and a stock one does not, or in another way."""
 _SAYS = " (OpenAI API: "
 PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-"""Told to both: agentrt would pick a tool parser by itself, and vLLM have none."""
+"""Flags of both: agentrt would pick a tool parser by itself, and vLLM have none."""
 
 
 class Server:

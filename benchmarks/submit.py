@@ -29,8 +29,8 @@ from agentrt.lab.commands.options import count_option, json_option, model_option
 from agentrt.lab.runs.grid import turns
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
+from benchmarks.harness import in_turns, percentile, ratios
 from benchmarks.servers import AgentrtServer
-from benchmarks.sides import in_turns, percentile, ratios
 
 AT_ONCE = (1, 16, 128, 896)
 SERVED = """
@@ -83,12 +83,12 @@ def submit(**options: Any) -> None:
     bench = SubmitBench()
     repeats, seconds = (3, 4) if options["quick"] else (options["repeat"], options["seconds"])
 
-    def tell() -> None:
+    def print_tables() -> None:
         medians = {"starts": bench.starts.medians(), "others": bench.others.medians()}
         tables = bench.starts.table(STARTS), bench.others.table(OTHERS)
         show(tables, medians, as_json=options["as_json"])
 
-    run_shown(_measure(bench, options["model"], repeats, seconds), tell)
+    run_shown(_measure(bench, options["model"], repeats, seconds), print_tables)
 
 
 async def _measure(bench: SubmitBench, model: str | None, repeats: int, seconds: float) -> None:

@@ -63,7 +63,8 @@ def test_every_package_outside_agentrt_is_mapped(setuptools_settings: dict[str, 
 
 
 def test_every_package_has_an_init_file() -> None:
-    folders = {file.parent for room in ("agentrt", *LINKED_ROOMS) for file in python_files(room)}
+    rooms = ("agentrt", *LINKED_ROOMS, "benchmarks")
+    folders = {file.parent for room in rooms for file in python_files(room)}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
 
 

@@ -130,7 +130,7 @@ class Driver:
         self.outcomes.append(self._outcome(live))
 
     def _tell(self, live: LiveProgram, index: int, what: tuple[str, str]) -> None:
-        """The tool or the human before a call begins, or is done: the engine is told."""
+        """Tell the engine that the tool or the human before a call begins, or is done."""
         call = live.shape.calls[index]
         if call.after and call.gap_s > 0:
             self._backend.boundary(live.row.program_id, what[call.human], call.tool or "tool")

@@ -51,7 +51,7 @@ class Summary:
     ``p95_steps`` are latencies in engine steps. ``balance`` is the busiest engine's busy time
     over the mean of all. ``steady_per_s`` counts the programs that ended before the last one
     arrived, per second of that time, and ``offered_per_s`` those that came; None if all came
-    at once. What an engine with a memory tells beside: ``prefix_hit_share`` of the prompt
+    at once. Known of an engine with a KV cache only: ``prefix_hit_share`` of the prompt
     tokens was in its prefix cache, ``recomputed_tokens`` were computed again after a
     preemption, and ``cpu_us`` is the scheduler's CPU time per step. None: not known.
     """

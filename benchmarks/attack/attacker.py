@@ -1,7 +1,7 @@
 """An attack's clients, in a process of their own: the short calls' client does not wait for them.
 
 ``python -m benchmarks.attack.attacker SPEC`` says that it is ready, begins at a line of its input,
-and tells at the end how often it got which status.
+and prints at the end how often it got which status.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ async def attacked(spec: Spec, begun: asyncio.Event) -> Counter[int]:
     try:
         await process.stdout.readline()
         begun.set()
-        told, _ = await process.communicate(b"\n")
-        return Counter({int(code): count for code, count in json.loads(told).items()})
+        counts, _ = await process.communicate(b"\n")
+        return Counter({int(code): count for code, count in json.loads(counts).items()})
     finally:
         if process.returncode is None:
             process.kill()

@@ -21,14 +21,14 @@ import click
 import httpx
 
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import Column, Results, run_shown, show
+from agentrt.lab.bench.results import Column, Results
 from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
 from benchmarks.attack.attacker import Spec, attacked
 from benchmarks.attack.attacks import ATTACKS, Attack
+from benchmarks.harness import no_collections, percentile, ratios, run_with_table
 from benchmarks.servers import AgentrtServer
-from benchmarks.sides import no_collections, percentile, ratios
 from tests.doubles.tinymodel import tiny_model
 
 IDLE = "none"
@@ -77,10 +77,9 @@ def attack(**options: Any) -> None:
     measured = Results({"attack": "attack"})
     server = _servers(options["policy"], options["replicas"])
 
-    def tell() -> None:
-        show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
-
-    run_shown(measure(measured, chosen, seconds, server), tell)
+    run_with_table(
+        measure(measured, chosen, seconds, server), measured, COLUMNS, as_json=options["as_json"]
+    )
     if any(one[0]["faults"] or one[0]["failed"] for one in measured.samples.values()):
         raise SystemExit(1)
 

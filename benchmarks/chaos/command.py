@@ -98,11 +98,11 @@ def chaos(**options: Any) -> int:
         chaos = Chaos(make, programs, config, progress, outage)
         report = chaos.report
 
-        def tell() -> None:
+        def print_tables() -> None:
             table = report.table() if report.programs else ""
             show(table, asdict(report), as_json=options["as_json"])
 
-        run_shown(chaos.run(), tell, progress)
+        run_shown(chaos.run(), print_tables, progress)
     for line in report.wrong():
         click.echo(f"error: {line}", err=True)
     return 1 if report.wrong() else 0

@@ -119,11 +119,11 @@ def _orders(options: Mapping[str, Any]) -> None:
     if options["policy"]:
         raise ConfigError("figure 9 tries all orders of one program's calls; leave --policy out")
     found = search()
-    told = found.to_dict()
+    values = found.to_dict()
     if options["as_json"]:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(values))
         return
-    calls = told["convention"].pop("calls")
+    calls = values["convention"].pop("calls")
     for index, call in enumerate(calls):
         after = f" after {', '.join(map(str, call['after']))}" if call["after"] else ""
         click.echo(f"call {index}: {call['steps']} steps{after}")
@@ -132,7 +132,7 @@ def _orders(options: Mapping[str, Any]) -> None:
         f"critical path first: {found.critical_first}; "
         f"the critical path itself is {found.critical_path} steps, so none is shorter\n"
     )
-    click.echo(_lines(told["convention"]))
+    click.echo(_lines(values["convention"]))
 
 
 # -- figure 20 -------------------------------------------------------------------------
@@ -166,8 +166,8 @@ def _tell(
         draw_curves(found, options["plot"], ("mean_s",))
     common = conditions(specs, seeds, OPTIMUM)
     if options["as_json"]:
-        told = {"figure": 20, "settings": common, "cells": as_dicts(found)}
-        click.echo(json.dumps(told))
+        values = {"figure": 20, "settings": common, "cells": as_dicts(found)}
+        click.echo(json.dumps(values))
         return
     click.echo(
         f"{options['programs']} programs ({spec.setting.source.name}). {in_words(common)}\n"

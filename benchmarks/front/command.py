@@ -19,11 +19,11 @@ import click
 import httpx
 
 from agentrt.errors import EngineStartError
-from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
+from agentrt.lab.bench.results import Column, Figures, Results
 from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.lab.runs.grid import turns
+from benchmarks.harness import WHOLE, ratios, run_with_table
 from benchmarks.serve import SERVERS, SINGLES, Turn, user
-from benchmarks.sides import WHOLE, ratios
 
 CALLS = {"calls": 100, "streams": 24}
 """So many in a turn."""
@@ -52,10 +52,9 @@ def front(**options: Any) -> None:
     measured = Results({"front": "front end", "asked": "asked for"})
     measured.expect((name, asked) for asked in SINGLES for name in SERVERS)
 
-    def tell() -> None:
-        show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
-
-    run_shown(measure(measured, options["repeat"]), tell)
+    run_with_table(
+        measure(measured, options["repeat"]), measured, COLUMNS, as_json=options["as_json"]
+    )
 
 
 class Used(NamedTuple):
@@ -72,7 +71,7 @@ class Front:
         self._process, self._client = process, client
         self._made = 0
 
-    async def used(self, line: str = "tell") -> Used:
+    async def used(self, line: str = "used") -> Used:
         """What it has used so far."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -1,6 +1,6 @@
 """A front end on a scripted engine, in a process of its own: agentrt's, or vLLM's alone.
 
-``python -m benchmarks.front.fronts NAME`` says its URL. For each line of its input it tells, as
+``python -m benchmarks.front.fronts NAME`` says its URL. For each line of its input it prints, as
 JSON, what it has used since it began: seconds of processor time, and how many functions were
 called, Python's and C's, while that is counted. The line "count" turns the counting on or off.
 """

@@ -20,8 +20,8 @@ from agentrt.interrupts import Tool
 from agentrt.lab.bench.results import SPREAD, Column, Figures, Results, run_shown, show
 from agentrt.lab.commands.options import ManyCommand, count_option, json_option, many, note
 from agentrt.lab.runs.grid import turns
+from benchmarks.harness import no_collections
 from benchmarks.interrupts.transports import TRANSPORTS, Call
-from benchmarks.sides import no_collections
 from tests.doubles.scripted import ScriptedExecutor
 
 TURN = 10
@@ -65,11 +65,11 @@ def interrupts(**options: Any) -> None:
     measured.expect((name,) for name in names)
     turned = sizes["calls"], sizes["repeat"], note, AT_ONCE, sizes["rounds"]
 
-    def tell() -> None:
+    def print_tables() -> None:
         found = {"transports": measured.medians()}
         show(measured.table(COLUMNS), found, as_json=options["as_json"])
 
-    run_shown(measure(measured, names, *turned), tell)
+    run_shown(measure(measured, names, *turned), print_tables)
 
 
 async def measure(
@@ -77,7 +77,7 @@ async def measure(
     names: Sequence[str],
     calls: int,
     repeats: int,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     at_once: int = AT_ONCE,
     rounds: int = ROUNDS,
 ) -> None:
@@ -87,7 +87,7 @@ async def measure(
         async def sample_all(sides: Sides, name: str = name) -> None:
             await both_at_once(sides, 0, at_once, 1)  # all is imported, and all workers are there
             for repeat in range(repeats):
-                tell(f"{name}: repeat {repeat + 1} of {repeats}")
+                progress(f"{name}: repeat {repeat + 1} of {repeats}")
                 each = await one_by_one(sides, calls, repeat)
                 together = await both_at_once(sides, repeat, at_once, rounds)
                 measured.add(name, figures={**each, **together})

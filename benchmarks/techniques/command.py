@@ -29,11 +29,11 @@ from agentrt.executors.transformers import TransformersExecutor
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import SPREAD, Column, Figures, Results, run_shown, show
+from agentrt.lab.bench.results import SPREAD, Column, Figures, Results
 from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
 from agentrt.lab.runs.grid import turns
+from benchmarks.harness import WHOLE, ratios, run_with_table
 from benchmarks.servers import StockServer
-from benchmarks.sides import WHOLE, ratios
 from benchmarks.techniques.attention import ATTENTIONS, PlainModel, PlainThread
 from benchmarks.techniques.table import OF_A_TRAINED_MODEL, TECHNIQUES, Technique
 from benchmarks.techniques.threads import GREEN, HttpClient, HttpThread, OurThread, Thread
@@ -89,11 +89,10 @@ def techniques(**options: Any) -> None:
     measured = Results({"technique": "technique", "side": "side"})
     bench = Bench(measured, options["repeat"], options["concurrency"], options["round_trip"] / 1e3)
 
-    def tell() -> None:
-        show(measured.table(COLUMNS), measured.medians(), as_json=options["as_json"])
-
     with _model(options) as model:
-        run_shown(bench.measure(model, chosen, attentions), tell)
+        run_with_table(
+            bench.measure(model, chosen, attentions), measured, COLUMNS, as_json=options["as_json"]
+        )
 
 
 def _chosen(techniques: Mapping[str, Technique], options: Any) -> dict[str, Technique]:

@@ -26,16 +26,17 @@ SPREAD = "{:.2f} ({:.2f}-{:.2f})"
 
 
 def run_shown(
-    work: Coroutine[Any, Any, object], tell: Callable[[], None], progress: Progress = note
+    work: Coroutine[Any, Any, object], report: Callable[[], None], progress: Progress = note
 ) -> None:
-    """Run a benchmark's ``work``, and ``tell`` what was measured once it is over, or has failed, or
-    was stopped by a signal. Raises `StoppedError` then.
+    """Run a benchmark's ``work``. ``report`` prints what was measured, however the work ends.
+
+    Raises `StoppedError` where a signal stopped it.
     """
     first = threading.Lock()
 
     def once() -> None:
         if first.acquire(blocking=False):
-            tell()
+            report()
 
     def last_words(text: str) -> None:
         once()  # servers may take longer to stop than a signal leaves

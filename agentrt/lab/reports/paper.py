@@ -38,7 +38,7 @@ _TYPES = {name: _BESIDE[name] for name in ("token_latency_s", "mean_s", "p95_s",
 _BEARABLE = {"token_latency_s": 1.02, "mean_s": 1.02, "p99_s": 1.10, "makespan_s": 1.03}
 """The ratios above which a loss is listed."""
 _TYPED_LOADS = 2.0
-"""Types are told apart from this load up: below it little waits."""
+"""Types have rows of their own from this load up: below it little waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +167,18 @@ def _equal(panels: Sequence[Panel]) -> str:
     rows = []
     for panel in panels:
         for times, found in panel.carried():
-            told = {one.policy: _told(one, panel.baseline) for one in found}
-            row = [panel.title, panel.programs, f"{times:g}x", *(told.get(n, "-") for n in names)]
+            carried = {one.policy: _load_of(one, panel.baseline) for one in found}
+            row = [
+                panel.title,
+                panel.programs,
+                f"{times:g}x",
+                *(carried.get(n, "-") for n in names),
+            ]
             rows.append(row)
     return markdown(["workload", "programs", "level", *names], rows)
 
 
-def _told(one: Carried, baseline: str) -> str:
+def _load_of(one: Carried, baseline: str) -> str:
     if one.policy == baseline:
         bound = {"<": "≤", ">=": "≥"}.get(one.bound, "")
         return f"{bound}{digits(Spread.of(one.loads).median)}"

@@ -14,7 +14,7 @@ from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Source
 
 ALL = {**MEASURES, **OF_ENGINE}
-"""Everything that is measured; JSON and CSV of a comparison to stock have it all."""
+"""Everything that is measured; JSON of a comparison to stock has it all."""
 COMPARED = {
     "mean_s": "mean",
     "p95_s": "P95",
@@ -93,8 +93,10 @@ def in_words(conditions: Mapping[str, Any]) -> str:
     which = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     spread = "; medians over seeds (least-most)" if len(seeds) > 1 else ""
     hints = conditions["hints"]
-    told = "" if hints is None else f" +hints: sizes are guessed with a correlation of {hints:g}."
-    return f"Batch {conditions['batch']}, {_engine(conditions)}, {which}{spread}.{told}"
+    guesses = (
+        "" if hints is None else f" +hints: sizes are guessed with a correlation of {hints:g}."
+    )
+    return f"Batch {conditions['batch']}, {_engine(conditions)}, {which}{spread}.{guesses}"
 
 
 def _engine(conditions: Mapping[str, Any]) -> str:

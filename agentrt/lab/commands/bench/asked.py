@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.outputs import check_output, check_plot
+from agentrt.lab.commands.outputs import check_plot
 from agentrt.lab.reports.equal_latency import Level, times
 from agentrt.lab.runs.contenders import DEFAULT_POLICIES, Contender, contenders
 from agentrt.lab.runs.grid import RunResult
@@ -50,7 +50,6 @@ Measured = tuple[dict[str, Any], str, list[RunResult], "StoppedError | None"]
 def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
     """What the options ask for. Raises `ConfigError` before anything runs."""
     _check_kind(options)
-    check_output("--csv", options["csv"])
     check_plot(options["plot"])
     names = _names(options["policies"]) or DEFAULT_POLICIES
     kept, let_in = _names(options["retention"]), _names(options["admission"])

@@ -12,9 +12,9 @@ import click
 from agentrt.cli.options import grouped, together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import Asked, Measured, read
-from agentrt.lab.commands.outputs import silence_vllm, write
+from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.reports.compare import as_csv, as_dicts, cells
+from agentrt.lab.reports.compare import as_dicts, cells
 from agentrt.lab.reports.equal_latency import (
     MEASURES,
     at_equal_latency,
@@ -121,13 +121,12 @@ policies_options = together(
         help="The level of throughput at equal latency, over stock's at the lowest rate.",
     ),
     _output("--json", "as_json", is_flag=True, help="Print all of it as one JSON line, too."),
-    _output("--csv", type=_path, metavar="FILE", help="Write a line per rate, policy, measure."),
     _output("--plot", type=_path, metavar="FILE", help="Draw latency against rate."),
 )
 
 
 def compare(options: dict[str, Any], flags: Sequence[str]) -> None:
-    """Run the comparison and tell of it. Raises `ConfigError` before anything runs."""
+    """Run the comparison and print it. Raises `ConfigError` before anything runs."""
     asked = read(options, flags)
     if options["virtual"]:
         measured = measure_virtual(asked)
@@ -136,12 +135,12 @@ def compare(options: dict[str, Any], flags: Sequence[str]) -> None:
 
         measured = measure(asked)
     about, head, results, stop = measured
-    _tell(asked, about, head, results)
+    _print(asked, about, head, results)
     if stop is not None:
         raise stop
 
 
-def _tell(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunResult]) -> None:
+def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunResult]) -> None:
     settings = list(dict.fromkeys(result.spec.setting for result in results))
     settings.sort(key=lambda setting: setting.pressure.value)
     found = cells(results, settings, [one.name for one in asked.everyone], STOCK)
@@ -152,9 +151,8 @@ def _tell(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunR
     parts += [_EQUAL, by_repeats(carried, STOCK)] if carried else []
     click.echo("\n\n".join(parts))
     if asked.options["as_json"]:
-        told = {"cells": as_dicts(found, ALL), "equal_latency": repeats_as_dicts(carried)}
-        click.echo(json.dumps({**about, **told}))
-    write(asked.options["csv"], as_csv(found, ALL))
+        values = {"cells": as_dicts(found, ALL), "equal_latency": repeats_as_dicts(carried)}
+        click.echo(json.dumps({**about, **values}))
     if asked.options["plot"]:
         draw_curves(found, asked.options["plot"], tuple(MEASURES))
 

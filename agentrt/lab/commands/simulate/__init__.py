@@ -14,15 +14,15 @@ Examples:
 """
 STUDIES = {
     "routing": (
-        "agentrt.lab.studies.routing:routing",
+        "agentrt.lab.commands.simulate.routing:routing",
         "Compare routers over several simulated engines.",
     ),
     "run": (
-        "agentrt.lab.studies.run:run",
+        "agentrt.lab.commands.simulate.run:run",
         "Simulate policies under one setting, on the same programs.",
     ),
     "sweep": (
-        "agentrt.lab.studies.sweep:sweep",
+        "agentrt.lab.commands.simulate.sweep:sweep",
         "Simulate every policy under every load on every workload.",
     ),
 }

@@ -1,18 +1,33 @@
-"""What a comparison of sides needs: turns that alternate, ratios, percentiles."""
+"""What benchmarks share: a run with one table, turns that alternate, ratios, percentiles."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
-from agentrt.lab.bench.results import Figures
+from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
 from agentrt.lab.runs.grid import turns
 
 T = TypeVar("T")
 WHOLE = "{:.0f}"
 """The form of a column of whole numbers."""
+
+
+def run_with_table(
+    work: Coroutine[Any, Any, object],
+    measured: Results,
+    columns: Sequence[Column],
+    *,
+    as_json: bool,
+) -> None:
+    """Run a benchmark's ``work``, and print what it ``measured``, however it ends."""
+
+    def print_table() -> None:
+        show(measured.table(columns), measured.medians(), as_json=as_json)
+
+    run_shown(work, print_table)
 
 
 def in_turns(sides: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:

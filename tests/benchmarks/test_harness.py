@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from benchmarks.sides import in_turns, no_collections, percentile, ratios
+from benchmarks.harness import in_turns, no_collections, percentile, ratios
 
 
 def test_every_repeat_begins_with_another_side() -> None:

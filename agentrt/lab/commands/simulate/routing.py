@@ -142,7 +142,7 @@ def _what(one: Cell) -> tuple[str, str, str]:
     return one.setting.source.name, str(one.setting.pressure), one.name
 
 
-# -- what is told ----------------------------------------------------------------------
+# -- the output ------------------------------------------------------------------------
 
 
 def _as_json(found: Sequence[Cell], options: Mapping[str, Any]) -> str:
@@ -164,8 +164,8 @@ def _as_text(found: Sequence[Cell], machine: Machine) -> str:
     rows = [[*_key(one), *(value(one, name, shares=()) for name in MEASURES)] for one in found]
     depth = "the step simulator" if machine.depth == "steps" else "virtual engines"
     seeds = len(found[0].summaries)
-    told = f"Medians over {seeds} seeds (least-most), {depth}, batch {machine.batch}."
-    parts = [told, markdown([*_KEY, *MEASURES.values()], rows)]
+    head = f"Medians over {seeds} seeds (least-most), {depth}, batch {machine.batch}."
+    parts = [head, markdown([*_KEY, *MEASURES.values()], rows)]
     if any(len(group) > 1 for group in groups(found)):
         parts.append(_against(found))
     if len({one.replicas for one in found}) > 1:
