@@ -36,14 +36,12 @@ def in_turns(sides: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
 
 
 def ratios(
-    mine: Figures, base: Figures | None, names: Sequence[str], suffix: str, of: str = ""
+    mine: Figures, base: Figures, names: Sequence[str], suffix: str, of: str = ""
 ) -> Figures:
     """Figures over those of ``base`` in the same repeat, under their names with ``suffix``.
 
     ``of`` ends the names that the figures themselves have.
     """
-    if base is None:
-        return {}
     return {f"{name}{suffix}": mine[f"{name}{of}"] / base[f"{name}{of}"] for name in names}
 
 

@@ -18,7 +18,6 @@ def test_ratios_are_to_the_base_of_the_same_repeat() -> None:
     mine, base = {"p50_ms": 6.0, "calls": 9.0}, {"p50_ms": 4.0, "calls": 3.0}
     assert ratios(mine, base, ["calls"], "_to_stock") == {"calls_to_stock": 3.0}
     assert ratios(mine, base, ["p50_"], "to_stock", of="ms") == {"p50_to_stock": 1.5}
-    assert ratios(mine, None, ["calls"], "_to_stock") == {}
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.75, 3), (0.99, 4), (0.01, 1)])

@@ -183,7 +183,9 @@ def measure_virtual(asked: Asked) -> Measured:
     for setting in settings:
         setting.arrivals(machine, asked.seeds[0])  # what cannot be is refused before all else
     results, stop = do_runs(specs, options["jobs"])
-    return _about_virtual(machine), _head_virtual(asked, machine), results, stop
+    about = {"time": "virtual", "vllm": vllm_version(), "engine": machine.to_dict()}
+    workload = about_workload(asked.source, asked.programs, asked.seeds)
+    return about, f"{about_engine(machine)}\n{workload}", results, stop
 
 
 def _sizes(flags: Sequence[str]) -> dict[str, Any]:
@@ -199,12 +201,3 @@ def _sizes(flags: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{name} {value!r}: give a number from 1 up")
         found[_FLAGS[name]] = int(value)
     return found
-
-
-def _about_virtual(machine: Machine) -> dict[str, Any]:
-    return {"time": "virtual", "vllm": vllm_version(), "engine": machine.to_dict()}
-
-
-def _head_virtual(asked: Asked, machine: Machine) -> str:
-    workload = about_workload(asked.source, asked.programs, asked.seeds)
-    return f"{about_engine(machine)}\n{workload}"
