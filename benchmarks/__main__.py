@@ -42,7 +42,12 @@ Exit codes: 0 done; 1 something failed; 2 bad usage; 130 Ctrl-C.
 """
 
 
-@click.group(cls=LazyGroup, lazy=BENCHMARKS, epilog=_EPILOG)
+@click.group(
+    cls=LazyGroup,
+    lazy=BENCHMARKS,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 def benchmarks() -> None:
     """Measure what agentrt says of itself: its cost, and what it withstands.
 
