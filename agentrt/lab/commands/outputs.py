@@ -1,4 +1,4 @@
-"""Where a command's results go: checks before anything runs."""
+"""Where a command's results go: checks before anything runs, and files written at the end."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ def check_plot(path: Path | None) -> None:
     if path is not None:
         check_output("--plot", path, SUFFIXES)
         check_matplotlib()
+
+
+def write(path: Path | None, text: str) -> None:
+    """Write a file, if one was asked for. Raises `ConfigError`."""
+    if path is None:
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r}: {(error.strerror or str(error)).lower()}") from error
 
 
 def silence_vllm() -> None:

@@ -1,7 +1,9 @@
-"""What runs come to, side by side: measures, their ratios to a baseline, and JSON."""
+"""What runs come to, side by side: measures, their ratios to a baseline, JSON and CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -138,6 +140,20 @@ def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[
         }
         for cell in cells
     ]
+
+
+def as_csv(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> str:
+    """A line per cell and measure, with a head."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    names = ("workload", "arrivals", "policy", "programs", "seeds")
+    kinds = ("median", "min", "max", "ratio", "ratio_min", "ratio_max")
+    out.writerow([*names, "measure", *kinds])
+    for cell in as_dicts(cells, measures):
+        cell["seeds"] = len(cell["seeds"])
+        for measure, found in cell["measures"].items():
+            out.writerow([*(cell[n] for n in names), measure, *(found[k] for k in kinds)])
+    return text.getvalue()
 
 
 def by_seed(cell: Cell, measure: str) -> list[float | None]:

@@ -14,7 +14,7 @@ from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Source
 
 ALL = {**MEASURES, **OF_ENGINE}
-"""Everything that is measured; JSON of a comparison to stock has it all."""
+"""Everything that is measured; JSON and CSV of a comparison to stock have it all."""
 COMPARED = ("mean_s", "p95_s", "p99_s", "slowdown", "token_latency_s")
 OFFLINE = ("makespan_s", "mean_s", "token_latency_s")
 """What a sweep compares to the baseline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -22,10 +23,10 @@ SMALL = (
 
 @pytest.mark.engine
 def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plot = ("--plot", str(tmp_path / "curves.png"))
+    files = ("--csv", str(tmp_path / "rows.csv"), "--plot", str(tmp_path / "curves.png"))
     policies = ("--policies", "fcfs,priority-path,atlas", "--retention", "lru,cost")
     flags = ("--", "--num-gpu-blocks-override", "512")
-    assert call(["bench", *SMALL, *policies, *plot, "--json", *flags]) == 0
+    assert call(["bench", *SMALL, *policies, *files, "--json", *flags]) == 0
     out, _ = capsys.readouterr()
     *text, line = out.splitlines()
     head = text[0]
@@ -50,8 +51,9 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "token_p95_s",
         "token_p99_s",
     }
-    measures = {"prefix_hit_share", "token_p99_s", "recomputed_tokens"}
-    assert all(measures <= cell["measures"].keys() for cell in told["cells"])
+    rows = list(csv.DictReader((tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()))
+    assert {row["policy"] for row in rows} == set(names)
+    assert {"prefix_hit_share", "token_p99_s", "recomputed_tokens"} <= {r["measure"] for r in rows}
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -76,7 +78,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--slo", "0x"], ["--slo '0x'", "2x"]),
         (["--virtual", "--repeat", "0"], ["'--repeat'", "x>=1"]),
         (["--virtual", "--scale", "0"], ["'--scale'", "x>0"]),
-        (["--virtual", "--plot", "no/such/curves.png"], ["--plot", "no folder"]),
+        (["--virtual", "--csv", "no/such/rows.csv"], ["--csv", "no folder"]),
         (["--virtual", "--plot", "curves.txt"], ["--plot", ".png"]),
         (["--model-shape", "huge"], ["'huge'", "llama-8b, small, tiny"]),
         (["--model", "./no/such"], ["./no/such", "no such folder"]),

@@ -11,7 +11,7 @@ import click
 
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import listed
-from agentrt.lab.commands.outputs import check_plot
+from agentrt.lab.commands.outputs import check_output, check_plot
 from agentrt.lab.reports.equal_latency import Level, times
 from agentrt.lab.runs.contenders import DEFAULT_POLICIES, Contender, contenders
 from agentrt.lab.runs.grid import RunResult
@@ -51,6 +51,7 @@ Measured = tuple[dict[str, Any], str, list[RunResult], "StoppedError | None"]
 def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
     """What the options ask for. Raises `ConfigError` before anything runs."""
     _check_kind(options)
+    check_output("--csv", options["csv"])
     check_plot(options["plot"])
     names = listed(options["policies"] or "") or DEFAULT_POLICIES
     kept, let_in = listed(options["retention"]), listed(options["admission"])

@@ -12,9 +12,9 @@ import click
 from agentrt.cli.options import grouped, together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import Asked, Measured, read
-from agentrt.lab.commands.outputs import silence_vllm
+from agentrt.lab.commands.outputs import silence_vllm, write
 from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.reports.compare import as_dicts, cells
+from agentrt.lab.reports.compare import as_csv, as_dicts, cells
 from agentrt.lab.reports.equal_latency import (
     MEASURES,
     at_equal_latency,
@@ -121,6 +121,7 @@ policies_options = together(
         help="The level of throughput at equal latency, over stock's at the lowest rate.",
     ),
     _output("--json", "as_json", is_flag=True, help="Print all of it as one JSON line, too."),
+    _output("--csv", type=_path, metavar="FILE", help="Write a line per rate, policy, measure."),
     _output("--plot", type=_path, metavar="FILE", help="Draw latency against rate."),
 )
 
@@ -153,6 +154,7 @@ def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[Run
     if asked.options["as_json"]:
         values = {"cells": as_dicts(found, ALL), "equal_latency": repeats_as_dicts(carried)}
         click.echo(json.dumps({**about, **values}))
+    write(asked.options["csv"], as_csv(found, ALL))
     if asked.options["plot"]:
         draw_curves(found, asked.options["plot"], tuple(MEASURES))
 
