@@ -70,8 +70,7 @@ fuzz: $(INSTALLED) ## Try many more made-up bodies and orders of requests than t
 
 # ONLY='agentrt.graph.*' tries one room. Once more, it tries what survived; docs/results/mutation.md.
 mutate: $(INSTALLED) ## Count what the tests of the pure rooms let pass
-	$(BIN)/python .ci/mutate $(ONLY)
-	@$(BIN)/python .ci/mutation-table
+	$(BIN)/python -m benchmarks mutation $(ONLY)
 
 lint: $(INSTALLED) ## Check the style, the types and the layers
 	$(BIN)/ruff check .

@@ -113,7 +113,7 @@ async def token_runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
     pytest.importorskip("vllm")
     from agentrt.executors.vllm.engine import VLLMEngine
     from agentrt.executors.vllm.options import EngineOptions
-    from agentrt.testing.tinymodel import tiny_model
+    from tests.doubles.tinymodel import tiny_model
 
     model = str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
     flags = (

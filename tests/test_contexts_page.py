@@ -11,8 +11,8 @@ from agentrt import Runtime
 from agentrt.cli.load import load_program
 from agentrt.executors.transformers import TransformersExecutor
 from agentrt.program import Program
-from agentrt.testing.tinymodel import tiny_model
 from tests.contexts.real import fresh
+from tests.doubles.tinymodel import tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 DOCS = Path(__file__).resolve().parent.parent / "docs"

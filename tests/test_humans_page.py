@@ -13,7 +13,7 @@ from agentrt import Runtime
 from agentrt.cli.app import COMMANDS, app
 from agentrt.cli.load import load_program
 from agentrt.program import Program
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "humans.md").read_text("utf-8")
 [PROGRAM] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -13,7 +13,7 @@ import pytest
 
 from agentrt.cli.app import call
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "langgraph.md").read_text("utf-8")
 

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKED_ROOMS = ("executors", "graph", "integrations", "serving")
-CODE_FOLDERS = ("agentrt", *LINKED_ROOMS, "tests", "demos")
+CODE_FOLDERS = ("agentrt", *LINKED_ROOMS, "benchmarks", "tests", "demos")
 MAX_LINES = 400
 
 
@@ -63,7 +63,8 @@ def test_every_package_outside_agentrt_is_mapped(setuptools_settings: dict[str, 
 
 
 def test_every_package_has_an_init_file() -> None:
-    folders = {file.parent for room in ("agentrt", *LINKED_ROOMS) for file in python_files(room)}
+    rooms = ("agentrt", *LINKED_ROOMS, "benchmarks")
+    folders = {file.parent for room in rooms for file in python_files(room)}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
 
 

@@ -19,7 +19,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.integrations.langchain.shared import close_all
 from agentrt.program import Program
 from agentrt.request import Call
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

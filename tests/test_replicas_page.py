@@ -13,7 +13,7 @@ from agentrt.cli.engines import each_engine, read_fleet
 from agentrt.cli.run import run
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "replicas.md").read_text("utf-8")
 COMMANDS = re.findall(r"^    agentrt run (.+)$", PAGE, re.MULTILINE)

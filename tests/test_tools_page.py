@@ -11,7 +11,7 @@ from agentrt import Runtime, errors
 from agentrt.cli.load import load_program
 from agentrt.graph import Progress
 from agentrt.program import Program
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "tools.md").read_text("utf-8")
 

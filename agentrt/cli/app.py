@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.util import find_spec
 
 import click
 
 from agentrt import __version__
 from agentrt.cli.faults import exit_code_of
+from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.streams import guard_log, open_closed
 
 _PRODUCT = {
@@ -33,7 +33,7 @@ _LABORATORY = {
         "agentrt.lab.commands.simulate:simulate",
         "Study policies in virtual time, without a model.",
     ),
-    "bench": ("agentrt.lab.commands.bench:bench", "Measure policies, and what scheduling costs."),
+    "bench": ("agentrt.lab.commands.bench:bench", "Measure policies against vLLM's own scheduler."),
     "calibrate": (
         "agentrt.lab.commands.calibrate:calibrate",
         "Measure how long an engine's steps take.",
@@ -43,36 +43,14 @@ COMMANDS = _PRODUCT | (_LABORATORY if find_spec("agentrt.lab") else {})
 """Subcommands: name → (``module:attribute``, one line for ``agentrt --help``)."""
 
 
-class App(click.Group):
-    """A group whose subcommands are imported on use, and whose errors are one line each."""
+class App(LazyGroup):
+    """The ``agentrt`` command."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if not name.startswith("-") and name not in COMMANDS:
-            known = ", ".join(COMMANDS)
-            hint = f"; did you mean 'agentrt run {name}'?" if name.endswith(".py") else ""
-            raise click.UsageError(f"no such command {name!r}; there is: {known}{hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+    def hint(self, name: str) -> str:
+        return f"; did you mean 'agentrt run {name}'?" if name.endswith(".py") else ""
 
 
-@click.command(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=App, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", message="agentrt %(version)s")
 def app() -> None:
     """Run agent programs: many LLM calls, one program, scheduled as one.
@@ -81,7 +59,9 @@ def app() -> None:
     """
 
 
-def call(args: Sequence[str] | None = None) -> int:
+def call(
+    args: Sequence[str] | None = None, command: click.Command = app, name: str = "agentrt"
+) -> int:
     """Run the command with ``args`` (the process' own by default). Returns its exit code.
 
     Whatever goes wrong is said on stderr; nothing is raised.
@@ -89,7 +69,7 @@ def call(args: Sequence[str] | None = None) -> int:
     open_closed()
     guard_log()
     try:
-        code = app.main(args, prog_name="agentrt", standalone_mode=False)
+        code = command.main(args, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
         return exit_code_of(error)

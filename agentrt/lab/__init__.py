@@ -1,11 +1,13 @@
-"""The laboratory: what measures and simulates the product. Nothing of the product imports it.
+"""The laboratory: what simulates the product, and measures it on a user's own workload.
+
+Nothing of the product imports it. What only proves the project itself is in ``benchmarks``.
 
 - ``workloads``: programs, generated after published ones or read from traces, and their arrivals.
 - ``backends``: where programs' calls run: equal steps, vLLM's scheduler in virtual time, real
   engines. ``driver`` drives ``program``s through one of them, and each ends in an ``outcome``.
-- ``engine``: engines to measure with: headless, virtual, recorded, watched, with stock vLLM.
+- ``engine``: engines to measure with: headless, virtual, watched, with stock vLLM.
 - ``runs``: one setting, or a grid of them, in processes of their own.
 - ``reports``: comparisons, throughput at equal latency, tables and drawings.
-- ``studies``: what ``agentrt simulate`` does; ``bench``: the measurements of ``agentrt bench``.
-- ``commands``: the two groups of commands, ``calibrate``, and the options that they share.
+- ``bench``: the measurements of ``agentrt bench``.
+- ``commands``: ``agentrt simulate``, ``bench`` and ``calibrate``, and the options that they share.
 """

@@ -41,7 +41,6 @@ class Driver:
         self._moment = 0.0
         # (moment, kind, serial number, program, index of its call): the program may be new.
         self._coming: list[tuple[float, int, int, ProgramShape | LiveProgram, int]] = []
-        self._arrived = 0
         self._serial = 0
         refuse_twins(programs)
         for program in sorted(programs, key=lambda program: program.arrives_s):
@@ -63,7 +62,6 @@ class Driver:
         self._backend.serve(moment, self.call_ended)
         while arrives and self.next_arrival <= moment:
             at, _, _, what, index = heapq.heappop(self._coming)
-            self._arrived += 1
             if isinstance(what, LiveProgram):
                 self._emit(what, index)
             else:
@@ -75,9 +73,7 @@ class Driver:
         """What came of it. Raises `InvariantError` if programs are left that cannot go on."""
         if len(self.table):
             raise InvariantError(f"{len(self.table)} programs are stuck at {self._moment}")
-        backend = self._backend
-        events = backend.events + self._arrived
-        return Ran(self.outcomes, backend.counts, backend.busy_s, events)
+        return Ran(self.outcomes, self._backend.counts, self._backend.busy_s)
 
     @property
     def _now_s(self) -> float:
@@ -134,7 +130,7 @@ class Driver:
         self.outcomes.append(self._outcome(live))
 
     def _tell(self, live: LiveProgram, index: int, what: tuple[str, str]) -> None:
-        """The tool or the human before a call begins, or is done: the engine is told."""
+        """Tell the engine that the tool or the human before a call begins, or is done."""
         call = live.shape.calls[index]
         if call.after and call.gap_s > 0:
             self._backend.boundary(live.row.program_id, what[call.human], call.tool or "tool")
@@ -144,7 +140,6 @@ class Driver:
         return Outcome(
             program_id=program.program_id,
             type=program.type,
-            tenant=program.tenant,
             arrived_s=live.arrived_s,
             ended_s=self._now_s,
             ideal_s=self._backend.ideal_s(program),

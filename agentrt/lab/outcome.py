@@ -20,7 +20,6 @@ class Outcome:
 
     program_id: str
     type: str
-    tenant: str
     arrived_s: float
     ended_s: float
     ideal_s: float
@@ -52,7 +51,7 @@ class Summary:
     ``p95_steps`` are latencies in engine steps. ``balance`` is the busiest engine's busy time
     over the mean of all. ``steady_per_s`` counts the programs that ended before the last one
     arrived, per second of that time, and ``offered_per_s`` those that came; None if all came
-    at once. What an engine with a memory tells beside: ``prefix_hit_share`` of the prompt
+    at once. Known of an engine with a KV cache only: ``prefix_hit_share`` of the prompt
     tokens was in its prefix cache, ``recomputed_tokens`` were computed again after a
     preemption, and ``cpu_us`` is the scheduler's CPU time per step. None: not known.
     """
@@ -154,13 +153,11 @@ class Ran:
     """What came of a run: its programs in the order of their ends, and what engines counted.
 
     Of each engine there are its counts, if it has any, and the seconds that it was busy.
-    ``events`` is how much there was to do: arrivals, and services that were over.
     """
 
     outcomes: list[Outcome]
     engines: list[EngineCounts]
     busy_s: list[float]
-    events: int = 0
 
     @property
     def counts(self) -> EngineCounts:

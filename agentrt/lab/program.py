@@ -1,7 +1,7 @@
 """A program of a shape under way: which call can come, with what prompt, after what service.
 
 The driver keeps one of these per program on every backend, so that simulated, virtual and real
-engines get the same calls, and are told the same of them.
+engines get the same calls, with the same accounts of them.
 """
 
 from __future__ import annotations

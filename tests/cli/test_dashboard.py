@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from agentrt.testing.ports import reserved_port
 from tests.cli.conftest import Invoke, Write
+from tests.doubles.ports import reserved_port
 
 # Looks at its own dashboard, while it runs.
 LOOK = """

@@ -15,7 +15,7 @@ from agentrt.executors.memory import read
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 Warm = Callable[[EngineOptions], EngineOptions]
 

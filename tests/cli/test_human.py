@@ -18,8 +18,8 @@ from agentrt.cli.human import Human, asked_for
 from agentrt.cli.screen import Screen
 from agentrt.errors import UsageError
 from agentrt.interrupts.answers import answer_form
-from agentrt.testing.scripted import ScriptedExecutor
 from tests.cli.conftest import Invoke, Write
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.mosquitto import Mosquitto
 
 CHOOSES = """

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from agentrt import Context, Runtime, program
 from agentrt.cli.app import call
 from agentrt.serving.observability.dashboard import dashboard
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 
 class Order(BaseModel):

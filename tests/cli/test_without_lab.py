@@ -25,7 +25,7 @@ sys.exit(call(sys.argv[1:]))
 # Calls are answered from a script; nothing of vLLM is loaded.
 RUN = """
 from agentrt.executors.vllm import engine
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 engine.VLLMEngine = lambda options: ScriptedExecutor(lambda call: "done")
 """
 PROGRAM = """
@@ -70,7 +70,8 @@ def run(product: Path, script: str, *args: str) -> subprocess.CompletedProcess[s
     return subprocess.run(
         [sys.executable, "-c", PRELUDE + script, *args],
         cwd=product,
-        env={**os.environ, "PYTHONPATH": str(product)},
+        # The copy comes first; the checkout has what tests share.
+        env={**os.environ, "PYTHONPATH": f"{product}:{ROOT}"},
         capture_output=True,
         text=True,
         check=False,

@@ -16,8 +16,8 @@ from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.graph import NodeKind
 from agentrt.request import Call
 from agentrt.runtime.run import Run
-from agentrt.testing.scripted_engine import ScriptedEngine
 from tests.clients.model import LONG, say
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.serving.local import LocalServer, open_server
 
 FLAGS = (

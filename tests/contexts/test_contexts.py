@@ -21,8 +21,8 @@ from agentrt.errors import (
 )
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.graph import NodeKind, check_integrity
-from agentrt.testing.scripted import ScriptedExecutor
-from agentrt.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted import ScriptedExecutor
+from tests.doubles.scripted_engine import ScriptedEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 HELLO = [{"role": "user", "content": "Hello?"}]

@@ -11,10 +11,10 @@ from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
 from agentrt.runtime.events import Event, ProgramStarted
 from agentrt.runtime.run import Run
-from agentrt.testing.scripted import ScriptedExecutor
 from barrier_agentrt import barrier_agentrt
 from barrier_common import TASKS
 from barrier_langgraph import build
+from tests.doubles.scripted import ScriptedExecutor
 
 TOPIC = "how coffee came to Vienna"
 

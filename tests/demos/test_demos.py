@@ -18,11 +18,11 @@ from agentrt.graph import Node, NodeKind, check_integrity
 from agentrt.program import Program
 from agentrt.request import Call
 from agentrt.runtime.run import Run
-from agentrt.testing.scripted import ScriptedExecutor
 from game24 import GOAL, PUZZLES, Numbers, last_move, legal_moves
 from mcts import ITERATIONS, WIDTH, mcts
 from react import MAX_STEPS, react
 from shop import Shop
+from tests.doubles.scripted import ScriptedExecutor
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "demos").glob("*.py"))
 PROGRAM_FILES = [file for file in FILES if "@program" in file.read_text(encoding="utf-8")]

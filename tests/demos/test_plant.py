@@ -19,8 +19,8 @@ from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.outgoing import Outgoing
 from agentrt.interrupts.questions import Question
 from agentrt.runtime.run import Run
-from agentrt.testing.scripted import ScriptedExecutor
 from plant import ACTIONS, plant
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import Alarms, broker, mosquitto, running  # noqa: F401  # fixtures
 
 ALARM = {"sensor": "temperature", "value": 97}

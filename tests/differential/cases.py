@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentrt.lab.bench.servers import Server
+from benchmarks.servers import Server
 
 MODEL = Server.NAME
 """What both servers call the model."""

@@ -16,14 +16,14 @@ import pytest
 
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.servers import AgentrtServer, StockServer
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.testing.tinymodel import tiny_model
+from benchmarks.servers import AgentrtServer, StockServer
 from tests.differential.accepted import Accepted, accepted
 from tests.differential.answers import Answer, ask_all
 from tests.differential.cases import Case
 from tests.differential.compare import differences, same_events
 from tests.differential.corpus import corpus
+from tests.doubles.tinymodel import tiny_model
 from tests.engine.forked import forked_python
 
 pytestmark = pytest.mark.engine

@@ -20,7 +20,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeState
 from agentrt.program.options import LLMOptions
 from agentrt.request import Call, CallSpec, Identity
-from agentrt.testing.tinymodel import tiny_model
+from tests.doubles.tinymodel import tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

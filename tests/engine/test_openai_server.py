@@ -28,7 +28,7 @@ from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.integrations.langchain import ChatAgentRT, shared
 from agentrt.integrations.langgraph import instrument, uninstrument
-from agentrt.testing.ports import reserved_port
+from tests.doubles.ports import reserved_port
 from tests.engine.forked import forked_python
 
 pytestmark = pytest.mark.engine

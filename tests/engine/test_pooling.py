@@ -20,7 +20,7 @@ from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.router import make_router
-from agentrt.testing.tinymodel import tiny_model
+from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent
 
 pytest.importorskip("vllm")

@@ -20,11 +20,11 @@ from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.chaos_programs import ChaosPrograms
-from agentrt.lab.bench.chaos_report import CallAudit
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
-from agentrt.testing.raycluster import LocalCluster
+from benchmarks.chaos.programs import ChaosPrograms
+from benchmarks.chaos.report import CallAudit
+from tests.doubles.raycluster import LocalCluster
 from tests.engine.lent import Lent, knows_what_they_hold
 from tests.engine.seeing import image, said, seeing_flags
 from tests.engine.tiny_vision import tiny_adapter, tiny_vision_model

@@ -14,7 +14,7 @@ import pytest
 
 from agentrt import Context, Runtime, SchedulerConfig, program
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.testing.tinymodel import tiny_model
+from tests.doubles.tinymodel import tiny_model
 from tests.lab.engine.recording import RecordedEngine, read
 from tests.lab.engine.replaying import replay
 

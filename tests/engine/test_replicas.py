@@ -15,11 +15,11 @@ from agentrt.executors.base import Executor, last_reply
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.chaos import Chaos, ChaosConfig
-from agentrt.lab.bench.chaos_programs import ChaosPrograms
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import ROUTERS, make_router
-from agentrt.testing.tinymodel import tiny_model
+from benchmarks.chaos.command import Chaos, ChaosConfig
+from benchmarks.chaos.programs import ChaosPrograms
+from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent, knows_what_they_hold
 
 pytest.importorskip("vllm")

@@ -21,7 +21,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind
 from agentrt.integrations.mqtt import MqttTools, Worker
 from agentrt.runtime.events import Event, NodeStarted
-from agentrt.testing.tinymodel import tiny_model
+from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent
 from tests.engine.waiting_tools import wait, wait_at_a_worker, wait_in_a_process
 from tests.integrations.mqtt.conftest import Alarms, broker, mosquitto, running  # noqa: F401  # fixtures

@@ -8,7 +8,7 @@ from agentrt.executors.base import last_reply
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallSpec, Identity
-from agentrt.testing.tinymodel import tiny_model
+from tests.doubles.tinymodel import tiny_model
 
 pytestmark = pytest.mark.engine
 

@@ -19,7 +19,7 @@ from agentrt.executors.frontend import (
 )
 from agentrt.executors.info import ExecutorInfo
 from agentrt.request import NO_LIMIT, Call, CallReport, CallSpec, Identity, Reply
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "model": "m"}
 

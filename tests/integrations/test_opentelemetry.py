@@ -29,8 +29,8 @@ from agentrt.request import CallSpec
 from agentrt.request.sampling import Sampling
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
-from agentrt.testing.scripted import ScriptedExecutor
 from agentrt.tracking.scope import Scope
+from tests.doubles.scripted import ScriptedExecutor
 
 
 class Traced:

@@ -12,7 +12,7 @@ from agentrt.errors import ConfigError, InterruptExpiredError
 from agentrt.graph import NodeKind, NodeState
 from agentrt.runtime.run import RunState
 from agentrt.scheduler.table import ProgramState
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
 
 

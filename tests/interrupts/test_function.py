@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from agentrt import Context, Progress, Runtime, ToolContext, program, tool
 from agentrt.errors import ConfigError, ToolArgumentsError, ToolFailedError
 from agentrt.interrupts.questions import Question
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 
 class Material(Enum):

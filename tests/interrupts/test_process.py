@@ -229,7 +229,7 @@ async def test_a_file_that_cannot_be_imported_is_named(
 SCRIPT = """
 import asyncio, os, sys, time
 from agentrt import Runtime, program, tool
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 
 class Own:

@@ -20,7 +20,7 @@ from agentrt.errors import (
 from agentrt.graph import NodeState
 from agentrt.interrupts.questions import Question
 from agentrt.runtime.run import Run
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 SOON = 1e-6
 

@@ -98,7 +98,7 @@ async def test_more_than_a_few_start_only_for_what_waits() -> None:
 HANGS = """
 import asyncio, threading
 from agentrt import Runtime, program
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 @program
 async def main(ctx):

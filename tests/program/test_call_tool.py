@@ -11,8 +11,8 @@ from agentrt import Context, Runtime, Tool, ToolCall, program, tool
 from agentrt.errors import AmbiguousOptionError, ConfigError, InterruptExpiredError
 from agentrt.request import ToolSpec
 from agentrt.runtime.run import Run
-from agentrt.testing.choices import Output
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.choices import Output
+from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.scripted import Scripted, never
 
 PARAMETERS = {name: {"type": "integer"} for name in ("timeout", "after", "tool", "self")}

@@ -9,8 +9,8 @@ import pytest
 from agentrt import Context, Runtime, ToolCall, program, tool
 from agentrt.program.results import Takes, ToolResult, messages_of
 from agentrt.request import Call
-from agentrt.testing.choices import Output
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.choices import Output
+from tests.doubles.scripted import ScriptedExecutor
 
 TEXT = {"type": "text", "text": "a dot"}
 DOT = {"type": "image_url", "image_url": {"url": "data:image/png;base64,ZG90"}}

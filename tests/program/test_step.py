@@ -15,8 +15,8 @@ from agentrt.graph import NodeKind, NodeState, check_integrity
 from agentrt.program.definition import Program
 from agentrt.request import Call, ToolSpec
 from agentrt.runtime.run import Run
-from agentrt.testing.choices import Output
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.choices import Output
+from tests.doubles.scripted import ScriptedExecutor
 
 FIRST = ToolCall("look", {"item": "lamp"}, "a")
 LAST = ToolCall("order", {"item": 'a {} " chair', "count": 2}, "b")

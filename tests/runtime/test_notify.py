@@ -11,7 +11,7 @@ from agentrt.interrupts.questions import Question
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.retention import Contexts, make_retention
 from agentrt.scheduler.table import ProgramRow
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
 from tests.interrupts.scripted import Scripted
 from tests.interrupts.worker_tools import pid

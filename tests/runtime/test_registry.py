@@ -15,8 +15,8 @@ from agentrt.request import CallReport, CallSpec
 from agentrt.runtime.events import Event, NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import RunState
-from agentrt.testing.scripted import ScriptedExecutor
 from agentrt.tracking.scope import Scope
+from tests.doubles.scripted import ScriptedExecutor
 
 REPORT = CallReport(service_s=2.0, waiting_s=0.5, steps=4, prompt_tokens=3, output_tokens=4)
 

@@ -18,7 +18,7 @@ from agentrt.request import Call
 from agentrt.runtime.events import NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.runtime.run import RunState
 from agentrt.scheduler import ProgramTotals
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import Bounds, KeyCheck, Served, Server
 from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
-from agentrt.testing.scripted_engine import RawScript, ScriptedEngine
+from tests.doubles.scripted_engine import RawScript, ScriptedEngine
 from tests.serving.watchdog import opened_app
 
 MODEL = "scripted"

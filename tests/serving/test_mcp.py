@@ -28,7 +28,7 @@ from agentrt.serving.mcp import app as served_mcp_app
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Bounds, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import Limits, Tenants
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.watchdog import opened_app
 
 MODES = ("legacy", "auto")

@@ -21,7 +21,7 @@ from agentrt.serving.observability import api as observability
 from agentrt.serving.origins import OriginCheck, Origins, read_cors, read_hosts, read_origins
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import KeyCheck, Server
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.observability.browser import opened_browser
 from tests.serving.tenants.plain_keys import PlainKeys
 

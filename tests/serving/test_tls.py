@@ -16,7 +16,7 @@ from agentrt.errors import ConfigError
 from agentrt.serving.listen import Certificate, Listener
 from agentrt.serving.observability import api as observability
 from agentrt.serving.server import Server
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.watchdog import opened_app
 
 

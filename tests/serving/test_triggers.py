@@ -18,7 +18,7 @@ from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import ServedProgram, Server
 from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.triggers import Trigger, api_with, program_of
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
 
 

@@ -13,10 +13,10 @@ from agentrt import Context, Runtime
 from agentrt.contexts import Attention
 from agentrt.executors.transformers import TransformersExecutor
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.testing.tinymodel import tiny_model
 from attention_sink import LICENSE, SINKS, WINDOW, perplexity, stream
 from hierarchical_attention import SECTION, outline
 from tests.contexts.real import run
+from tests.doubles.tinymodel import tiny_model
 from windowed_attention import windowed
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]

@@ -27,7 +27,7 @@ class Backend(ABC):
     same_moment: ClassVar[bool] = False
     """Whether a call without a gap comes as its last parent ends, before what else happens then."""
     run_name: str = ""
-    """What programs' names end in, to tell runs on one engine apart."""
+    """What programs' names end in, so that runs on one engine differ."""
     words: Words = staticmethod(plain_words)
     """What prompts are made of."""
 
@@ -37,7 +37,7 @@ class Backend(ABC):
 
     @abstractmethod
     def serve(self, moment: float, ended: CallEnded) -> None:
-        """It is ``moment``: tell of the calls that are over."""
+        """It is ``moment``: report the calls that are over to ``ended``."""
 
     @abstractmethod
     def submit(self, live: LiveProgram, index: int) -> None:
@@ -58,7 +58,7 @@ class Backend(ABC):
         """Seconds from start to end with an engine to itself; NaN where nobody knows."""
         return math.nan
 
-    # -- what it is told, and may ignore -----------------------------------------------
+    # -- events that it may ignore -----------------------------------------------------
 
     def expect(self, program: ProgramShape) -> None:
         """A program will come. Raises `ConfigError` for one that cannot be served."""
@@ -86,11 +86,6 @@ class Backend(ABC):
     def busy_s(self) -> list[float]:
         return []
 
-    @property
-    def events(self) -> int:
-        """How many services have ended, or were interrupted."""
-        return 0
-
 
 class Replicas:
     """The router before several engines: where each call went, and who has served whom."""
@@ -105,7 +100,6 @@ class Replicas:
     ) -> None:
         self.dispatcher = Dispatcher(make_router(router), level_ends, speed)
         self.views = [self.dispatcher.join(f"replica-{index}", slots) for index in range(count)]
-        self.routed = [0] * count
         self._trips: dict[str, Trip] = {}
         self._served: dict[str, dict[int, None]] = {}
 
@@ -113,7 +107,6 @@ class Replicas:
         """The number of the engine that a call goes to."""
         trip = self._trips[call_id] = self.dispatcher.send(question, self.views)
         index = trip.replica.index
-        self.routed[index] += 1
         self._served.setdefault(question.program_id, {})[index] = None
         return index
 

@@ -52,7 +52,7 @@ async def run_real(
     gate: Gate | None = None,
     run: str = "",
 ) -> Ran:
-    """Run all programs to their end. ``run`` tells their names from those of other runs.
+    """Run all programs to their end. Their names end in ``run``, so that runs differ.
 
     A ``gate`` before the engine holds calls back.
 

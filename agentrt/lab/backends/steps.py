@@ -69,7 +69,6 @@ class Steps(Backend):
         self._ended: CallEnded = _nobody
         self._ending: tuple[Slots, QueuedCall]
         self._serial = 0
-        self._done = 0
 
     def remaining_s(self, row: ProgramRow) -> float:
         """What a clairvoyant knows: the seconds of service that a program still needs."""
@@ -93,7 +92,6 @@ class Steps(Backend):
         self.at, self.now, self._ended = int(moment), moment * self.step_s, ended
         while self._due and self._due[0][0] == self.at:
             heapq.heappop(self._due)[2]()
-            self._done += 1
         served, self._served = self._served, {}
         for engine in served:
             engine.serve()
@@ -186,10 +184,6 @@ class Steps(Backend):
     @property
     def busy_s(self) -> list[float]:
         return [engine.busy_steps * self.step_s for engine in self.engines]
-
-    @property
-    def events(self) -> int:
-        return self._done
 
 
 def _nobody(live: LiveProgram, index: int, report: CallReport) -> None:

@@ -1,6 +1,6 @@
 """Virtual engines: vLLM's real scheduling in virtual time, behind the real router if several.
 
-Each engine is a scheduler over a KV cache of its own, and tells what it holds by its KV events.
+Each engine is a scheduler over a KV cache of its own, and publishes what it holds as KV events.
 An engine's step begins when the one before it has ended; what arrives in between is let in
 before the next, as its outcome is known to the others when it is over.
 """
@@ -238,10 +238,6 @@ class Virtual(Backend):
     @property
     def busy_s(self) -> list[float]:
         return [lane.engine.busy_s for lane in self.lanes]
-
-    @property
-    def routed(self) -> list[int]:
-        return [] if self._replicas is None else self._replicas.routed
 
 
 def _hashes(block_hashes: Sequence[bytes]) -> list[int]:

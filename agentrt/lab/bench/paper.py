@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.bench.asked import WORKLOADS
-from agentrt.lab.commands.options import count_option, file, json_flag, note
+from agentrt.lab.commands.bench.asked import source_of
+from agentrt.lab.commands.options import count_option, file, json_flag, listed, note
 from agentrt.lab.commands.outputs import check_output, check_plot, silence_vllm
 from agentrt.lab.commands.simulate.progress import do_runs
 from agentrt.lab.oracles import check_policy
@@ -153,12 +152,12 @@ def _contenders(names: Sequence[str]) -> list[Contender]:
 def _panels(options: dict[str, Any]) -> list[Panel]:
     """Each a source, a horizon, and some loads. Raises `ConfigError` for what cannot be."""
     scale, count = options["scale"], options["programs"]
-    loads, names = tuple(_listed(options["loads"])), _policies(options)
+    loads, names = _listed(options["loads"]), _policies(options)
     if options["workload"]:
-        source = _source(options["workload"], scale, scale)
+        source = source_of(options["workload"], scale, scale)
         return [_panel(source.name, source, loads, count, names)]
-    still, tools = _source("mixed", scale, 0.0), _source("mixed", scale, scale)
-    chat, react, lats = (_source(name, scale, 0.0) for name in ("chat", "react", "lats"))
+    still, tools = source_of("mixed", scale, 0.0), source_of("mixed", scale, scale)
+    chat, react, lats = (source_of(name, scale, 0.0) for name in ("chat", "react", "lats"))
     # The virtual engine takes half a minute for 600 programs of mixed, and thrice that for LATS.
     coarse = with_tools = loads
     beside = some = names
@@ -197,15 +196,8 @@ def _panel(
     return Panel(title, [Setting(source, load, count) for load in found], policies)
 
 
-def _source(name: str, scale: float, gap_scale: float) -> Source:
-    path = Path(name)
-    if path.is_file():
-        return Source(path.name, path, scale, scale, gap_scale)
-    return Source(WORKLOADS.get(name, name), None, scale, scale, gap_scale)
-
-
-def _listed(text: str) -> list[str]:
-    found = [part.strip() for part in text.split(",") if part.strip()]
+def _listed(text: str) -> tuple[str, ...]:
+    found = listed(text)
     if not found:
         raise ConfigError("a list of names or loads is empty; leave the option out")
-    return list(dict.fromkeys(found))
+    return found

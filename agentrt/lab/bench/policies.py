@@ -59,7 +59,7 @@ class RealBench:
     everyone: Sequence[Contender]
     seeds: Sequence[int]
     open: Open
-    tell: Callable[[int, str], None]
+    progress: Callable[[int, str], None]
     results: list[RunResult] = field(default_factory=list)
     sizes: dict[str, Any] = field(default_factory=dict)
     """Of the first engine; the others have the same options."""
@@ -68,12 +68,12 @@ class RealBench:
     _number: int = 0
 
     async def run(self) -> None:
-        """All of them. What `tell` is told: how many runs are done, and what comes."""
+        """All of them. ``progress`` gets how many are done, and what comes."""
         groups = _groups(self.everyone)
         for repeat, seed in enumerate(self.seeds):
             for group in turns(groups, repeat):
                 engine = lab_engine(self.base, _scheduling(group[0]) or group[0].scheduler)
-                self.tell(len(self.results), "loading an engine")
+                self.progress(len(self.results), "loading an engine")
                 async with self.open(engine):
                     await self._on(engine, turns(group, repeat), repeat, seed)
 
@@ -87,7 +87,7 @@ class RealBench:
             setting = Setting(self.source, self._in_programs(pressure), self.programs)
             for one in order:
                 what = f"repeat {repeat + 1} of {len(self.seeds)}, {setting.pressure}: {one.name}"
-                self.tell(len(self.results), what)
+                self.progress(len(self.results), what)
                 done = await self._once(engine, one, setting, seed)
                 spec = RunSpec(setting, seed, one, _NO_MACHINE)
                 self.results.append(RunResult(spec, done.summary()))
@@ -99,11 +99,11 @@ class RealBench:
         self.source = replace(self.source, cut=Cut(calls, engine.max_model_len))
 
     async def _warm_up(self, engine: LabEngine, one: Contender, seed: int) -> None:
-        """The first steps of an engine are slow; and the first of all tells what it can do."""
+        """The first steps of an engine are slow; and the first of all measures what it can do."""
         short = replace(self.source, cut=replace(self.source.cut, calls=_WARM_UP))
         await self._once(engine, one, Setting(short, _AT_ONCE, _WARM_UP), seed)
         if self.per_s is None and self.pressures[0].kind == "load":
-            self.tell(len(self.results), "what the engine can do: all programs at once")
+            self.progress(len(self.results), "what the engine can do: all programs at once")
             done = await self._once(
                 engine, one, Setting(self.source, _AT_ONCE, self.programs), seed
             )
@@ -149,13 +149,13 @@ def measure(asked: Asked) -> Measured:
     """All runs on this machine. A signal keeps what is done."""
     base = _engine_options(asked)
     what = asked.source, asked.pressures, asked.programs, asked.everyone, asked.seeds
-    bench = RealBench(base, *what, started, _Told(asked).tell)
+    bench = RealBench(base, *what, started, _Lines(asked).progress)
     stop = None
     try:
         Interrupts(note).run(bench.run())
     except StoppedError as error:
         stop = StoppedError(error.code - 128, f"{error}: {len(bench.results)} runs were done")
-    if not bench.results:  # no engine came up in time, and there is nothing to tell
+    if not bench.results:  # no engine came up in time, and there is nothing to print
         return {}, "", [], stop
     machine = hardware()
     return _about(asked, bench, machine), _head(asked, bench, machine), bench.results, stop
@@ -173,14 +173,14 @@ def _engine_options(asked: Asked) -> EngineOptions:
     return base
 
 
-class _Told:
-    """A line on stderr for what runs now, with the time left as the runs so far tell it."""
+class _Lines:
+    """A line on stderr for what runs now, with the time left, judging by the runs so far."""
 
     def __init__(self, asked: Asked) -> None:
         self._runs = len(asked.everyone) * len(asked.pressures) * len(asked.seeds)
         self._began = time.monotonic()
 
-    def tell(self, done: int, what: str) -> None:
+    def progress(self, done: int, what: str) -> None:
         each = (time.monotonic() - self._began) / max(1, done)
         left = f" (about {each * (self._runs - done):.0f} s left)" if done else ""
         note(f"{done} of {self._runs} runs: {what}{left}")

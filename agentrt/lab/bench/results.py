@@ -1,18 +1,17 @@
-"""What benchmarks share: how they end, sides that take turns, figures by side, and tables."""
+"""What benchmarks share: how they end, figures by side, and tables."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import math
 import os
 import platform
 import statistics
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
@@ -20,25 +19,24 @@ from agentrt.cli.signals import Interrupts
 from agentrt.executors.base import Progress
 from agentrt.lab.commands.options import note
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.grid import turns
 
-T = TypeVar("T")
 Figures = Mapping[str, float]
 """What was measured on one side in one repeat, by name; NaN where a side does not know."""
-SPREAD, WHOLE = "{:.2f} ({:.2f}-{:.2f})", "{:.0f}"
+SPREAD = "{:.2f} ({:.2f}-{:.2f})"
 
 
 def run_shown(
-    work: Coroutine[Any, Any, object], tell: Callable[[], None], progress: Progress = note
+    work: Coroutine[Any, Any, object], report: Callable[[], None], progress: Progress = note
 ) -> None:
-    """Run a benchmark's ``work``, and ``tell`` what was measured once it is over, or has failed, or
-    was stopped by a signal. Raises `StoppedError` then.
+    """Run a benchmark's ``work``. ``report`` prints what was measured, however the work ends.
+
+    Raises `StoppedError` where a signal stopped it.
     """
     first = threading.Lock()
 
     def once() -> None:
         if first.acquire(blocking=False):
-            tell()
+            report()
 
     def last_words(text: str) -> None:
         once()  # servers may take longer to stop than a signal leaves
@@ -48,11 +46,6 @@ def run_shown(
         Interrupts(last_words).run(work)
     finally:
         once()
-
-
-def in_turns(sides: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
-    """Each repeat with each side, in the order of the repeat."""
-    return ((repeat, side) for repeat in range(repeats) for side in turns(sides, repeat))
 
 
 class Column(NamedTuple):
@@ -112,31 +105,6 @@ class Results:
             return column.unknown
         spread = statistics.median(values), min(values), max(values)
         return column.form.format(*spread, total=sum(values))
-
-
-def ratios(
-    mine: Figures, base: Figures | None, names: Sequence[str], suffix: str, of: str = ""
-) -> Figures:
-    """Figures over those of ``base`` in the same repeat, under their names with ``suffix``.
-
-    ``of`` ends the names that the figures themselves have.
-    """
-    if base is None:
-        return {}
-    return {f"{name}{suffix}": mine[f"{name}{of}"] / base[f"{name}{of}"] for name in names}
-
-
-@contextlib.contextmanager
-def no_collections() -> Iterator[None]:
-    """Keep Python's garbage collector out: it would charge its pauses to whoever is at hand."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def show(tables: str | Sequence[str], medians: Any, *, as_json: bool = False) -> None:

@@ -48,6 +48,11 @@ class ManyCommand(click.Command):
 def split_commas(
     ctx: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> tuple[str, ...]:
+    """A callback for an option that may be repeated: see `listed`."""
+    return listed(*values)
+
+
+def listed(*values: str) -> tuple[str, ...]:
     """``a,b`` is ``a`` and ``b``. Each value counts once."""
     parts = (part.strip() for value in values for part in value.split(","))
     return tuple(dict.fromkeys(part for part in parts if part))

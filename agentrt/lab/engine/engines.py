@@ -98,8 +98,8 @@ class LabEngine(VLLMEngine):
 class StockEngine(LabEngine):
     """vLLM with its own scheduler, under its own ``policy``: what there is to compare with.
 
-    It knows no programs, so it can be told of none; the priority of a `PrioritizedCall` is
-    all that it looks at, under the policy ``priority``.
+    It knows no programs. Under the policy ``priority`` it ranks by the priority of a
+    `PrioritizedCall`.
     """
 
     def __init__(self, options: EngineOptions, policy: StockPolicy) -> None:
@@ -133,7 +133,7 @@ class StockEngine(LabEngine):
         """Nothing to forget."""
 
     def notify(self, note: Notification) -> None:
-        """Nobody to tell."""
+        """It knows no programs."""
 
     async def snapshot(self) -> Mapping[str, Any]:
         return {}

@@ -43,7 +43,7 @@ StockPolicy = Literal["fcfs", "priority"]
 
 @dataclass(frozen=True, slots=True)
 class PrioritizedCall(Call):
-    """A call with the ``priority`` that vLLM's own scheduler is told: lower goes first."""
+    """A call with a ``priority`` for vLLM's own scheduler: lower goes first."""
 
     priority: int = 0
 
@@ -109,10 +109,10 @@ class VirtualEngine:
 
     ``scheduling`` is our scheduler's settings, or the policy of vLLM's own scheduler,
     which then runs as it is. Ours decides exactly as that with policy ``fcfs``. With
-    ``kv_events`` ours tells what its prefix cache holds: ``events`` are those of the last
+    ``kv_events`` ours publishes what its prefix cache holds: ``events`` are those of the last
     step. ``busy_s`` are the seconds that its steps have taken. ``scheduler_cls`` is a subclass
-    that takes our scheduler's place, and a ``policy`` that knows more than an engine is told
-    that of the one that ``scheduling`` names.
+    that takes our scheduler's place, and a ``policy`` replaces the one that
+    ``scheduling`` names.
     """
 
     def __init__(
@@ -169,12 +169,11 @@ class VirtualEngine:
             raise InvariantError("a virtual engine that has something to do cannot wait")
         self._engine.now = max(self.now, now)
 
-    def add(self, call: Call, prompt: Sequence[int]) -> None:
-        """A call arrives now. It generates exactly its ``max_tokens``: see `output_token`."""
-        self.submit(self.prepare(call, prompt))
-
     def prepare(self, call: Call, prompt: Sequence[int]) -> Request:
-        """The call as vLLM's request, which knows the hashes of its blocks."""
+        """The call as vLLM's request, which knows the hashes of its blocks.
+
+        It generates exactly its ``max_tokens``: see `output_token`.
+        """
         return make_request(
             call.call_id,
             prompt,

@@ -41,7 +41,27 @@ OF_ENGINE = {
 }
 """Those that are of interest, or known, where an engine with a memory ran."""
 
-
+SHORT = {
+    "mean_s": "mean",
+    "p50_s": "P50",
+    "p95_s": "P95",
+    "p99_s": "P99",
+    "slowdown": "slowdown",
+    "token_latency_s": "s/token",
+    "token_p95_s": "s/token P95",
+    "token_p99_s": "s/token P99",
+    "makespan_s": "makespan",
+    "steady_per_s": "ended in time",
+    "waiting_share": "waiting",
+    "service_share": "in engine",
+    "tool_share": "in tools",
+    "prefix_hit_share": "prefix hits",
+    "recomputed_tokens": "recomputed",
+    "preemptions": "preemptions",
+    "mean_steps": "mean steps",
+    "p95_steps": "P95 steps",
+}
+"""Measures by a short name, for a column's head."""
 SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
 """Measures that read better as a percentage."""
 

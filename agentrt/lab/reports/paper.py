@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentrt.lab.reports.compare import Cell, cells
+from agentrt.lab.reports.compare import SHORT, Cell, cells
 from agentrt.lab.reports.equal_latency import (
     MEAN,
     Carried,
@@ -26,19 +26,12 @@ LEVELS = (2.0, 3.0, 5.0)
 """Multiples of the unloaded token latency."""
 OURS = "adaptive"
 """Whose losses are listed."""
-_BESIDE = {
-    "token_latency_s": "s/token",
-    "mean_s": "mean",
-    "p95_s": "P95",
-    "p99_s": "P99",
-    "steady_per_s": "ended in time",
-    "makespan_s": "makespan",
-}
-_TYPES = {name: _BESIDE[name] for name in ("token_latency_s", "mean_s", "p95_s", "p99_s")}
+_OF_TYPES = ("token_latency_s", "mean_s", "p95_s", "p99_s")
+_COMPARED = (*_OF_TYPES, "steady_per_s", "makespan_s")
 _BEARABLE = {"token_latency_s": 1.02, "mean_s": 1.02, "p99_s": 1.10, "makespan_s": 1.03}
 """The ratios above which a loss is listed."""
 _TYPED_LOADS = 2.0
-"""Types are told apart from this load up: below it little waits."""
+"""Types have rows of their own from this load up: below it little waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +160,18 @@ def _equal(panels: Sequence[Panel]) -> str:
     rows = []
     for panel in panels:
         for times, found in panel.carried():
-            told = {one.policy: _told(one, panel.baseline) for one in found}
-            row = [panel.title, panel.programs, f"{times:g}x", *(told.get(n, "-") for n in names)]
+            carried = {one.policy: _load_of(one, panel.baseline) for one in found}
+            row = [
+                panel.title,
+                panel.programs,
+                f"{times:g}x",
+                *(carried.get(n, "-") for n in names),
+            ]
             rows.append(row)
     return markdown(["workload", "programs", "level", *names], rows)
 
 
-def _told(one: Carried, baseline: str) -> str:
+def _load_of(one: Carried, baseline: str) -> str:
     if one.policy == baseline:
         bound = {"<": "≤", ">=": "≥"}.get(one.bound, "")
         return f"{bound}{digits(Spread.of(one.loads).median)}"
@@ -181,12 +179,12 @@ def _told(one: Carried, baseline: str) -> str:
 
 
 def _by_load(found: Sequence[Cell]) -> str:
-    head = ["load", "policy", "ms/token", "mean, s", *_BESIDE.values()]
+    head = ["load", "policy", "ms/token", "mean, s", *(SHORT[name] for name in _COMPARED)]
     rows = [
         [
             *(cell.setting.label, cell.name, f"{1000 * cell.median('token_latency_s'):.1f}"),
             digits(cell.median("mean_s")),
-            *(ratio(cell, name) for name in _BESIDE),
+            *(ratio(cell, name) for name in _COMPARED),
         ]
         for cell in found
     ]
@@ -194,11 +192,11 @@ def _by_load(found: Sequence[Cell]) -> str:
 
 
 def _by_type(panel: Panel) -> str:
-    head = ["load", "type", "policy", "ms/token", *_TYPES.values()]
+    head = ["load", "type", "policy", "ms/token", *(SHORT[name] for name in _OF_TYPES)]
     rows = [
         [
             *(cell.setting.label, name, cell.name, f"{1000 * cell.median('token_latency_s'):.1f}"),
-            *(ratio(cell, measure) for measure in _TYPES),
+            *(ratio(cell, measure) for measure in _OF_TYPES),
         ]
         for name, found in panel.by_type.items()
         for cell in found
@@ -217,7 +215,7 @@ def _losses(panels: Sequence[Panel]) -> str:
                     alone = name != "all" and measure == "makespan_s"
                     if cell.name == OURS and worse > most and not alone:
                         where = [panel.title, panel.programs, cell.setting.label, name]
-                        rows.append((worse, [*where, _BESIDE[measure], f"{worse:.2f}"]))
+                        rows.append((worse, [*where, SHORT[measure], f"{worse:.2f}"]))
     rows.sort(key=lambda row: -row[0])
     head = ["workload", "programs", "load", "type", "measure", "ratio"]
     return markdown(head, [row for _, row in rows]) if rows else "None."
@@ -239,9 +237,9 @@ def as_values(panels: Sequence[Panel]) -> list[dict[str, Any]]:
                 for times, found in panel.carried()
                 for row in repeats_as_dicts(found)
             ],
-            "cells": [_values(cell, _BESIDE) for cell in panel.cells],
+            "cells": [_values(cell, _COMPARED) for cell in panel.cells],
             "by_type": {
-                name: [_values(cell, _TYPES) for cell in found]
+                name: [_values(cell, _OF_TYPES) for cell in found]
                 for name, found in panel.by_type.items()
             },
         }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from agentrt.lab.reports.compare import MEASURES, OF_ENGINE, SHARES, Cell, as_dicts
+from agentrt.lab.reports.compare import MEASURES, OF_ENGINE, SHARES, SHORT, Cell, as_dicts
 from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
 from agentrt.lab.runs.grid import RunSpec
 from agentrt.lab.runs.machine import Machine
@@ -15,34 +15,18 @@ from agentrt.lab.runs.settings import Source
 
 ALL = {**MEASURES, **OF_ENGINE}
 """Everything that is measured; JSON and CSV of a comparison to stock have it all."""
-COMPARED = {
-    "mean_s": "mean",
-    "p95_s": "P95",
-    "p99_s": "P99",
-    "slowdown": "slowdown",
-    "token_latency_s": "s/token",
-}
-OFFLINE = {"makespan_s": "makespan", "mean_s": "mean", "token_latency_s": "s/token"}
-"""What a sweep compares to the baseline, by a short name for a column's head."""
-
-_LATENCIES = {
-    "mean_s": "mean",
-    "p50_s": "P50",
-    "p95_s": "P95",
-    "p99_s": "P99",
-    "token_latency_s": "s/token",
-    "token_p95_s": "s/token P95",
-    "token_p99_s": "s/token P99",
-}
-_WHERE = {
-    "waiting_share": "waiting",
-    "service_share": "in engine",
-    "tool_share": "in tools",
-    "prefix_hit_share": "prefix hits",
-    "recomputed_tokens": "recomputed",
-    "preemptions": "preemptions",
-}
-_STEPS = {"mean_steps": "mean steps", "p95_steps": "P95 steps"}
+COMPARED = ("mean_s", "p95_s", "p99_s", "slowdown", "token_latency_s")
+OFFLINE = ("makespan_s", "mean_s", "token_latency_s")
+"""What a sweep compares to the baseline."""
+_LATENCIES = (
+    *("mean_s", "p50_s", "p95_s", "p99_s"),
+    *("token_latency_s", "token_p95_s", "token_p99_s"),
+)
+_WHERE = (
+    *("waiting_share", "service_share", "tool_share"),
+    *("prefix_hit_share", "recomputed_tokens", "preemptions"),
+)
+_STEPS = ("mean_steps", "p95_steps")
 
 
 def value(cell: Cell, measure: str, shares: Sequence[str] = SHARES) -> str:
@@ -93,8 +77,10 @@ def in_words(conditions: Mapping[str, Any]) -> str:
     which = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     spread = "; medians over seeds (least-most)" if len(seeds) > 1 else ""
     hints = conditions["hints"]
-    told = "" if hints is None else f" +hints: sizes are guessed with a correlation of {hints:g}."
-    return f"Batch {conditions['batch']}, {_engine(conditions)}, {which}{spread}.{told}"
+    guesses = (
+        "" if hints is None else f" +hints: sizes are guessed with a correlation of {hints:g}."
+    )
+    return f"Batch {conditions['batch']}, {_engine(conditions)}, {which}{spread}.{guesses}"
 
 
 def _engine(conditions: Mapping[str, Any]) -> str:
@@ -189,21 +175,20 @@ def ratios_table(cells: Sequence[Cell], baseline: str) -> str:
 def sweep_table(cells: Sequence[Cell], baseline: str) -> str:
     """Ratios of latencies (or makespans) to the baseline's; below 1 is better."""
     measures = OFFLINE if cells[0].setting.pressure.kind == "at-once" else COMPARED
-    first = next(iter(measures))
-    head = ["workload", cells[0].setting.axis, "policy", MEASURES[first]]
+    head = ["workload", cells[0].setting.axis, "policy", MEASURES[measures[0]]]
     rows = [
         [
-            *(cell.setting.source.name, cell.setting.label, cell.name, value(cell, first)),
+            *(cell.setting.source.name, cell.setting.label, cell.name, value(cell, measures[0])),
             *(ratio(cell, measure) for measure in measures),
         ]
         for cell in cells
     ]
-    return markdown([*head, *(f"{name} / {baseline}" for name in measures.values())], rows)
+    return markdown([*head, *_over(measures, baseline)], rows)
 
 
 def latencies(cells: Sequence[Cell], baseline: str) -> str:
     """Latencies of programs, and per token; ratios below 1 are better."""
-    head = ("mean, s", *(f"{name} / {baseline}" for name in _LATENCIES.values()), "ms/token")
+    head = ("mean, s", *_over(_LATENCIES, baseline), "ms/token")
     rows = [
         (
             value(cell, "mean_s"),
@@ -218,8 +203,7 @@ def latencies(cells: Sequence[Cell], baseline: str) -> str:
 def where_it_went(cells: Sequence[Cell], baseline: str) -> str:
     """Shares of the programs' time, the prefix cache, preemptions; in real time the CPU, too."""
     real = any(cell.ratios("cpu_us") for cell in cells)
-    head = [*_WHERE.values(), f"programs/s / {baseline}"]
-    head += [f"{name} / {baseline}" for name in _STEPS.values()]
+    head = [*(SHORT[name] for name in _WHERE), f"programs/s / {baseline}", *_over(_STEPS, baseline)]
     head += ["CPU us/step", f"CPU / {baseline}"] if real else []
     rows = [
         (
@@ -230,6 +214,11 @@ def where_it_went(cells: Sequence[Cell], baseline: str) -> str:
         for cell in cells
     ]
     return _by_load(cells, head, rows)
+
+
+def _over(measures: Sequence[str], baseline: str) -> list[str]:
+    """Heads of the columns with the measures' ratios."""
+    return [f"{SHORT[name]} / {baseline}" for name in measures]
 
 
 def _by_load(cells: Sequence[Cell], head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

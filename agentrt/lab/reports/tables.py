@@ -24,13 +24,6 @@ class Spread:
         return f"{self.median:.2f} ({self.least:.2f}-{self.most:.2f})"
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of the values do not exceed, by nearest rank."""
-    ranked = sorted(values)
-    at = max(0, -(-int(share * 1000) * len(ranked) // 1000) - 1)
-    return ranked[min(at, len(ranked) - 1)]
-
-
 def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table, its columns padded so that it reads as plain text too."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]

@@ -15,7 +15,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler import ProgramTotals
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.executors.replicas.cast import TEXT, call_of
 
 

@@ -19,7 +19,7 @@ from agentrt.executors.ray.actor import EngineActor
 from agentrt.executors.ray.prompts import PromptRestorer, without_copies
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallSpec, Identity, RenderedCall, Reply
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 pytestmark = pytest.mark.engine
 

@@ -11,7 +11,7 @@ from agentrt.errors import EngineDiedError, EngineStartError
 from agentrt.executors.base import Chunk, Executor, Notification, Progress
 from agentrt.executors.replicas import Backoff
 from agentrt.request import Call, CallSpec, Identity
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 TEXT = "one two three four five"
 AT_ONCE = Backoff(first_s=0.0, tries=2)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
-from agentrt.lab.bench.chaos_report import CallAudit
 from agentrt.router import ROUTERS, make_router
+from benchmarks.chaos.report import CallAudit
 from tests.executors.replicas.cast import TEXT, Mortal, call_of
 
 NEVER_OUT = Backoff(first_s=0.0, tries=10**6)

@@ -22,7 +22,7 @@ from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.request.sampling import Sampling
 from agentrt.router import make_router
-from agentrt.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.executors.replicas.reading import Calls, streamed, whole, without_names
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]

@@ -15,7 +15,7 @@ from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.router import make_router
 from agentrt.router.kv_events import KVEventBatch
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 SIZE = 4
 

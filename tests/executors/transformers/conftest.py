@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.executors.transformers.model import CausalModel
-from agentrt.testing.tinymodel import tiny_model
+from tests.doubles.tinymodel import tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 
 from agentrt import Runtime, ToolCall
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 
 @pytest.fixture

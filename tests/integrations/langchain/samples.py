@@ -8,7 +8,7 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 JOKE = {"type": "object", "properties": {"setup": {"type": "string"}}, "required": ["setup"]}
 

@@ -15,8 +15,8 @@ from agentrt import Runtime
 from agentrt.executors.base import Chunk, Progress
 from agentrt.integrations.langchain import Portal
 from agentrt.request import Call, ToolCall
-from agentrt.testing.madeup import made_up_output
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.madeup import made_up_output
+from tests.doubles.scripted import ScriptedExecutor
 
 
 def copy_from_the_question(call: Call) -> str | ToolCall:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from agentrt import Runtime, ToolCall
 from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.samples import (
     JOKE,
     Joke,

@@ -18,7 +18,7 @@ from agentrt.errors import ConfigError
 from agentrt.integrations.langchain import ChatAgentRT, Portal
 from agentrt.integrations.langchain.options import OF_CALLS, REFUSED
 from agentrt.integrations.langchain.shared import lend
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.samples import asked
 
 PAGE = Path(__file__).parents[3] / "docs" / "langchain.md"

@@ -20,7 +20,7 @@ from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.integrations.langchain import ChatAgentRT, Portal
 from agentrt.request import Call
-from agentrt.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.integrations.langchain.samples import add, ping
 
 ROOM = 256

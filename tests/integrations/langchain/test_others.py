@@ -27,8 +27,8 @@ from agentrt import Runtime, ToolCall
 from agentrt.errors import PromptTooLongError
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.request import Call
-from agentrt.testing.choices import Output
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.choices import Output
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.samples import add
 
 Said = str | ToolCall | Output

@@ -20,7 +20,7 @@ from agentrt.executors.base import Chunk, Progress
 from agentrt.integrations.langchain import Portal, shared
 from agentrt.integrations.langchain.portal import Terms
 from agentrt.request import Call
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
@@ -327,7 +327,7 @@ SCRIPT = """
 import asyncio
 from agentrt import Runtime
 from agentrt.integrations.langchain import shared
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 class Engine(ScriptedExecutor):
     async def close(self):

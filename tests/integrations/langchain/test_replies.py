@@ -13,8 +13,8 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from agentrt import Runtime, ToolCall
 from agentrt.errors import ConfigError
 from agentrt.integrations.langchain import ChatAgentRT
-from agentrt.testing.choices import Output
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.choices import Output
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.samples import (
     JOKE,
     Joke,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrt import Runtime
 from agentrt.integrations.langchain import ChatAgentRT, Portal
 from agentrt.integrations.langchain.shared import close_all, engine_portal, lend
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 
 async def test_a_lent_runtime_serves_the_models_that_were_made_before() -> None:

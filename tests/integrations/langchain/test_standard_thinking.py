@@ -20,7 +20,7 @@ from agentrt import Runtime, ToolCall
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.integrations.langchain import Portal
 from agentrt.request import Call
-from agentrt.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.integrations.langchain.stub import answer_to
 from tests.integrations.langchain.suite import OnAgentRT
 

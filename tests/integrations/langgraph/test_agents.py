@@ -12,9 +12,9 @@ from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
 from agentrt.request import Call, ToolCall
 from agentrt.runtime.run import Run, RunState
-from agentrt.testing.choices import Output
-from agentrt.testing.madeup import made_up_output
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.choices import Output
+from tests.doubles.madeup import made_up_output
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langgraph.agents import AGENTS, stages_of
 from tests.integrations.langgraph.probe import strict
 

@@ -19,7 +19,7 @@ from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph.graphs import graph_program
 from agentrt.integrations.langgraph.threads import standing_of
 from agentrt.runtime.run import Run, RunState
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
 from tests.integrations.langgraph.probe import Probe, State, calls, edges
 

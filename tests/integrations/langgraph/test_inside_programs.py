@@ -18,7 +18,7 @@ from agentrt.graph import NodeKind, NodeState, check_integrity
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
 from agentrt.runtime.run import Run, RunState
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
 
 

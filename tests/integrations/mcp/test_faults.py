@@ -20,7 +20,7 @@ from agentrt.errors import (
 from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.mcp import Server, StdioServer
 from agentrt.integrations.mcp.transport import McpTransport
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import connected, http, serving_http, stdio, until
 
 NOBODY = "http://127.0.0.1:9/mcp"

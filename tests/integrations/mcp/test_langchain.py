@@ -19,7 +19,7 @@ from agentrt import Runtime
 from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.langgraph.graphs import Graph, graph_program
 from agentrt.runtime.run import Run, RunState
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import SCRIPT
 
 with warnings.catch_warnings():

@@ -9,8 +9,8 @@ import pytest
 from agentrt import Context, Runtime, ToolCall, program
 from agentrt.errors import AmbiguousOptionError
 from agentrt.integrations.mcp.transport import McpTransport
-from agentrt.testing.choices import Output
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.choices import Output
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import stdio
 
 CALLS = (

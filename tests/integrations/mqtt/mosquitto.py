@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.topics import Prefix
-from agentrt.testing.ports import reserved_port
+from tests.doubles.ports import reserved_port
 
 PLAIN = ("allow_anonymous true",)
 

@@ -14,7 +14,7 @@ from agentrt.errors import QuestionClosedError, ToolArgumentsError, ToolFailedEr
 from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.mqtt import Broker, MqttTools, Worker
 from agentrt.interrupts.questions import Question
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
 from tests.integrations.mqtt.side import until
 

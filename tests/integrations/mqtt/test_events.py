@@ -16,8 +16,8 @@ from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, InterruptExpiredError, ToolUnavailableError
 from agentrt.integrations.mqtt import Broker, MqttEvents
 from agentrt.integrations.mqtt.topics import Prefix
-from agentrt.testing.ports import reserved_port
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.ports import reserved_port
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.side import has_session, until
 

@@ -20,7 +20,7 @@ from agentrt.integrations.mcp.transport import McpTransport
 from agentrt.integrations.mqtt import Broker, MqttEvents, MqttTools
 from agentrt.interrupts import ToolTransport
 from agentrt.runtime.run import Run
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import stdio
 from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.processes import WorkerProcess, workers

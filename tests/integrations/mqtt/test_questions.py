@@ -16,7 +16,7 @@ from agentrt import Context, Runtime, program
 from agentrt.integrations._compat.aiomqtt import properties
 from agentrt.integrations.mqtt import Broker, MqttQuestions
 from agentrt.serving.questions.asked import ServerQuestions
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.mosquitto import Mosquitto
 
 

@@ -15,7 +15,7 @@ from agentrt.errors import (
 )
 from agentrt.integrations.mqtt import Broker, MqttTools, Worker, connection
 from agentrt.interrupts import tool
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
 from tests.integrations.mqtt.side import calling, publish_once, stranger, until
 

@@ -26,8 +26,8 @@ from agentrt.integrations.mqtt.topics import Prefix
 from agentrt.interrupts import Tool, ToolRequest, tool
 from agentrt.interrupts.toolbox import Toolbox
 from agentrt.request import ToolSpec
-from agentrt.testing.ports import reserved_port
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.ports import reserved_port
+from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
 from tests.integrations.mqtt.side import calling, cut_off, publish_once, until
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from math import nan
 from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
 from agentrt.cli.faults import StoppedError
-from agentrt.lab.bench import results, scheduler
-from agentrt.lab.bench.results import Column, Results, in_turns, ratios, run_shown
+from agentrt.lab.bench import results
+from agentrt.lab.bench.results import Column, Results, run_shown
 
 
 async def stopped_by(number: int) -> None:
@@ -57,22 +56,6 @@ def test_it_is_told_before_a_slow_end_is_cut_short(monkeypatch: pytest.MonkeyPat
     assert told == ["a table", "by force"]
 
 
-def test_a_benchmark_that_is_stopped_prints_its_table_so_far(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measure(*asked: object) -> Iterator[tuple[str, dict[str, float]]]:
-        yield "stock", {"step_us": 7.0}
-        signal.raise_signal(signal.SIGINT)
-        yield "stock", {"step_us": 9.0}
-
-    monkeypatch.setattr(scheduler, "measure", measure)
-    sizes = ["--cases", "fcfs", "--running", "2", "--waiting", "3,4"]
-    assert call(["bench", "scheduler", *sizes]) == 128 + signal.SIGINT
-    said = capsys.readouterr()
-    assert "| 2       | 3       | stock | 8         |" in said.out
-    assert "interrupted" in said.err
-
-
 def test_nothing_is_shown_where_nothing_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     measured = Results({"side": "side"})
     measured.expect([("a",)])
@@ -80,17 +63,12 @@ def test_nothing_is_shown_where_nothing_was_measured(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == ""
 
 
-def test_every_repeat_begins_with_another_side() -> None:
-    turns = list(in_turns("abc", 2))
-    assert turns == [(0, "a"), (0, "b"), (0, "c"), (1, "b"), (1, "c"), (1, "a")]
-
-
 def test_a_figure_that_one_repeat_lacks_is_not_shown() -> None:
     measured = Results({"side": "", "size": "size"})
     measured.expect([("b", 2), ("a", 1)])
     for known in (1.0, 3.0):
         measured.add("a", 1, figures={"s": known, "steps": nan if known > 1 else 2.0})
-        measured.add("b", 2, figures={"s": 2 * known, **ratios({"s": 4.0}, None, ["s"], "_to_a")})
+        measured.add("b", 2, figures={"s": 2 * known})
     columns = (
         Column("s", "s"),
         Column("in all", "s", "{total:.0f}"),

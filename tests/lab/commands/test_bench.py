@@ -1,4 +1,4 @@
-"""`agentrt bench scheduler` and `memory` from end to end, at small sizes."""
+"""`agentrt bench memory`: bad input, and what the pages show of it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from tests.cli.test_bad_input import check
         (["memory", "--contender", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
         (["memory", "--contender", "cap:0"], ["no contender is named 'cap:0'", "cap:N"]),
         (["memory", "--trace", "none.jsonl"], ["'none.jsonl' does not exist"]),
-        (["scheduler", "--cases", "fcfs+mru"], ["named 'fcfs+mru': stock; or ours", "fcfs+cost"]),
-        (["scheduler", "--running", "few"], ["--running 'few'", "from 1 up"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,15 +31,12 @@ RESULTS = (Path(__file__).parents[3] / "docs" / "results").glob("*.md")
 BENCHMARKS = "".join(page.read_text(encoding="utf-8") for page in RESULTS)
 
 
-@pytest.mark.parametrize(
-    "line", re.findall(r"`agentrt (bench (?:memory|scheduler)[^`]*)`", BENCHMARKS)
-)
+@pytest.mark.parametrize("line", re.findall(r"`agentrt (bench memory[^`]*)`", BENCHMARKS))
 def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the measurement, which would take a while."""
 
     def stopped(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("agentrt.lab.bench.scheduler.measure", stopped)
     monkeypatch.setattr("agentrt.lab.bench.memory.Memory", stopped)
     assert call(shlex.split(line.replace(" FILE", f" {__file__}"))) == 130

@@ -87,7 +87,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "from 1 up"]),
         (["--virtual", "0.9"], ["'0.9'", "commas", "memory"]),
         (["memroy"], ["'memroy'", "did you mean 'memory'"]),
-        (["--virtual", "serve"], ["--virtual", "'serve'"]),
+        (["--virtual", "paper"], ["--virtual", "'paper'"]),
         (["--vitual"], ["--vitual", "--virtual"]),
     ],
 )
@@ -116,7 +116,7 @@ def test_ctrl_c_keeps_what_is_done(
 ) -> None:
     """The runs that were done are told of; then the exit code says what ended the rest."""
     from agentrt.cli.faults import StoppedError
-    from agentrt.lab.commands.bench import policies_virtual
+    from agentrt.lab.commands.bench import policies
     from agentrt.lab.outcome import Summary
     from agentrt.lab.runs.grid import RunResult, RunSpec
 
@@ -125,7 +125,7 @@ def test_ctrl_c_keeps_what_is_done(
     def stopped(specs: list[RunSpec], jobs: int) -> Any:
         return [RunResult(specs[0], some)], StoppedError(2, "interrupted: 1 of 8 runs were done")
 
-    monkeypatch.setattr(policies_virtual, "do_runs", stopped)
+    monkeypatch.setattr(policies, "do_runs", stopped)
     assert call(["bench", *SMALL]) == 130
     out, err = capsys.readouterr()
     assert "| 1    | stock  |" in out
@@ -144,6 +144,6 @@ def test_what_the_benchmarks_show_is_understood(line: str, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.chdir(Path(__file__).parents[3])
-    monkeypatch.setattr("agentrt.lab.commands.bench.policies_virtual.measure", stopped)
+    monkeypatch.setattr("agentrt.lab.commands.bench.policies.measure_virtual", stopped)
     monkeypatch.setattr("agentrt.lab.bench.policies.measure", stopped)
     assert call(shlex.split(line)) == 130

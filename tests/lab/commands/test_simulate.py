@@ -34,45 +34,6 @@ def told_json(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
     return json.loads(told(capsys, *args))
 
 
-# -- figures ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("number", "policy", "waiting"),
-    [(2, "fcfs", 18), (2, "mlfq", 18), (2, "plas", 12), (19, "mlfq", 5), (19, "atlas", 3)],
-)
-def test_toy(number: int, policy: str, waiting: int, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told_json(capsys, "figure", number, "--policy", policy, "--json")
-    assert list(found) == ["policy", "waiting", "convention"]
-    assert (found["policy"], found["waiting"]) == (policy, waiting)
-
-
-def test_toys_table_states_the_paper_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys, "figure", "2").splitlines()
-    assert [line.split("|")[1:4] for line in lines[2:5]] == [
-        [" fcfs   ", " 18                 ", " 18    "],
-        [" mlfq   ", " 18                 ", " 18    "],
-        [" plas   ", " 12                 ", " 12    "],
-    ]
-    assert any(line.startswith("waiting: latency minus") for line in lines)
-
-
-def test_figure_9(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told_json(capsys, "figure", "9", "--json")
-    assert (found["best"], found["worst"], found["critical_path_first"]) == (11, 14, 11)
-    assert found["convention"]["orders_tried"] == 720
-    assert "best makespan 11, worst 14" in told(capsys, "figure", "9")
-
-
-def test_figure_20_ends_with_the_optimum(capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("figure", 20, "--workload", "react", "--load", "0.8,1.2", "--policy", "fcfs")
-    size = ("--programs", 60, "--batch", 2, "--jobs", 1)
-    found = told_json(capsys, *args, *size, "--json")
-    assert [cell["policy"] for cell in found["cells"]] == ["fcfs", "srpt"] * 2
-    assert all(cell["measures"]["mean_s"]["ratio"] > 1 for cell in found["cells"][::2])
-    assert "| load | programs/s | fcfs" in told(capsys, *args, *size)
-
-
 # -- one setting -----------------------------------------------------------------------
 
 
@@ -228,14 +189,6 @@ def _group(leader: int) -> list[int]:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["figure", "3"], ["figure '3'", "2, 9, 19, 20"]),
-        (["figure"], ["missing argument", "2|9|19|20"]),
-        (["figure", "2", "--policy", "lifo"], ["unknown policy 'lifo'", "plas"]),
-        (["figure", "9", "--policy", "plas"], ["figure 9", "leave --policy out"]),
-        (["figure", "2", "--programs", "9"], ["--programs is for figure 20"]),
-        (["figure", "9", "--plot", "x.png"], ["--plot is for figure 20"]),
-        (["figure", "20", "--plot", "x.txt"], ["--plot 'x.txt'", ".png"]),
-        (["figure", "20", "--workload", "tea"], ["'tea'", "chat"]),
         (["run", "--policy", "lifo"], ["unknown policy 'lifo'", "srpt"]),
         (["run", "--workload", "tea"], ["'tea'", "chat"]),
         (["run", "--load", "much"], ["load 'much'", "0.9", "b0.8"]),
@@ -283,11 +236,11 @@ def test_a_drawing_without_matplotlib(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    code = call(["simulate", "figure", "20", "--plot", "x.png"])
+    code = call(["simulate", "sweep", "--plot", "x.png"])
     check(capsys, code, 'pip install "agentrt[plot]"')
 
 
-@pytest.mark.parametrize("command", [[], ["figure"], ["run"], ["sweep"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["sweep"]])
 def test_help_teaches_with_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "Examples:\n    agentrt simulate" in told(capsys, *command, "--help")
 

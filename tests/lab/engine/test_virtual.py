@@ -187,7 +187,7 @@ def test_fcfs_decides_exactly_as_stock_vllm() -> None:
     for n in range(30):
         prompt = rng.choices(range(50), k=rng.randint(1, 150))
         call = Call(Identity(f"c{n}", f"p{n % 5}", "t"), CallSpec(max_tokens=rng.randint(1, 100)))
-        ours.add(call, prompt)
+        ours.submit(ours.prepare(call, prompt))
         stock.add(f"c{n}", prompt, call.spec.max_tokens)
         for _ in range(rng.randint(0, 5)):
             ended = list(ours.step())

@@ -16,7 +16,7 @@ from agentrt import Context, program
 from agentrt.executors.base import Chunk
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.request import Call, ToolCall
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import GATES
 
 EVIL = "<img src=x onerror=\"document.title='broken into'\"><b>bold</b>"

@@ -16,8 +16,8 @@ from playwright.async_api import expect
 
 from agentrt.request import Call, ToolCall
 from agentrt.serving import chat, langgraph, observability
-from agentrt.testing.choices import Output
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.choices import Output
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.chat.agent import agent_graph
 from tests.serving.langgraph.graphs import poem
 from tests.serving.langgraph.serve import serving

@@ -18,7 +18,7 @@ from agentrt.serving.frontend.responses import ASKING
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import Tenants
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.watchdog import opened_app
 
 

@@ -13,7 +13,7 @@ import pytest
 from vllm.entrypoints.openai.parser import harmony_utils
 
 from agentrt.executors.vllm._compat.frontend import make_renderer
-from agentrt.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.serving.frontend.harmony import encode, harmony_model, vocabulary
 from tests.serving.frontend.reading import APIS, Read
 from tests.serving.local import open_server

@@ -21,7 +21,7 @@ from agentrt import Runtime
 from agentrt.serving.app import opened_app
 from agentrt.serving.langgraph import api
 from agentrt.serving.server import ServedGraph, Server
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.nested import Nested
 
 WALK = 6

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrt.testing.ports import reserved_port
+from tests.doubles.ports import reserved_port
 
 _HELP = (
     "these tests need PostgreSQL's server: `apt-get install postgresql` (as root, .ci/setup does "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from agentrt.testing.ports import reserved_port
+from tests.doubles.ports import reserved_port
 from tests.serving.langgraph.entry import serve
 
 START_S = 90.0

@@ -21,7 +21,7 @@ from agentrt.serving.origins import Origins
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Api, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.serving.webhook_rules import WebhookRules
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import TURN_S
 from tests.serving.watchdog import opened_app
 

@@ -30,7 +30,7 @@ from agentrt.serving.langgraph.tables import runs
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state
 from agentrt.serving.server import ServedGraph, Server
 from agentrt.serving.tenants import Limits, Tenants
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import steps_graph
 from tests.serving.langgraph.test_runs import IN, a_thread
 

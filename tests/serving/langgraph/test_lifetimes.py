@@ -32,7 +32,7 @@ from agentrt.serving.langgraph.tables import webhooks
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state
 from agentrt.serving.lifetimes import Lifetimes, Ttl, read_lifetimes
 from agentrt.serving.server import Server
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.test_sweep import a_run, end
 
 MINUTE = 60.0

@@ -28,7 +28,7 @@ from agentrt.serving.langgraph.lifetimes import sweep
 from agentrt.serving.langgraph.reading import READER
 from agentrt.serving.lifetimes import Ttl
 from agentrt.serving.server import Server
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.processes import Process
 from tests.serving.langgraph.serve import Serving, serving

@@ -18,7 +18,7 @@ from agentrt.serving.langgraph.runs import record_of
 from agentrt.serving.langgraph.streams import LiveRun
 from agentrt.serving.langgraph.tenant_state import open_tenant_state
 from agentrt.serving.server import Server
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.test_sweep import a_run
 
 ASKED_BY: ContextVar[str] = ContextVar("asked_by")

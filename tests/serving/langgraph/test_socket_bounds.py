@@ -18,7 +18,7 @@ from agentrt.serving.langgraph.protocol_socket import MOST_SUBSCRIPTIONS
 from agentrt.serving.listen import Listener
 from agentrt.serving.origins import Origins
 from agentrt.serving.server import Bounds, Server
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, served
 from tests.serving.langgraph.test_protocol import VALUES

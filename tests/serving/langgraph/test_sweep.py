@@ -27,7 +27,7 @@ from agentrt.serving.langgraph.tenant_state import (
     open_tenant_state,
 )
 from agentrt.serving.server import Server
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 
 
 @pytest_asyncio.fixture

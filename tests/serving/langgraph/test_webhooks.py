@@ -33,7 +33,7 @@ from agentrt.serving.langgraph.webhooks import (
 )
 from agentrt.serving.server import Server
 from agentrt.serving.webhook_rules import WebhookRules
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_runs import IN, a_thread, given

@@ -22,7 +22,7 @@ from agentrt import Context, Progress, Runtime, ToolContext, program
 from agentrt.errors import UsageError
 from agentrt.request import Call
 from agentrt.serving.observability.dashboard import dashboard
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.observability.browser import Watched, opened_browser
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

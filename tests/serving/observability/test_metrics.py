@@ -21,8 +21,8 @@ from agentrt.serving.observability.gauges import Gauges
 from agentrt.serving.observability.metrics import Labels, TenantMetrics
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
-from agentrt.testing.scripted import ScriptedExecutor
 from agentrt.tracking.scope import Scope
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.observability.story import TENANTS, TYPES, Deed, Story, deeds
 from tests.serving.observability.test_routes import made_keys, served
 

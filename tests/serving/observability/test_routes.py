@@ -24,7 +24,7 @@ from agentrt.serving.observability.dashboard import dashboard
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import KeyRing, new_key
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.watchdog import opened_app
 
 ROOT = Path(__file__).resolve().parents[3]

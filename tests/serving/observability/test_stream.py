@@ -21,7 +21,7 @@ from agentrt.serving.observability.render import JSON, Renderer
 from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.observability.stream import Feed
 from agentrt.serving.server import Server
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.observability.story import TENANTS, Deed, Story, deeds
 
 

@@ -17,7 +17,7 @@ from agentrt.executors.base import Chunk
 from agentrt.request import Call
 from agentrt.serving.server import Bounds
 from agentrt.serving.tenants import Limits
-from agentrt.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.serving.local import MODEL, WAIT_S, Held, LocalServer, open_server
 
 CHAT = "/v1/chat/completions"

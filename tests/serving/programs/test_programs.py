@@ -17,7 +17,7 @@ from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import Claim
 from agentrt.serving.server import Bounds, ServedProgram
 from agentrt.serving.tenants import BusyError, Limits
-from agentrt.testing.scripted import ScriptedExecutor
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.local import Held, LocalServer, called, open_server
 
 LOOK: Any = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import listed
 from agentrt.lab.commands.outputs import check_output, check_plot
 from agentrt.lab.reports.equal_latency import Level, times
 from agentrt.lab.runs.contenders import DEFAULT_POLICIES, Contender, contenders
@@ -52,8 +53,8 @@ def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
     _check_kind(options)
     check_output("--csv", options["csv"])
     check_plot(options["plot"])
-    names = _names(options["policies"]) or DEFAULT_POLICIES
-    kept, let_in = _names(options["retention"]), _names(options["admission"])
+    names = listed(options["policies"] or "") or DEFAULT_POLICIES
+    kept, let_in = listed(options["retention"]), listed(options["admission"])
     everyone = contenders(names, kept, SchedulerConfig(), let_in)
     pressures = _pressures(options)
     programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
@@ -86,15 +87,10 @@ def _check_kind(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"{names}: give one of them")
 
 
-def _names(text: str | None) -> list[str]:
-    parts = (part.strip() for part in (text or "").split(","))
-    return list(dict.fromkeys(part for part in parts if part))
-
-
 def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
     if options["burst"] is not None or (options["rate"] is None and not options["virtual"]):
         return [Pressure("at-once")]
-    found = [_pressure(text) for text in _names(options["rate"] or _DEFAULT_RATES)]
+    found = [_pressure(text) for text in listed(options["rate"] or _DEFAULT_RATES)]
     if len({pressure.kind for pressure in found}) != 1:
         raise ConfigError(
             f"--rate {options['rate']!r}: give all in programs per second, such as 0.5,0.8, or "
@@ -117,16 +113,16 @@ def _pressure(text: str) -> Pressure:
 
 
 def _source(options: Mapping[str, Any]) -> Source:
-    name = options["workload"]
     scale = options["scale"] or (1.0 if options["virtual"] else 0.05)
-    path = Path(name)
-    is_file = path.is_file()
-    source = Source(
-        path.name if is_file else WORKLOADS.get(name, name),
-        path if is_file else None,
-        *(scale,) * 3,
-        Cut(options["calls"]),
-    )
-    if is_file:
+    source = replace(source_of(options["workload"], scale, scale), cut=Cut(options["calls"]))
+    if source.path is not None:
         click.echo(source.trace().report(), err=True)
     return source
+
+
+def source_of(name: str, scale: float, gap_scale: float) -> Source:
+    """The trace of a file, or a generator by its name or the paper's, with its tokens scaled."""
+    path = Path(name)
+    if path.is_file():
+        return Source(path.name, path, scale, scale, gap_scale)
+    return Source(WORKLOADS.get(name, name), None, scale, scale, gap_scale)

@@ -1,4 +1,4 @@
-"""``agentrt bench`` without a command: its options, and what they ask for."""
+"""``agentrt bench`` without a command: its options, its tables, and runs in virtual time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from agentrt.cli.options import grouped, together
-from agentrt.lab.commands.bench.asked import Asked, read
-from agentrt.lab.commands.outputs import write
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.bench.asked import Asked, Measured, read
+from agentrt.lab.commands.outputs import silence_vllm, write
+from agentrt.lab.commands.simulate.progress import do_runs
 from agentrt.lab.reports.compare import as_csv, as_dicts, cells
 from agentrt.lab.reports.equal_latency import (
     MEASURES,
@@ -20,9 +22,18 @@ from agentrt.lab.reports.equal_latency import (
     repeats_as_dicts,
 )
 from agentrt.lab.reports.plots import draw_curves
-from agentrt.lab.reports.policies import ALL, latencies, where_it_went
+from agentrt.lab.reports.policies import (
+    ALL,
+    about_engine,
+    about_workload,
+    latencies,
+    vllm_version,
+    where_it_went,
+)
 from agentrt.lab.runs.contenders import STOCK
-from agentrt.lab.runs.grid import RunResult
+from agentrt.lab.runs.grid import RunResult, grid
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.settings import Setting
 
 EPILOG = """\b
 Examples:
@@ -116,19 +127,21 @@ policies_options = together(
 
 
 def compare(options: dict[str, Any], flags: Sequence[str]) -> None:
-    """Run the comparison and tell of it. Raises `ConfigError` before anything runs."""
+    """Run the comparison and print it. Raises `ConfigError` before anything runs."""
     asked = read(options, flags)
     if options["virtual"]:
-        from agentrt.lab.commands.bench.policies_virtual import measure
+        measured = measure_virtual(asked)
     else:
         from agentrt.lab.bench.policies import measure
-    about, head, results, stop = measure(asked)
-    _tell(asked, about, head, results)
+
+        measured = measure(asked)
+    about, head, results, stop = measured
+    _print(asked, about, head, results)
     if stop is not None:
         raise stop
 
 
-def _tell(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunResult]) -> None:
+def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunResult]) -> None:
     settings = list(dict.fromkeys(result.spec.setting for result in results))
     settings.sort(key=lambda setting: setting.pressure.value)
     found = cells(results, settings, [one.name for one in asked.everyone], STOCK)
@@ -139,8 +152,8 @@ def _tell(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunR
     parts += [_EQUAL, by_repeats(carried, STOCK)] if carried else []
     click.echo("\n\n".join(parts))
     if asked.options["as_json"]:
-        told = {"cells": as_dicts(found, ALL), "equal_latency": repeats_as_dicts(carried)}
-        click.echo(json.dumps({**about, **told}))
+        values = {"cells": as_dicts(found, ALL), "equal_latency": repeats_as_dicts(carried)}
+        click.echo(json.dumps({**about, **values}))
     write(asked.options["csv"], as_csv(found, ALL))
     if asked.options["plot"]:
         draw_curves(found, asked.options["plot"], tuple(MEASURES))
@@ -148,3 +161,45 @@ def _tell(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunR
 
 _EQUAL = """Throughput at equal latency: the highest load, interpolated, at which the programs'
 token latency stays below a level. ≥ and ≤: the sweep bounds it only; ~: repeats differ in how."""
+
+
+# -- in virtual time -----------------------------------------------------------------------
+
+_VIRTUAL_SLOTS = 16
+_FLAGS = {
+    "--max-num-seqs": "batch",
+    "--num-gpu-blocks-override": "kv_blocks",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+}
+"""Those of vLLM's flags that mean something without an engine."""
+
+
+def measure_virtual(asked: Asked) -> Measured:
+    """All runs, in as many processes as there are cores. A signal keeps what is done."""
+    silence_vllm()
+    options = asked.options
+    sizes = {"batch": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(asked.flags)}
+    machine = Machine(depth="virtual", step_model=options["step_model"], **sizes)
+    settings = [Setting(asked.source, pressure, asked.programs) for pressure in asked.pressures]
+    specs = grid(settings, asked.everyone, asked.seeds, machine)
+    for setting in settings:
+        setting.arrivals(machine, asked.seeds[0])  # what cannot be is refused before all else
+    results, stop = do_runs(specs, options["jobs"])
+    about = {"time": "virtual", "vllm": vllm_version(), "engine": machine.to_dict()}
+    workload = about_workload(asked.source, asked.programs, asked.seeds)
+    return about, f"{about_engine(machine)}\n{workload}", results, stop
+
+
+def _sizes(flags: Sequence[str]) -> dict[str, Any]:
+    """The virtual engine's sizes out of vLLM's flags. Raises `ConfigError` for other flags."""
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    found: dict[str, Any] = {}
+    for name, value in zip(words[::2], [*words[1::2], ""], strict=False):
+        if name not in _FLAGS:
+            raise ConfigError(
+                f"{name!r}: --virtual has no engine; of vLLM's flags it takes {', '.join(_FLAGS)}"
+            )
+        if not value.isdecimal() or int(value) < 1:
+            raise ConfigError(f"{name} {value!r}: give a number from 1 up")
+        found[_FLAGS[name]] = int(value)
+    return found

@@ -1,4 +1,4 @@
-"""Does runs while a bar on stderr tells how far they are; a signal keeps what is done."""
+"""Does runs with a progress bar on stderr; a signal keeps what is done."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def do_runs(
     jobs: int | None,
     keep: Callable[[RunResult], None] = lambda result: None,
 ) -> tuple[list[RunResult], StoppedError | None]:
-    """Do the runs, in one process per core unless told. A signal ends them early: it comes with
+    """Do the runs, in one process per core by default. A signal ends them early: it comes with
     the results so far. Each of them is given to ``keep`` at once.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
@@ -50,7 +50,7 @@ def do_runs(
 def compared(
     specs: Sequence[RunSpec], jobs: int | None, names: Sequence[str], baseline: str
 ) -> Iterator[list[Cell]]:
-    """The runs as cells of a comparison, for the body to tell of; then a signal is raised."""
+    """The runs as cells of a comparison, for the body to print; then a signal is raised."""
     results, stop = do_runs(specs, jobs)
     settings = list(dict.fromkeys(spec.setting for spec in specs))
     yield cells(results, settings, names, baseline)
@@ -76,7 +76,7 @@ class _Raise:
 
 @contextmanager
 def _meter(runs: int) -> Iterator[Callable[[], None]]:
-    """What to tell of each run that has ended."""
+    """A function to call as each run ends."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -24,8 +24,8 @@ from agentrt.graph import NodeState, check_integrity
 from agentrt.program.stream import Delta
 from agentrt.request import Call, ToolCall
 from agentrt.runtime.run import Run, RunState
-from agentrt.testing.scripted_engine import ScriptedEngine
 from agentrt.tracking.scope import Scope
+from tests.doubles.scripted_engine import ScriptedEngine
 
 FLAGS = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--max-model-len", "512")
 SHARED_LOOP = pytest.mark.asyncio(loop_scope="module")

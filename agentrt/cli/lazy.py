@@ -1,0 +1,50 @@
+"""Groups whose commands are imported when they run, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+import click
+
+Lazy = Mapping[str, tuple[str, str]]
+"""Commands: name → (``module:attribute``, one line for ``--help``)."""
+
+
+class LazyGroup(click.Group):
+    """The ``lazy`` commands, in their order. A name that is not among them is a usage error."""
+
+    def __init__(self, *args: Any, lazy: Lazy, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.lazy:
+            return None
+        module, _, attribute = self.lazy[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in self.lazy:
+            there = f"no such command {name!r}; there is: {', '.join(self.lazy)}"
+            raise click.UsageError(there + self.hint(name), ctx)
+        return super().resolve_command(ctx, args)
+
+    def hint(self, name: str) -> str:
+        """What ends the error about an unknown name."""
+        near = get_close_matches(name, self.lazy, n=1)
+        return f"; did you mean {near[0]!r}?" if near else ""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self.lazy.items()])

@@ -1,1 +1,0 @@
-"""What ``agentrt simulate`` studies beside plain grids of runs."""

@@ -1,1 +1,0 @@
-"""What users need to test their own programs without an engine."""

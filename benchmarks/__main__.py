@@ -1,0 +1,66 @@
+"""``python -m benchmarks``: what the project proves of itself, a command for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from agentrt.cli import app
+from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.signals import end_at_signals, leave
+
+BENCHMARKS = {
+    "attack": ("benchmarks.attack.command:attack", "A tenant's short calls while another attacks."),
+    "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
+    "figure": ("benchmarks.figure.command:figure", "The paper's toy figures in the simulator."),
+    "front": ("benchmarks.front.command:front", "CPU time of a served call, beside vLLM's own."),
+    "interrupts": (
+        "benchmarks.interrupts.command:interrupts",
+        "Tools' calls beside the bare libraries'.",
+    ),
+    "mutation": ("benchmarks.mutation.command:mutation", "What the tests of pure rooms let pass."),
+    "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, beside vLLM's own."),
+    "serve": ("benchmarks.serve:serve", "agentrt serve and vLLM's own server under load."),
+    "submit": ("benchmarks.submit:submit", "Programs that clients send: starts, and neighbours."),
+    "techniques": (
+        "benchmarks.techniques.command:techniques",
+        "Techniques over contexts, and over HTTP.",
+    ),
+}
+_NAME = "python -m benchmarks"
+_EPILOG = """\b
+Examples:
+  python -m benchmarks scheduler --running 64 --waiting 10
+  python -m benchmarks techniques --quick --only "Tree of Thoughts"
+  python -m benchmarks chaos --tiny --minutes 2
+
+\b
+Run from the root of a checkout, with the Python of .venv. Tables go to stdout, as Markdown,
+all else to stderr; Ctrl-C keeps what is done. 'python -m benchmarks NAME --help' has the rest.
+Exit codes: 0 done; 1 something failed; 2 bad usage; 130 Ctrl-C.
+"""
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=BENCHMARKS,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def benchmarks() -> None:
+    """Measure what agentrt says of itself: its cost, and what it withstands.
+
+    Each compares two sides that do the same work in turns, or counts what goes wrong. What is of
+    use beyond this project is in the package: agentrt bench, agentrt simulate.
+    """
+
+
+def call(args: Sequence[str] | None = None) -> int:
+    """Run a benchmark with ``args`` (the process' own by default). Returns its exit code."""
+    return app.call(args, benchmarks, _NAME)
+
+
+if __name__ == "__main__":
+    end_at_signals()
+    leave(call())

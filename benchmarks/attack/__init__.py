@@ -1,0 +1,1 @@
+"""What one tenant can do to another's calls."""

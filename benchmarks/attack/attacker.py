@@ -1,0 +1,130 @@
+"""An attack's clients, in a process of their own: the short calls' client does not wait for them.
+
+``python -m benchmarks.attack.attacker SPEC`` says that it is ready, begins at a line of its input,
+and prints at the end how often it got which status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+
+import httpx
+
+from benchmarks.attack.attacks import ATTACKS
+
+_WAIT_S = 120.0
+_REST_S = 0.01
+_GONE = (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError)
+_SUNK = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The ``attack`` of that name for so many seconds, on the server at ``url``.
+
+    Without one the requests go to a listener that reads and forgets them. Each client makes one
+    ``every_s`` seconds, or once the last is answered, if that takes longer.
+    """
+
+    attack: str
+    seconds: float
+    url: str | None = None
+    key: str = "none"
+    every_s: float = 0.0
+
+
+async def attacked(spec: Spec, begun: asyncio.Event) -> Counter[int]:
+    """Attack in a process of its own; ``begun`` is set when it begins."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__, json.dumps(asdict(spec))),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        await process.stdout.readline()
+        begun.set()
+        counts, _ = await process.communicate(b"\n")
+        return Counter({int(code): count for code, count in json.loads(counts).items()})
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _attack(spec: Spec) -> Counter[int]:
+    answers = Counter[int]()
+    async with contextlib.AsyncExitStack() as stack:
+        url = spec.url
+        if url is None:
+            url = await stack.enter_async_context(_sink())
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(
+                base_url=url,
+                timeout=_WAIT_S,
+                headers={"authorization": f"Bearer {spec.key}", "content-type": "application/json"},
+                limits=httpx.Limits(max_connections=None),
+            )
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(spec.seconds), asyncio.TaskGroup() as group:
+                for number in range(ATTACKS[spec.attack].clients):
+                    group.create_task(_again_and_again(spec, number, client, answers))
+    return answers
+
+
+async def _again_and_again(
+    spec: Spec, number: int, client: httpx.AsyncClient, answers: Counter[int]
+) -> None:
+    method, path, body = ATTACKS[spec.attack].request(number)
+    now = asyncio.get_running_loop().time
+    while True:
+        began = now()
+        try:
+            answers[(await client.request(method, path, content=body)).status_code] += 1
+        except httpx.HTTPError:
+            answers[0] += 1
+            await asyncio.sleep(_REST_S)
+        await asyncio.sleep(began + spec.every_s - now())
+
+
+@contextlib.asynccontextmanager
+async def _sink() -> AsyncIterator[str]:
+    """The URL of a listener that reads requests and does nothing with them."""
+
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(*_GONE):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+                await reader.readexactly(length)
+                writer.write(_SUNK)
+        writer.close()
+
+    server = await asyncio.start_server(read, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+def main() -> None:
+    """Make the attack of the command line."""
+    spec = Spec(**json.loads(sys.argv[1]))
+    for number in range(ATTACKS[spec.attack].clients):
+        ATTACKS[spec.attack].request(number)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    sys.stdout.write(json.dumps(asyncio.run(_attack(spec))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""``benchmarks attack``: what one tenant can do to another's calls.
+
+A server with keys runs in a process of its own, on a tiny model. One tenant makes short calls, one
+after the other, all the time; another makes an attack's requests, many at once, again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.lab.bench.results import Column, Results
+from agentrt.lab.commands.options import count_option, json_option, note
+from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
+from agentrt.serving.tenants.keys import new_key
+from benchmarks.attack.attacker import Spec, attacked
+from benchmarks.attack.attacks import ATTACKS, Attack
+from benchmarks.harness import no_collections, percentile, ratios, run_with_table
+from benchmarks.servers import AgentrtServer
+from tests.doubles.tinymodel import tiny_model
+
+IDLE = "none"
+SLOTS = 16
+_CHAT = "/v1/chat/completions"
+_CALL_S = 120.0
+_REST_S = 1.0
+"""After an attack, what it left is let end."""
+_DOCUMENTED = (503, 507)
+_FAILED = 500
+QUICK_S = 3.0
+_Opened = AbstractAsyncContextManager[tuple[httpx.AsyncClient, str, str]]
+COLUMNS = (
+    Column("short calls", "calls", "{:.0f}"),
+    Column("P50, s", "p50", "{:.3f}"),
+    Column("P99, s", "p99", "{:.3f}"),
+    Column("P99 / idle", "p99_to_idle", "{:.1f}"),
+    Column("P99, attack elsewhere, s", "p99_elsewhere", "{:.3f}"),
+    Column("failed", "failed", "{:.0f}"),
+    Column("attacker's answers", "answers", "{:.0f}"),
+    Column("other 5xx", "faults", "{:.0f}"),
+)
+
+
+@click.command()
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="M",
+    help="For all attacks together.",
+)
+@click.option("--quick", is_flag=True, help=f"{QUICK_S:g} s an attack.")
+@click.option("--policy", default=DEFAULT_POLICY, show_default=True, metavar="NAME")
+@count_option("--replicas", default=1, about="Engines of the server.")
+@click.option("--only", type=click.Choice([*ATTACKS]), multiple=True, help="This attack.")
+@json_option
+def attack(**options: Any) -> None:
+    """A tenant's short calls while another attacks the server.
+
+    Exits with 1 if the server answered a 5xx that is not documented, or a short call failed.
+    """
+    chosen = {name: ATTACKS[name] for name in options["only"] or ATTACKS}
+    seconds = QUICK_S if options["quick"] else turn_s(options["minutes"], len(chosen))
+    measured = Results({"attack": "attack"})
+    server = _servers(options["policy"], options["replicas"])
+
+    run_with_table(
+        measure(measured, chosen, seconds, server), measured, COLUMNS, as_json=options["as_json"]
+    )
+    if any(one[0]["faults"] or one[0]["failed"] for one in measured.samples.values()):
+        raise SystemExit(1)
+
+
+def turn_s(minutes: float, attacks: int) -> float:
+    """Seconds of a turn: one without an attack, and two for each, on the server and elsewhere."""
+    return minutes * 60 / (2 * attacks + 1)
+
+
+async def measure(
+    measured: Results, attacks: Mapping[str, Attack], seconds: float, server: _Opened
+) -> None:
+    """Measure the short calls without an attack, and under each for so long."""
+    async with server as (victim, url, key):
+        await _short_calls(Short(), victim, time.monotonic() + 1.0)  # what is made at first
+        base: dict[str, float] = {}
+        for name, one in {IDLE: None, **attacks}.items():
+            note(f"{name}: {seconds:.0f} s")
+            spec = None if one is None else Spec(name, seconds, url, key)
+            short, answers = await _beside(spec, victim, seconds)
+            figures = {**short.figures(), **_told(answers)}
+            base = base or figures
+            if one is not None:
+                every_s = one.clients * seconds / max(1, answers.total())
+                short, _ = await _beside(Spec(name, seconds, every_s=every_s), victim, seconds)
+                figures["p99_elsewhere"] = short.figures()["p99"]
+            measured.add(name, figures={**figures, **ratios(figures, base, ["p99"], "_to_idle")})
+            await asyncio.sleep(_REST_S)
+
+
+async def _beside(
+    spec: Spec | None, victim: httpx.AsyncClient, seconds: float
+) -> tuple[Short, Counter[int]]:
+    """The short calls beside an attack, and the attacker's answers."""
+    short, begun = Short(), asyncio.Event()
+    if spec is None:
+        await _short_calls(short, victim, time.monotonic() + seconds)
+        return short, Counter()
+    attacking = asyncio.create_task(attacked(spec, begun))
+    await begun.wait()
+    await _short_calls(short, victim, time.monotonic() + seconds)
+    return short, await attacking
+
+
+@contextlib.asynccontextmanager
+async def _servers(policy: str, replicas: int) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
+    """A server: a client of its one tenant, its URL, and the key of the tenant that attacks."""
+    with tempfile.TemporaryDirectory(prefix="agentrt-attack-") as folder:
+        keys, model = Path(folder) / "keys.json", str(tiny_model(Path(folder) / "model"))
+        victim, attacker = [new_key(keys, tenant) for tenant in ("victim", "attacker")]
+        engine = EngineOptions(model, SLOTS, SchedulerConfig(policy=policy))
+        prepare_environment(engine)
+        more = ("--api-key-file", str(keys), "--max-calls", "256", "--replicas", str(replicas))
+        async with AgentrtServer(engine, model, more=more) as server:
+            await server.start()
+            url = server.base_url.removesuffix("/v1")
+            own = {"authorization": f"Bearer {victim}"}
+            async with httpx.AsyncClient(base_url=url, timeout=_CALL_S, headers=own) as client:
+                yield client, url, attacker
+
+
+@dataclass(slots=True)
+class Short:
+    """How long the short calls took (seconds), and how many failed."""
+
+    took_s: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "calls": len(self.took_s),
+            "p50": percentile(self.took_s, 0.5),
+            "p99": percentile(self.took_s, 0.99),
+            "failed": self.failed,
+        }
+
+
+async def _short_calls(short: Short, client: httpx.AsyncClient, until: float) -> None:
+    """At least one, so that a server that hangs is measured as well."""
+    body = {
+        "model": AgentrtServer.NAME,
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4,
+        "ignore_eos": True,
+    }
+    with no_collections():  # those of this process are not the server's
+        while not short.took_s or time.monotonic() < until:
+            began = time.monotonic()
+            try:
+                answer = await client.post(_CHAT, json=body)
+                short.failed += answer.status_code != httpx.codes.OK
+            except httpx.HTTPError:
+                short.failed += 1
+            short.took_s.append(time.monotonic() - began)
+
+
+def _told(answers: Counter[int]) -> dict[str, float]:
+    faults = {code: n for code, n in answers.items() if code >= _FAILED}
+    return {
+        "answers": answers.total(),
+        "faults": sum(n for code, n in faults.items() if code not in _DOCUMENTED),
+    }

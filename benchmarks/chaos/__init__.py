@@ -1,0 +1,1 @@
+"""Programs whose engines are killed, or hang, while they run."""

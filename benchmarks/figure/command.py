@@ -1,0 +1,193 @@
+"""``benchmarks figure``: the paper's toys and its comparison to the optimum."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    count_option,
+    file,
+    json_flag,
+    many,
+    policy_option,
+)
+from agentrt.lab.commands.outputs import check_plot
+from agentrt.lab.commands.simulate.options import read_loads, read_policies
+from agentrt.lab.commands.simulate.progress import compared
+from agentrt.lab.reports.compare import Cell, as_dicts
+from agentrt.lab.reports.plots import draw_curves
+from agentrt.lab.reports.policies import conditions, in_words
+from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs import contenders
+from agentrt.lab.runs.grid import RunSpec, grid
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.settings import Setting, Source
+from agentrt.scheduler import SchedulerConfig
+from benchmarks.figure.toys import TOYS, ToyRun, search
+
+_EPILOG = """\b
+Examples:
+  python -m benchmarks figure 2                              FCFS, MLFQ and PLAS as drawn
+  python -m benchmarks figure 2 --policy plas --json         one JSON object: 12 units of waiting
+  python -m benchmarks figure 19                             MLFQ and ATLAS with parallel calls
+  python -m benchmarks figure 9                              best and worst order of one DAG's calls
+  python -m benchmarks figure 20 --programs 1000             all policies against clairvoyant SRPT
+"""
+
+_OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs", "plot")
+
+
+@click.command(cls=ManyCommand, epilog=_EPILOG)
+@click.argument("number", metavar="2|9|19|20")
+@policy_option("those that the paper shows")
+@json_flag("One JSON object per policy (9, 20: one).")
+@file("--plot", about="Figure 20: .png, .svg or .pdf")
+@click.option("--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20.")
+@many("--load", metavar="X…", help="Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
+@count_option("--programs", default=200, about="Figure 20: how many.")
+@count_option("--batch", default=16, metavar="B", about="Figure 20: how many calls run at a time.")
+@count_option("--seeds", default=1, metavar=None, about="Figure 20: how many.")
+@count_option("--jobs", metavar="J", about="Figure 20: processes.")
+@click.pass_context
+def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
+    """Reproduce a figure of the paper (Agentix, arXiv 2502.13965) in the simulator.
+
+    2: how long four programs wait under each policy. 9: what the order of calls does to
+    a program's makespan. 19: parallel short calls against a long one. 20: how far
+    policies are from one that knows the future.
+
+    The paper leaves conventions open; what we chose is printed with the numbers.
+    """
+    check_plot(options["plot"])
+    if number != "20":
+        for name in _OF_20:
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise ConfigError(f"--{name} is for figure 20 only; leave it out")
+    match number:
+        case "2" | "19":
+            _toy(int(number), options)
+        case "9":
+            _orders(options)
+        case "20":
+            _optimum(options)
+        case _:
+            raise ConfigError(f"figure {number!r} is not among those simulated: 2, 9, 19, 20")
+
+
+def _toy(number: int, options: Mapping[str, Any]) -> None:
+    toy = TOYS[number]
+    runs = [toy.run(policy) for policy in options["policy"] or toy.paper]
+    if options["as_json"]:
+        for run in runs:
+            click.echo(json.dumps(run.to_dict()))
+    else:
+        click.echo(_toy_text(runs))
+
+
+def _toy_text(runs: Sequence[ToyRun]) -> str:
+    toy = runs[0].toy
+    rows = []
+    for run in runs:
+        ends = " ".join(f"{name}@{end}" for name, end in sorted(run.ends.items()))
+        quanta = _quanta(toy.convention(run.policy)["quanta"])
+        rows.append([run.policy, run.waiting, toy.paper.get(run.policy, "-"), ends, quanta])
+    table = markdown(["policy", f"{' + '.join(toy.counted)} wait", "paper", "ends", "quanta"], rows)
+    common = toy.convention(runs[0].policy)
+    for name in ("quanta", "counted", "note"):
+        del common[name]
+    return f"{table}\n\n{_lines(common)}\nNote: {toy.note}"
+
+
+def _quanta(quanta: Sequence[float | None] | None) -> str:
+    if quanta is None:
+        return "-"
+    return ", ".join("∞" if quantum is None else f"{quantum:g}" for quantum in quanta)
+
+
+def _lines(convention: Mapping[str, Any]) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in convention.items())
+
+
+def _orders(options: Mapping[str, Any]) -> None:
+    if options["policy"]:
+        raise ConfigError("figure 9 tries all orders of one program's calls; leave --policy out")
+    found = search()
+    values = found.to_dict()
+    if options["as_json"]:
+        click.echo(json.dumps(values))
+        return
+    calls = values["convention"].pop("calls")
+    for index, call in enumerate(calls):
+        after = f" after {', '.join(map(str, call['after']))}" if call["after"] else ""
+        click.echo(f"call {index}: {call['steps']} steps{after}")
+    click.echo(
+        f"\nof all {found.orders} orders: best makespan {found.best}, worst {found.worst}\n"
+        f"critical path first: {found.critical_first}; "
+        f"the critical path itself is {found.critical_path} steps, so none is shorter\n"
+    )
+    click.echo(_lines(values["convention"]))
+
+
+# -- figure 20 -------------------------------------------------------------------------
+
+OPTIMUM = "srpt"
+_POLICIES = ("fcfs", "round-robin", "mlfq", "plas", "atlas", "adaptive", OPTIMUM)
+_LOADS = ("0.7", "0.8", "0.9", "1.0", "1.1")
+
+
+def _optimum(options: Mapping[str, Any]) -> None:
+    """How the policies' mean latency grows with the rate, beside one that knows all."""
+    names = read_policies(options["policy"] or _POLICIES, OPTIMUM)
+    # The optimum is the last line of the drawing and of the table.
+    names.append(names.pop(0))
+    source = Source(options["workload"])
+    loads = read_loads(options["load"] or _LOADS)
+    settings = [Setting(source, load, options["programs"]) for load in loads]
+    seeds = range(options["seeds"])
+    everyone = contenders.policies(names, SchedulerConfig())
+    specs = grid(settings, everyone, seeds, Machine(options["batch"]))
+    with compared(specs, options["jobs"], names, OPTIMUM) as found:
+        if found:
+            _tell(found, specs, list(seeds), options)
+
+
+def _tell(
+    found: Sequence[Cell], specs: Sequence[RunSpec], seeds: list[int], options: Mapping[str, Any]
+) -> None:
+    spec = specs[0]
+    if options["plot"]:
+        draw_curves(found, options["plot"], ("mean_s",))
+    common = conditions(specs, seeds, OPTIMUM)
+    if options["as_json"]:
+        values = {"figure": 20, "settings": common, "cells": as_dicts(found)}
+        click.echo(json.dumps(values))
+        return
+    click.echo(
+        f"{options['programs']} programs ({spec.setting.source.name}). {in_words(common)}\n"
+        f"Mean latency in seconds, and its ratio to {OPTIMUM}'s, which knows the future.\n"
+    )
+    click.echo(_by_rate(found, spec))
+
+
+def _by_rate(found: Sequence[Cell], spec: RunSpec) -> str:
+    """A row per load, a column per policy."""
+    policies = list(dict.fromkeys(cell.name for cell in found))
+    rows = []
+    for setting in dict.fromkeys(cell.setting for cell in found):
+        here = {cell.name: cell for cell in found if cell.setting == setting}
+        programs = setting.source.programs(setting.programs, spec.seed)
+        rate = setting.pressure.rate_per_s(spec.machine.capacity_per_s(programs))
+        means = [_mean(here.get(policy)) for policy in policies]
+        rows.append([setting.label, f"{rate:.3f}", *means])
+    return markdown(["load", "programs/s", *policies], rows)
+
+
+def _mean(cell: Cell | None) -> str:
+    return f"{cell.median('mean_s'):.1f} ({cell.median_ratio('mean_s'):.2f})" if cell else "-"

@@ -1,0 +1,1 @@
+"""What a tool's call costs over each transport, beside the bare library's."""

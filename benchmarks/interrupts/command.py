@@ -1,0 +1,154 @@
+"""``benchmarks interrupts``: what a tool's call costs in a program, beside the bare library's.
+
+Both sides call the same function at the same kind of place (`benchmarks.interrupts.transports`), in
+turns of a few calls, in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from agentrt import Context, Runtime, program
+from agentrt.interrupts import Tool
+from agentrt.lab.bench.results import SPREAD, Column, Figures, Results, run_shown, show
+from agentrt.lab.commands.options import ManyCommand, count_option, json_option, many, note
+from agentrt.lab.runs.grid import turns
+from benchmarks.harness import no_collections
+from benchmarks.interrupts.transports import TRANSPORTS, Call
+from tests.doubles.scripted import ScriptedExecutor
+
+TURN = 10
+"""So many calls of one side, then as many of the other."""
+AT_ONCE = 1000
+ROUNDS = 5
+"""So many turns of as many calls at once, in each repeat; fewer with ``--quick``."""
+_FIND_S = 30.0
+Sides = Mapping[str, Call]
+"""The bare library's call and ours, by how their figures' names begin."""
+_QUICK = {"calls": 200, "repeat": 3, "rounds": 2}
+COLUMNS = (
+    Column("bare P50 us", "bare_p50_us", "{:.0f}"),
+    Column("P50 us", "p50_us", "{:.0f}"),
+    Column("P50 / bare", "p50_ratio", SPREAD),
+    Column("bare P99 us", "bare_p99_us", "{:.0f}"),
+    Column("P99 us", "p99_us", "{:.0f}"),
+    Column("P99 / bare", "p99_ratio", SPREAD),
+    Column("bare 1,000 at once s", "bare_at_once_s", "{:.2f}"),
+    Column("1,000 at once s", "at_once_s", "{:.2f}"),
+    Column("at once / bare", "at_once_ratio", SPREAD),
+)
+
+
+@click.command(cls=ManyCommand)
+@many("--transports", metavar="NAME…", help=f"Which of {', '.join(TRANSPORTS)}.  [default: all]")
+@count_option("--calls", default=1000, about="Of each side in a repeat.")
+@count_option("--repeat", default=5)
+@click.option("--quick", is_flag=True, help="200 calls and 3 repeats.")
+@json_option
+def interrupts(**options: Any) -> None:
+    """The time of a tool's call in a program, over the bare library's round trip.
+
+    Needs no model. MCP needs agentrt[mcp], MQTT agentrt[mqtt] and Mosquitto.
+    """
+    names = options["transports"] or tuple(TRANSPORTS)
+    if unknown := [name for name in names if name not in TRANSPORTS]:
+        raise click.UsageError(f"--transports {unknown[0]!r}: there are {', '.join(TRANSPORTS)}")
+    sizes = _QUICK if options["quick"] else {**options, "rounds": ROUNDS}
+    measured = Results({"transport": "transport"})
+    measured.expect((name,) for name in names)
+    turned = sizes["calls"], sizes["repeat"], note, AT_ONCE, sizes["rounds"]
+
+    def print_tables() -> None:
+        found = {"transports": measured.medians()}
+        show(measured.table(COLUMNS), found, as_json=options["as_json"])
+
+    run_shown(measure(measured, names, *turned), print_tables)
+
+
+async def measure(
+    measured: Results,
+    names: Sequence[str],
+    calls: int,
+    repeats: int,
+    progress: Callable[[str], None],
+    at_once: int = AT_ONCE,
+    rounds: int = ROUNDS,
+) -> None:
+    """Sample each transport so many times."""
+    for name in names:
+
+        async def sample_all(sides: Sides, name: str = name) -> None:
+            await both_at_once(sides, 0, at_once, 1)  # all is imported, and all workers are there
+            for repeat in range(repeats):
+                progress(f"{name}: repeat {repeat + 1} of {repeats}")
+                each = await one_by_one(sides, calls, repeat)
+                together = await both_at_once(sides, repeat, at_once, rounds)
+                measured.add(name, figures={**each, **together})
+
+        await in_a_program(name, sample_all)
+
+
+async def in_a_program(name: str, work: Callable[[Sides], Awaitable[None]]) -> None:
+    """Do the work inside a program, which has the bare library's call and ours."""
+    async with (
+        TRANSPORTS[name]() as (bare, tool, transports),
+        Runtime(ScriptedExecutor(), tools=transports) as runtime,
+    ):
+
+        @program
+        async def calling(ctx: Context) -> None:
+            found = tool if isinstance(tool, Tool) else await _found(ctx, tool)
+            await work({"bare_": bare, "": lambda x: ctx.tool(found, x=x)})
+
+        await runtime.start(calling).wait()
+
+
+async def _found(ctx: Context, name: str) -> Tool:
+    """The tool, once somebody offers it."""
+    async with asyncio.timeout(_FIND_S):
+        while True:
+            for one in await ctx.tools():
+                if one.name == name:
+                    return one
+            await asyncio.sleep(0.05)
+
+
+async def one_by_one(sides: Sides, calls: int, repeat: int) -> Figures:
+    """The median and the 99th percentile of so many calls of each side, in turns of a few."""
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    with no_collections():
+        for turn in range(calls // TURN):
+            for side in turns(list(sides), repeat + turn):
+                for x in range(TURN):
+                    began = time.perf_counter()
+                    await sides[side](x)
+                    times[side].append(time.perf_counter() - began)
+    figures: dict[str, float] = {}
+    for side, each in times.items():
+        each.sort()
+        for percent in (50, 99):
+            figures[f"{side}p{percent}_us"] = each[len(each) * percent // 100] * 1e6
+    for what in ("p50", "p99"):
+        figures[f"{what}_ratio"] = figures[f"{what}_us"] / figures[f"bare_{what}_us"]
+    return figures
+
+
+async def both_at_once(sides: Sides, repeat: int, at_once: int, rounds: int) -> Figures:
+    """The seconds until so many calls are over that begin together: the median of a few turns."""
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(rounds):
+        for side in turns(list(sides), repeat + turn):
+            gc.collect()  # or a side pays for what the other one left
+            began = time.perf_counter()
+            await asyncio.gather(*(sides[side](x) for x in range(at_once)))
+            times[side].append(time.perf_counter() - began)
+    figures = {f"{side}at_once_s": statistics.median(each) for side, each in times.items()}
+    figures["at_once_ratio"] = figures["at_once_s"] / figures["bare_at_once_s"]
+    return figures

@@ -1,0 +1,205 @@
+"""``benchmarks scheduler``: what our scheduler class costs the engine core, beside vLLM's own.
+
+The real schedulers run over real KV-cache blocks without a model. Programs of several calls keep
+the batch full: calls arrive, run, end, and their programs end. The processor time of all that
+the engine core asks of a scheduler is summed up; cases take turns of a few steps. The functions
+that it calls are counted once, which no other work on the machine changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, product
+from typing import Any
+
+import click
+
+from agentrt.executors.identity import to_extra_args
+from agentrt.lab.bench.results import Column, Figures, Results
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    count_option,
+    counts,
+    json_option,
+    many,
+    note,
+    seed_option,
+)
+from agentrt.lab.commands.outputs import silence_vllm
+from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler, stock_scheduler
+from agentrt.lab.runs.grid import turns
+from agentrt.lab.runs.rivals import settings
+from agentrt.request import Identity
+from benchmarks.harness import no_collections, ratios, run_with_table
+
+STOCK = "stock"
+CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost", "adaptive+cost+memory")
+CALLS = 4
+"""Calls of a program, one after the other."""
+PROMPT, GROWTH, LONGEST = 96, 64, 96
+"""Tokens of a program's first prompt, what each later one has more, and of the longest output."""
+STEP_S = 0.02
+ASKED = ("add_request", "schedule", "update_from_output", "control")
+"""What the engine core asks of a scheduler, or a client of ours by the engine core."""
+COLUMNS = (
+    Column("us a step", "step_us", "{:.0f}"),
+    Column("added", "added_us", "{:+.0f}"),
+    Column(f"/ {STOCK}", "step_to_stock"),
+    Column("functions", "functions", "{:.0f}"),
+    Column(f"/ {STOCK}", "functions_to_stock", "{:.2f}"),
+    Column("ends a step", "ends", "{:.2f}"),
+    Column("preemptions a step", "preemptions", "{:.2f}"),
+)
+
+
+@click.command(cls=ManyCommand)
+@many(
+    "--cases",
+    metavar="CASE…",
+    help=f"A policy, with a plus each a retention and an admission.  [default: {','.join(CASES)}]",
+)
+@many("--running", metavar="N…", help="Calls in the batch.  [default: 4,64]")
+@many("--waiting", metavar="N…", help="Calls that wait.  [default: 10,1000]")
+@count_option("--steps", default=200)
+@count_option("--repeat", default=15)
+@seed_option
+@json_option
+def scheduler(**options: Any) -> None:
+    """The CPU time of a scheduler's steps, ours and vLLM's own, with calls that come and end."""
+    names = tuple(dict.fromkeys((STOCK, *(options["cases"] or CASES))))
+    for name in names[1:]:
+        settings(name)
+    silence_vllm()
+    running = counts("--running", options["running"] or ("4", "64"))
+    waiting = counts("--waiting", options["waiting"] or ("10", "1000"))
+    measured = Results({"running": "running", "waiting": "waiting", "case": "case"})
+
+    async def work() -> None:
+        for size in product(running, waiting):
+            note("{} running, {} waiting".format(*size))
+            for name, figures in measure(names, *size, options):
+                measured.add(*size, name, figures=figures)
+                await asyncio.sleep(0)  # where a signal stops it
+
+    run_with_table(work(), measured, COLUMNS, as_json=options["as_json"])
+
+
+def measure(
+    names: Sequence[str], running: int, waiting: int, options: dict[str, Any]
+) -> Iterator[tuple[str, Figures]]:
+    """Every case's figures in each repeat; all serve the same programs."""
+    loads = {name: Load(name, running, waiting, options["seed"]) for name in names}
+    with no_collections():
+        for load in loads.values():
+            load.run(options["steps"])  # to warm up
+        functions = {name: load.functions(options["steps"]) for name, load in loads.items()}
+        for repeat in range(options["repeat"]):
+            here = {name: loads[name].run(options["steps"]) for name in turns(names, repeat)}
+            for name, timed in here.items():
+                mine = {**timed, "functions": functions[name]}
+                mine["functions_to_stock"] = functions[name] / functions[STOCK]
+                over = ratios(mine, here[STOCK], ["step"], "_to_stock", of="_us")
+                added = mine["step_us"] - here[STOCK]["step_us"]
+                yield name, {**mine, **over, "added_us": added}
+
+
+@dataclass(slots=True)
+class Load:
+    """A scheduler that serves programs, of which so many always have a call there."""
+
+    case: str
+    running: int
+    waiting: int
+    seed: int
+    engine: HeadlessEngine = field(init=False)
+    preempted: int = 0
+    _spent: dict[str, int] = field(init=False)
+    _called: Counter[str] | None = None
+    _programs: Iterator[int] = field(default_factory=count)
+    _calls: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from agentrt.executors.vllm.scheduler import ProgramScheduler
+
+        stock = self.case == STOCK
+        longest = PROMPT + CALLS * GROWTH + LONGEST
+        made: Any = make_scheduler(
+            stock_scheduler() if stock else ProgramScheduler,
+            max_num_seqs=self.running,
+            blocks=2 * self.running * -(-longest // BLOCK_SIZE) + 1,
+            settings={} if stock else settings(self.case).to_dict(),
+        )
+        self._spent = dict.fromkeys(ASKED, 0)
+        for name in ASKED:
+            if hasattr(made, name):
+                setattr(made, name, self._timed(name, getattr(made, name)))
+        made._preempt_request = self._counted(made._preempt_request)
+        self.engine = HeadlessEngine(made, step_s=lambda work: STEP_S)
+        for _ in range(self.running + self.waiting):
+            self._arrive(next(self._programs), 0)
+
+    def run(self, steps: int) -> Figures:
+        """Microseconds a step of so many more, and how many calls ended in one."""
+        self._spent.update(dict.fromkeys(ASKED, 0))
+        self.preempted = ended = 0
+        for _ in range(steps):
+            for call_id in self.engine.step().finished:
+                ended += 1
+                self._go_on(*self._calls.pop(call_id))
+        us = {f"{name}_us": spent / 1000 / steps for name, spent in self._spent.items()}
+        counted = {"ends": ended / steps, "preemptions": self.preempted / steps}
+        return {"step_us": sum(us.values()), **us, **counted}
+
+    def functions(self, steps: int) -> float:
+        """How many functions, Python's and C's, it calls in one of so many more steps."""
+        self._called = called = Counter[str]()
+        self.run(steps)
+        self._called = None
+        return (called["call"] + called["c_call"]) / steps
+
+    def _go_on(self, program: int, calls: int) -> None:
+        if calls + 1 < CALLS:
+            self._arrive(program, calls + 1)
+            return
+        if self.case != STOCK:
+            self.engine.scheduler.control("ends", [f"p{program}"])
+        self._arrive(next(self._programs), 0)
+
+    def _arrive(self, program: int, call: int) -> None:
+        draw = random.Random(f"{self.seed} {program}")
+        prompt = draw.choices(range(10, 40_000), k=PROMPT + CALLS * GROWTH)
+        lengths = [draw.randint(LONGEST // 6, LONGEST) for _ in range(CALLS)]
+        call_id = f"p{program}/{call}"
+        self._calls[call_id] = program, call
+        identity = Identity(call_id, f"p{program}", f"type{program % 8}")
+        extra = to_extra_args(identity)
+        self.engine.add(call_id, prompt[: PROMPT + call * GROWTH], lengths[call], extra)
+
+    def _counted(self, preempt: Callable[..., None]) -> Callable[..., None]:
+        def counted(*args: Any, **kwargs: Any) -> None:
+            self.preempted += 1
+            preempt(*args, **kwargs)
+
+        return counted
+
+    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        spent, clock = self._spent, time.thread_time_ns
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if (called := self._called) is not None:
+                sys.setprofile(lambda frame, event, arg: called.update((event,)))
+            start = clock()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                spent[name] += clock() - start
+                if called is not None:
+                    sys.setprofile(None)
+
+        return timed

@@ -1,0 +1,224 @@
+"""``benchmarks submit``: what it costs to start a program that a client sends, and whether a
+hostile one is felt by others.
+
+A real server with keys. First a program of one line is sent so often at once, beside the same one
+served by the server itself, in turns. Then one tenant makes short calls, alone and while another
+sends programs that do not stop by themselves, in turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
+from agentrt.lab.commands.options import count_option, json_option, model_option, note
+from agentrt.lab.runs.grid import turns
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.serving.tenants.keys import new_key
+from benchmarks.harness import in_turns, percentile, ratios
+from benchmarks.servers import AgentrtServer
+
+AT_ONCE = (1, 16, 128, 896)
+SERVED = """
+from agentrt import Context, program
+
+@program
+async def one(ctx: Context) -> int:
+    return 1
+"""
+SENT = "async def main(ctx):\n    return 1\n"
+HOSTILE = {
+    "loop": "while True:\n    pass\n",
+    "memory": "x = []\nwhile True:\n    x.append('y' * 100000)\n",
+    "recursion": "def f(n):\n    return f(n + 1)\nf(0)\n",
+    "tasks": (
+        "import asyncio\nasync def wait():\n    await asyncio.sleep(9)\n"
+        "async def main(ctx):\n    await asyncio.gather(*[wait() for i in range(10**6)])\n"
+    ),
+    "calls": (
+        "async def main(ctx):\n    while True:\n        try:\n            await ctx.llm('', n=0)\n"
+        "        except ValueError:\n            pass\n"
+    ),
+}
+_SENDERS = 16
+STARTS = (
+    Column("P50, ms", "p50_ms"),
+    Column("P99, ms", "p99_ms"),
+    Column("P50 / served", "p50_to_served"),
+)
+OTHERS = (
+    Column("calls", "calls", "{total:.0f}"),
+    Column("P50 / alone", "p50_to_alone"),
+    Column("P99 / alone", "p99_to_alone"),
+    Column("programs stopped", "stopped", "{total:.0f}"),
+)
+
+
+@click.command()
+@count_option("--repeat", default=5)
+@count_option("--seconds", default=10, about="Of each turn beside hostile programs.")
+@click.option("--quick", is_flag=True, help="3 repeats of 4 seconds.")
+@model_option
+@json_option
+def submit(**options: Any) -> None:
+    """Programs that clients send: how long one takes to start, and who feels a hostile one.
+
+    The second table is one tenant's calls of 4 tokens while another's programs loop, fill
+    memory, recurse, and ask without end.
+    """
+    bench = SubmitBench()
+    repeats, seconds = (3, 4) if options["quick"] else (options["repeat"], options["seconds"])
+
+    def print_tables() -> None:
+        medians = {"starts": bench.starts.medians(), "others": bench.others.medians()}
+        tables = bench.starts.table(STARTS), bench.others.table(OTHERS)
+        show(tables, medians, as_json=options["as_json"])
+
+    run_shown(_measure(bench, options["model"], repeats, seconds), print_tables)
+
+
+async def _measure(bench: SubmitBench, model: str | None, repeats: int, seconds: float) -> None:
+    engine = EngineOptions(model, 16, SchedulerConfig(policy="atlas"))
+    prepare_environment(engine)
+    async with _server(engine, model or default_model(note)) as (url, keys):
+        await bench.time_starts(url, keys["good"], AT_ONCE, repeats)
+        await bench.disturb(url, keys, repeats, seconds)
+
+
+@asynccontextmanager
+async def _server(
+    engine: EngineOptions, model: str
+) -> AsyncIterator[tuple[str, Mapping[str, str]]]:
+    """A server with a key for a good tenant and a bad one, and its address."""
+    with tempfile.TemporaryDirectory(prefix="agentrt-bench-") as folder:
+        program, file = Path(folder, "one.py"), Path(folder, "keys.json")
+        keys = _prepare(program, file)
+        own = ("--submit", "--api-key-file", str(file), str(program))
+        async with AgentrtServer(engine, model, more=own) as server:
+            note("starting agentrt serve")
+            await server.start()
+            yield server.base_url, keys
+
+
+def _prepare(program: Path, file: Path) -> dict[str, str]:
+    """Write the served program and the keys' file; each tenant's key."""
+    program.write_text(SERVED, "utf-8")
+    keys = {tenant: new_key(file, tenant) for tenant in ("good", "bad")}
+    tenants = json.loads(file.read_text("utf-8"))
+    tenants["tenants"]["good"]["submitted"] = max(AT_ONCE)
+    file.write_text(json.dumps(tenants), "utf-8")
+    return keys
+
+
+class SubmitBench:
+    """Both measurements, on a server that runs."""
+
+    def __init__(self) -> None:
+        self.starts = Results({"at_once": "at once", "program": "program"})
+        self.others = Results({"beside": "beside"})
+
+    async def time_starts(self, url: str, key: str, sizes: tuple[int, ...], repeats: int) -> None:
+        """Send so many programs at once, and start as many served ones, in turns."""
+        self.starts.expect((size, side) for size in sizes for side in ("served", "sent"))
+        sides = {
+            "served": (f"{url}/programs/one/runs", {}),
+            "sent": (f"{url}/programs", {"source": SENT}),
+        }
+        async with _client(key) as client:
+            for size in sizes:
+                note(f"{size} programs at once")
+                found: dict[tuple[int, str], Figures] = {}
+                for repeat, side in in_turns(list(sides), repeats + 1):  # the first warms up
+                    posts = (_seconds(client, *sides[side]) for _ in range(size))
+                    found[repeat, side] = _percentiles(await asyncio.gather(*posts))
+                for (repeat, side), mine in found.items():
+                    if repeat:
+                        over = ratios(mine, found[repeat, "served"], ["p50_"], "to_served", "ms")
+                        self.starts.add(size, side, figures={**mine, **over})
+
+    async def disturb(
+        self, url: str, keys: Mapping[str, str], repeats: int, seconds: float
+    ) -> None:
+        """Make one tenant's short calls for so long, alone and beside hostile programs."""
+        sides = ("nobody", "hostile programs")
+        self.others.expect((side,) for side in sides)
+        for repeat in range(repeats):
+            found: dict[str, Figures] = {}
+            for side in turns(sides, repeat):
+                note(f"repeat {repeat + 1} of {repeats}: beside {side}")
+                stopped: Counter[str] = Counter()
+                async with _hostile(url, keys["bad"], stopped, on=side != "nobody"):
+                    took = await _short_calls(url, keys["good"], seconds)
+                ended = {"calls": len(took), "stopped": stopped["failed"]}
+                found[side] = {**_percentiles(took), **ended}
+            for side, mine in found.items():
+                alone = ratios(mine, found["nobody"], ["p50_", "p99_"], "to_alone", "ms")
+                self.others.add(side, figures={**mine, **alone})
+
+
+async def _short_calls(url: str, key: str, seconds: float) -> list[float]:
+    """How long each of one client's calls took, one after the other."""
+    took: list[float] = []
+    until = time.perf_counter() + seconds
+    async with _client(key) as client:
+        while time.perf_counter() < until:
+            chat = [{"role": "user", "content": f"Hello, {len(took)}."}]
+            body = {"model": AgentrtServer.NAME, "messages": chat, "max_tokens": 4}
+            took.append(await _seconds(client, f"{url}/chat/completions", body))
+    return took
+
+
+@asynccontextmanager
+async def _hostile(url: str, key: str, stopped: Counter[str], *, on: bool) -> AsyncIterator[None]:
+    """Inside the block a tenant sends hostile programs, as many at once as it may have."""
+    async with _client(key) as client:
+
+        async def send(sources: Iterable[str]) -> None:
+            for source in sources:
+                answer = await client.post(f"{url}/programs", json={"source": source})
+                await asyncio.sleep(float(answer.headers.get("retry-after", 0)))
+                stopped[answer.json().get("state", "refused")] += 1
+
+        senders = [asyncio.create_task(send(_turned(one))) for one in range(_SENDERS * on)]
+        try:
+            yield
+        finally:
+            for sender in senders:
+                sender.cancel()
+            await asyncio.gather(*senders, return_exceptions=True)
+
+
+def _turned(by: int) -> Iterable[str]:
+    """The hostile programs for ever, each sender's from another on."""
+    sources = list(HOSTILE.values())
+    return islice(cycle(sources), by % len(sources), None)
+
+
+def _client(key: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None)
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(headers=headers, timeout=120.0, limits=limits)
+
+
+async def _seconds(client: httpx.AsyncClient, url: str, body: Mapping[str, Any]) -> float:
+    began = time.perf_counter()
+    (await client.post(url, json=body)).raise_for_status()
+    return time.perf_counter() - began
+
+
+def _percentiles(took: Sequence[float]) -> Figures:
+    return {"p50_ms": percentile(took, 0.5) * 1e3, "p99_ms": percentile(took, 0.99) * 1e3}

@@ -1,0 +1,1 @@
+"""Techniques as programs over contexts, beside an HTTP client's."""

@@ -1,0 +1,78 @@
+"""Calls of functions as Pie's Figure 7 has them: as a chat client makes them, and with one
+optimisation after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from benchmarks.techniques.threads import Thread
+
+_CALL = re.compile(r"(\w+)\(([^)\n]*)\)\n")
+_CALLS = 3
+_FORM = rf"""
+root ::= call{{{_CALLS}}}
+call ::= ("look" | "count" | "weigh") "(" [a-z]{{8}} ")\n"
+"""
+_FUNCTION_S = 0.03
+_TURNS = 3
+OFTEN = "look(what): Look at a thing from all sides, and tell what it is like.\n" * 12
+ONCE = "weigh(what): Weigh a thing on the large scales, and tell how heavy it is.\n" * 12
+
+
+async def function(what: str) -> str:
+    """It takes as long as a call of a near server."""
+    await asyncio.sleep(_FUNCTION_S)
+    return f"{what} is green"
+
+
+async def as_clients_do(thread: Thread) -> None:
+    """All documentation before the request; all calls are made when the model has written them."""
+    await thread.fill(f"\n{OFTEN}{ONCE}")
+    await _answered(thread, thread, early=False)
+
+
+async def kept(thread: Thread) -> None:
+    """What is used often is kept by its name (1)."""
+    await thread.fill(f"\n{OFTEN}")
+    own = await thread.kept()
+    await own.fill(ONCE)
+    await _answered(own, own, early=False)
+
+
+async def early(thread: Thread) -> None:
+    """And calls begin while the model writes the next (2)."""
+    await thread.fill(f"\n{OFTEN}")
+    own = await thread.kept()
+    await own.fill(ONCE)
+    await _answered(own, own, early=True)
+
+
+async def dropped(thread: Thread) -> None:
+    """And what is needed once is on a branch of its own, which goes (3)."""
+    await thread.fill(f"\n{OFTEN}")
+    own = await thread.kept()
+    branch = own.fork()
+    await branch.fill(ONCE)
+    await _answered(own, branch, early=True)
+    branch.drop()
+
+
+async def _answered(thread: Thread, writer: Thread, *, early: bool) -> None:
+    """Calls that ``writer`` writes, and some turns with what they gave."""
+    wrote, found = "", list[asyncio.Task[str]]()
+
+    def start() -> None:
+        for _, what in _CALL.findall(wrote)[len(found) :]:
+            found.append(asyncio.create_task(thread.tool(function, what)))
+
+    async for piece in writer.pieces(32 * _CALLS, _FORM):
+        wrote += piece
+        if early:
+            start()
+    start()
+    await thread.fill("\n" + "\n".join(await asyncio.gather(*found)))
+    for _ in range(_TURNS):
+        await thread.fill("\nAnd then:")
+        await thread.write(16)

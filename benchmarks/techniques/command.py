@@ -1,0 +1,218 @@
+"""``benchmarks techniques``: techniques as programs over contexts, beside an HTTP client's.
+
+Both sides run the same bodies where a client can, and else what comes nearest, with the same model
+and engine options, in turns: one over contexts of a runtime, whose engine is embedded, the other
+as a client of vLLM's own server, which sends the whole prompt with each call. Attention that a
+program chooses is compared with plain code for transformers. What one repeat reads, no other has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import click
+import httpx
+
+from agentrt import Context, Runtime, program
+from agentrt.cli.engine_log import EngineLog
+from agentrt.executors.transformers import TransformersExecutor
+from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.lab.bench.results import SPREAD, Column, Figures, Results
+from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
+from agentrt.lab.runs.grid import turns
+from benchmarks.harness import WHOLE, ratios, run_with_table
+from benchmarks.servers import StockServer
+from benchmarks.techniques.attention import ATTENTIONS, PlainModel, PlainThread
+from benchmarks.techniques.table import OF_A_TRAINED_MODEL, TECHNIQUES, Technique
+from benchmarks.techniques.threads import GREEN, HttpClient, HttpThread, OurThread, Thread
+from tests.doubles.tinymodel import tiny_model
+
+COLUMNS = (
+    Column("steps", "steps", WHOLE),
+    Column("tokens computed", "computed", WHOLE),
+    Column("s", "s", "{:.2f}"),
+    Column("steps / client", "steps_to_client"),
+    Column("computed / client", "computed_to_client"),
+    Column("time / client", "s_to_client", SPREAD),
+    Column("throughput / client", "per_s_to_client", SPREAD),
+)
+_RATIOS = ("steps", "computed", "s", "per_s")
+_TIMEOUT_S = 600.0
+_SLOTS = 64
+_PROCESSOR = f"benchmarks.techniques.green_list:{GREEN}"
+Counts = Callable[[], Awaitable[tuple[float, float]]]
+"""Steps of an engine so far, and the tokens that it has computed in them."""
+
+
+class Side(NamedTuple):
+    """One side: it does a technique with a text, and counts what its engine does."""
+
+    run: Callable[[Technique, str], Awaitable[object]]
+    counted: Counts
+
+
+@click.command()
+@count_option("--repeat", default=5)
+@count_option("--concurrency", default=1, about="Programs at once, each with a text of its own.")
+@count_option(
+    "--round-trip",
+    default=0,
+    least=0,
+    metavar="MS",
+    about="Between the client and the server. A program is sent once.",
+)
+@many("--only", metavar="NAME…", help="These techniques.  [default: all]")
+@click.option("--quick", is_flag=True, help="With a tiny model, whose steps take milliseconds.")
+@model_option
+@json_option
+def techniques(**options: Any) -> None:
+    """Techniques over contexts, beside a client of vLLM's own server that does the same.
+
+    Attention that a program chooses is beside plain code for transformers.
+    """
+    chosen, attentions = _chosen(TECHNIQUES, options), _chosen(ATTENTIONS, options)
+    if unknown := set(options["only"]) - {*chosen, *attentions}:
+        names = ", ".join({**TECHNIQUES, **ATTENTIONS})
+        raise click.UsageError(f"--only: no technique is named {min(unknown)!r}; there are {names}")
+    measured = Results({"technique": "technique", "side": "side"})
+    bench = Bench(measured, options["repeat"], options["concurrency"], options["round_trip"] / 1e3)
+
+    with _model(options) as model:
+        run_with_table(
+            bench.measure(model, chosen, attentions), measured, COLUMNS, as_json=options["as_json"]
+        )
+
+
+def _chosen(techniques: Mapping[str, Technique], options: Any) -> dict[str, Technique]:
+    only = options["only"] or {*techniques} - (OF_A_TRAINED_MODEL if options["quick"] else set())
+    return {name: one for name, one in techniques.items() if name in only}
+
+
+@contextlib.contextmanager
+def _model(options: dict[str, Any]) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="agentrt-bench-") as folder:
+        if options["quick"]:
+            prepare_environment(EngineOptions())
+            yield str(tiny_model(Path(folder) / "tiny"))
+        else:
+            yield options["model"] or default_model(note)
+
+
+class Bench(NamedTuple):
+    """How often, how many at once, and how far away the client is."""
+
+    measured: Results
+    repeats: int
+    at_once: int = 1
+    round_trip_s: float = 0.0
+
+    async def measure(
+        self, model: str, chosen: dict[str, Technique], attentions: dict[str, Technique]
+    ) -> None:
+        """Both comparisons."""
+        if chosen:
+            async with engines(model, self.round_trip_s) as sides:
+                await self.compare(chosen, sides)
+        if attentions:
+            plain = PlainModel(model)
+
+            async def run(technique: Technique, text: str) -> None:
+                await technique.theirs(cast(Thread, PlainThread(plain, text)))
+
+            async with Runtime(TransformersExecutor(model)) as runtime:
+                sides = {"client": Side(run, plain.counted), "contexts": ours(runtime)}
+                await self.compare(attentions, sides)
+
+    async def compare(self, techniques: Mapping[str, Technique], sides: Mapping[str, Side]) -> None:
+        """Let both sides do each technique in turns, so many times after a first one."""
+        self.measured.expect((name, side) for name in techniques for side in sides)
+        for name, repeat in product(techniques, range(-1, self.repeats)):
+            note(f"{name}: repeat {repeat + 1} of {self.repeats}")
+            texts = [text_of(name, repeat, index) for index in range(self.at_once)]
+            took = {
+                side: await timed(sides[side], techniques[name], texts)
+                for side in turns(list(sides), repeat)
+            }
+            for side, mine in took.items():
+                if repeat >= 0:  # before it, both warm up
+                    over = ratios(mine, took["client"], _RATIOS, "_to_client")
+                    self.measured.add(name, side, figures={**mine, **over})
+
+
+def text_of(name: str, repeat: int, index: int) -> str:
+    """Some 600 tokens that nobody has read."""
+    return f"{name}, {repeat}, {index}. " + "The river is wide, and the bridge is old. " * 55
+
+
+@contextlib.asynccontextmanager
+async def engines(model: str, round_trip_s: float) -> AsyncIterator[dict[str, Side]]:
+    """An embedded engine, and vLLM's own server with the same options."""
+    options = EngineOptions(model, _SLOTS)
+    prepare_environment(options)
+    own = replace(options, flags=("--logits-processors", _PROCESSOR))
+    limits = httpx.Limits(max_connections=None)
+    with EngineLog(verbose=False) as log:
+        async with (
+            Runtime(VLLMEngine(own)) as runtime,
+            StockServer(options, model) as server,
+        ):
+            note("starting vLLM's own server")
+            await server.start(log.collect)
+            async with httpx.AsyncClient(
+                base_url=server.base_url, timeout=_TIMEOUT_S, limits=limits
+            ) as client:
+                yield {
+                    "client": theirs(HttpClient(client, round_trip_s)),
+                    "contexts": ours(runtime, round_trip_s),
+                }
+
+
+def ours(runtime: Runtime, round_trip_s: float = 0.0) -> Side:
+    """Programs over contexts of ``runtime``."""
+
+    async def run(technique: Technique, text: str) -> None:
+        @program
+        async def body(ctx: Context) -> None:
+            await technique.ours(OurThread(ctx, await ctx.context(text)))
+
+        await asyncio.sleep(round_trip_s)
+        await runtime.start(body).wait()
+
+    async def count() -> tuple[float, float]:
+        found = await runtime.executor.snapshot()
+        return found["steps"], found.get("computed_tokens", math.nan)
+
+    return Side(run, count)
+
+
+def theirs(client: HttpClient) -> Side:
+    """A client of vLLM's own server."""
+    return Side(lambda technique, text: technique.theirs(HttpThread(client, text)), client.counted)
+
+
+async def timed(side: Side, technique: Technique, texts: Sequence[str]) -> Figures:
+    """How long each program took, how many there were a second, and what the engine did."""
+    steps, computed = await side.counted()
+    began = time.perf_counter()
+
+    async def one(text: str) -> float:
+        await side.run(technique, text)
+        return time.perf_counter() - began
+
+    took = await asyncio.gather(*map(one, texts))
+    per_s = len(texts) / (time.perf_counter() - began)
+    after = await side.counted()
+    done = {"steps": after[0] - steps, "computed": after[1] - computed}
+    return {"s": statistics.mean(took), "per_s": per_s, **done}

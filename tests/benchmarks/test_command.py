@@ -1,0 +1,64 @@
+"""`python -m benchmarks`: its help, names it does not know, and the lines that pages show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from benchmarks.__main__ import BENCHMARKS, benchmarks, call
+from tests.cli.test_bad_input import check
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/**/*.md")]
+SHOWN = re.compile(r"(?:^ *|`)(?:\.venv/bin/)?python -m benchmarks ([^`…\n]+)", re.MULTILINE)
+LINES = sorted({line for page in PAGES for line in SHOWN.findall(page.read_text("utf-8"))})
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_help_tells_what_each_does(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([name, "--help"]) == 0
+    assert f"Usage: python -m benchmarks {name} " in capsys.readouterr().out
+
+
+def test_help_lists_them_all_and_loads_none() -> None:
+    command = (sys.executable, "-X", "importtime", "-m", "benchmarks", "--help")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert all(re.search(rf"^  {name} +\S", done.stdout, re.MULTILINE) for name in BENCHMARKS)
+    assert "vllm" not in done.stderr.split()
+    assert "benchmarks.scheduler" not in done.stderr.split()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["atack"], ["'atack'", "did you mean 'attack'?", "submit"]),
+        (["scheduler", "--cases", "fcfs+mru"], ["named 'fcfs+mru': stock; or ours", "fcfs+cost"]),
+        (["scheduler", "--running", "few"], ["--running 'few'", "from 1 up"]),
+        (["techniques", "--only", "magic"], ["'magic'", "Tree of Thoughts"]),
+    ],
+)
+def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    check(capsys, call(args), *words)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_what_a_page_shows_is_understood(line: str) -> None:
+    """Its options are read; nothing runs."""
+    name, *words = shlex.split(line, comments=True)
+    if name == "--help":
+        return
+    context = click.Context(benchmarks)
+    command = benchmarks.get_command(context, name)
+    assert command is not None
+    if words:  # else a page just names it
+        command.make_context(name, words, parent=context)
+
+
+def test_pages_show_every_benchmark() -> None:
+    assert {line.split()[0] for line in LINES} >= set(BENCHMARKS)

@@ -1,0 +1,38 @@
+"""The comparison of transports with the bare libraries: both sides run, and the JSON's shape."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentrt.lab.bench.results import Results
+from benchmarks.__main__ import call
+from benchmarks.interrupts import command as interrupts
+
+
+def test_the_last_line_has_each_transports_ratios(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "_QUICK", {"calls": 20, "repeat": 1, "rounds": 1})
+    names = ["thread", "process"]
+    given = ["--transports", ",".join(names), "--quick", "--json"]
+    assert call(["interrupts", *given]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["transports"]
+    assert [one["transport"] for one in found] == names
+    for one in found:
+        assert one["p50_ratio"] == pytest.approx(one["p50_us"] / one["bare_p50_us"])
+        assert {"p99_ratio", "at_once_ratio"} <= set(one)
+
+
+@pytest.mark.parametrize("name", ["mcp-stdio", "mcp-http", "mqtt"])
+async def test_both_sides_reach_a_server(name: str) -> None:
+    measured = Results({"transport": "transport"})
+    await interrupts.measure(measured, [name], 10, 1, lambda line: None, at_once=5)
+    (figures,) = measured.samples[name,]
+    assert min(figures.values()) > 0
+
+
+def test_an_unknown_transport_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["interrupts", "--transports", "pigeon"]) == 2
+    assert "'pigeon': there are thread, process, mcp-stdio" in capsys.readouterr().err
