@@ -19,7 +19,6 @@ from agentrt.executors.replicas.routing import prompt_tokens
 from agentrt.request import Call, Reply
 from agentrt.scheduler.policies import Policy, policy_class
 from agentrt.serving.tenants.fair import BATCHES, FairQueue, Ticket
-from agentrt.serving.tenants.grammars import Compilations
 from agentrt.serving.tenants.limits import Tenants
 
 _BATCH = 16
@@ -54,7 +53,6 @@ class AdmissionController(ForwardingExecutor):
         self._clock = clock
         self._queue = FairQueue(None, tenants.limits)
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._grammars = Compilations()
 
     async def start(self, progress: Progress) -> None:
         await self.inner.start(progress)
@@ -73,30 +71,19 @@ class AdmissionController(ForwardingExecutor):
         return self.inner.generate(call, stream=stream)
 
     async def _in_turn(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        async with self._turn(call) as compiled:
-            admitted = await self._admitted(call)
-            try:
-                async with contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks:
-                    async for chunk in chunks:
-                        if compiled is not None:
-                            compiled()
-                        admitted.tokens += 1  # for one that will be broken off
-                        if chunk.reply is not None:
-                            chunk.reply = admitted.end(chunk.reply)
-                        yield chunk
-            finally:
-                self._over(admitted)
+        admitted = await self._admitted(call)
+        try:
+            async with contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks:
+                async for chunk in chunks:
+                    admitted.tokens += 1  # for one that will be broken off
+                    if chunk.reply is not None:
+                        chunk.reply = admitted.end(chunk.reply)
+                    yield chunk
+        finally:
+            self._over(admitted)
 
     async def snapshot(self) -> Mapping[str, Any]:
         return {**await self.inner.snapshot(), "tenants": self._queue.counts()}
-
-    def _turn(
-        self, call: Call
-    ) -> contextlib.AbstractAsyncContextManager[Callable[[], None] | None]:
-        """The turn of the call's grammar, among those of its tenant."""
-        if self._is_shared:
-            return self._grammars.turn(call)
-        return contextlib.nullcontext()
 
     async def _admitted(self, call: Call) -> _Admitted:
         """Wait until the call may enter the engine."""
