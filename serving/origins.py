@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from pydantic import AfterValidator, Field
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.files import read_json
+from agentrt.errors import ConfigError
+from agentrt.serving.settings import Settings, read_section
 
 LOOPBACK = "127.0.0.1"
 _LOOPBACK_ORIGIN = r"https?://(localhost|[\w.-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
@@ -27,16 +28,6 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*\.?|\[?[0-9a-fA-F.]*(:[0-9a-fA-F.]*){2,}\]?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _MOST_REMEMBERED = 1024
-_TYPES: Mapping[str, Any] = {
-    "allow_origins": list,
-    "allow_methods": list,
-    "allow_headers": list,
-    "expose_headers": list,
-    "allow_credentials": bool,
-    "allow_origin_regex": str,
-    "max_age": int,
-}
-"""What ``http.cors`` of a langgraph.json may have."""
 _DEFAULTS: Mapping[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
@@ -185,27 +176,23 @@ def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
 
 def read_cors(projects: Sequence[Path]) -> Mapping[str, Any]:
     """``http.cors`` of the langgraph.json files. Raises `ProgramLoadError` for what cannot be."""
-    found = {path: section for path in projects if (section := _cors_of(path))}
-    if len(found) > 1:
-        names = ", ".join(map(str, found))
-        raise ConfigError(f"one server takes http.cors of one project: {names}")
-    return next(iter(found.values()), {})
+    found = read_section(projects, "http.cors", _Cors)
+    return {} if found is None else found[1].model_dump(exclude_unset=True)
 
 
-def _cors_of(project: Path) -> Mapping[str, Any]:
-    http = read_json(project).get("http") or {}
-    section = (http.get("cors") if isinstance(http, dict) else http) or {}
-    if not isinstance(section, dict):
-        raise ProgramLoadError(f'{project}: http.cors is an object, as {{"allow_origins": ["*"]}}')
-    for key, value in section.items():
-        if key not in _TYPES:
-            raise ProgramLoadError(f"{project}: http.cors has {', '.join(_TYPES)}, and no {key!r}")
-        kind = _TYPES[key]
-        if type(value) is not kind or (kind is list and not all(type(v) is str for v in value)):
-            what = "a list of texts" if kind is list else kind.__name__
-            raise ProgramLoadError(f"{project}: http.cors: {key} is {what}, not {value!r}")
+def _check_pattern(text: str) -> str:
     try:
-        re.compile(section.get("allow_origin_regex", ""))
+        re.compile(text)
     except re.error as error:
-        raise ProgramLoadError(f"{project}: http.cors: allow_origin_regex: {error}") from error
-    return section
+        raise ValueError(f"no regular expression: {error}") from error
+    return text
+
+
+class _Cors(Settings):
+    allow_origins: list[str] = Field(default_factory=list)
+    allow_methods: list[str] = Field(default_factory=list)
+    allow_headers: list[str] = Field(default_factory=list)
+    expose_headers: list[str] = Field(default_factory=list)
+    allow_credentials: bool = False
+    allow_origin_regex: Annotated[str, AfterValidator(_check_pattern)] = ""
+    max_age: int = 600
