@@ -63,6 +63,7 @@ class Listener:
         self._socket = _bind(host, port)
         self.port = int(self._socket.getsockname()[1])
         self._server: EmbeddedServer | None = None
+        self._is_stopped = False
 
     @property
     def url(self) -> str:
@@ -96,6 +97,7 @@ class Listener:
             limit_concurrency=min(bounds.connections, _file_limit() - _SPARE_FILES),
         )
         server = self._server = EmbeddedServer(config)
+        server.should_exit = self._is_stopped
         try:
             await server.serve(sockets=[self._socket])
         except OSError as error:
@@ -115,7 +117,8 @@ class Listener:
         return set() if self._server is None else self._server.requests()
 
     def stop(self) -> None:
-        """End `serve`."""
+        """End `serve`, also one that is yet to begin."""
+        self._is_stopped = True
         if self._server is not None:
             self._server.should_exit = True
 
