@@ -19,7 +19,7 @@ from pydantic_monty import (
 from agentrt.errors import AgentrtError, UsageError
 from agentrt.serving.submit.host import HostCalls
 from agentrt.serving.submit.limits import ProgramLimits
-from agentrt.serving.submit.workers import ParkedProgram, Workers
+from agentrt.serving.submit.workers import Workers
 
 _MIB = 1 << 20
 _MOST_ASKED, _LONGEST_S = 32, 0.05
@@ -37,7 +37,6 @@ class Steps:
         self._workers = workers
         self._host = host
         self._limits = limits
-        self._left = 3 * limits.calls  # a call is asked for, waited for, and answered
         self._session: MontySession | None = None
         self._asked: list[tuple[int, Any]] = []
         self._calls: dict[int, asyncio.Task[Any]] = {}
@@ -68,9 +67,6 @@ class Steps:
 
     async def _next(self, at: Any) -> Callable[[], Any]:
         """How it goes on from where it stopped."""
-        if isinstance(at, ParkedProgram):
-            answers = await _settled(self._calls, at.pending_call_ids)
-            return lambda: self._loaded(at.state).resume(answers)
         if isinstance(at, FutureSnapshot):
             answers = await _settled(self._calls, at.pending_call_ids)
             return lambda: at.resume(answers)
@@ -89,29 +85,13 @@ class Steps:
             code, inputs=dict(inputs), external_lookup=names, print_callback=CollectString()
         )
 
-    def _loaded(self, state: bytes) -> Any:
-        """A parked program in a process. It brings its limits, but for the one on its calls."""
-        self._session = session = self._workers.enter_here(self._resources())
-        return session.load_snapshot(state, print_callback=CollectString())
-
     def _computed(self, at: Any) -> Any:
         """Where it waits, or has to be answered by the loop's thread."""
         began = time.monotonic()
         while not isinstance(at, MontyComplete | FutureSnapshot):
             if _wants(at, "_do") or self._paused(began):
                 return at
-            self._left -= 1
             at = self._answered(at)
-        assert self._session is not None
-        if isinstance(at, FutureSnapshot):
-            self._left -= 1
-            parked = self._workers.parked_here(self._session, at)
-            if parked is None:
-                return at
-            at = parked
-        else:
-            self._workers.leave_here(self._session)
-        self._session = None
         return at
 
     def _paused(self, began: float) -> bool:
@@ -134,7 +114,7 @@ class Steps:
             max_memory=limits.memory_mib * _MIB,
             max_turn_duration_secs=limits.turn_s,
             max_feed_duration_secs=float(limits.seconds),
-            max_suspensions=max(1, self._left),
+            max_suspensions=3 * limits.calls,  # each is asked for, waited for, and answered
             max_recursion_depth=200,
         )
 
